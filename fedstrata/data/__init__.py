@@ -1,0 +1,1 @@
+"""Datasets, partitions, and batches made on the device."""

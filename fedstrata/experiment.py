@@ -1,0 +1,86 @@
+"""An experiment: everything that decides the numbers of a run, as flat, plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.spec import Spec, parameter
+
+
+@dataclass(frozen=True)
+class Experiment(Spec):
+    """One run, fully described. Texts such as ``fedprox(mu=0.01)`` are read by the registry of their kind."""
+
+    name: ClassVar[str] = "experiment"
+    kind: ClassVar[str] = "experiment"
+
+    data: str = parameter("digits", "The dataset; 'fedstrata datasets' lists them.")
+    data_root: str | None = parameter(None, "Where the dataset's files lie, if not in FEDSTRATA_DATA or the cache.")
+    clients: int = parameter(20, "How many clients hold the data.", low=1)
+    partition: str = parameter("dirichlet:0.1", "How the data is divided; 'fedstrata partitions' lists the ways.")
+    model: str = parameter("cnn", "The model; 'fedstrata models' lists them.")
+    method: str = parameter("fedavg", "The method, or several joined by '+'; 'fedstrata methods' lists them.")
+    rounds: int = parameter(30, "How many rounds of communication.", low=1)
+    participation: float = parameter(1.0, "The fraction of the clients that take part in a round.", above=0, high=1)
+    epochs: int = parameter(5, "Local epochs per round.", low=1)
+    steps: int | None = parameter(None, "Local steps per round, instead of epochs.", low=1)
+    batch_size: int = parameter(32, "Samples per local step.", low=1)
+    last_batch: str = parameter(
+        "keep", "What becomes of a smaller last batch of an epoch; a client's only batch is always kept.", choices=("keep", "drop")
+    )
+    optimiser: str = parameter("sgd(learning_rate=0.1, momentum=0.9)", "The local optimiser: sgd, adam or adamw.")
+    schedule: str = parameter("constant", "How the learning rate changes from round to round.")
+    transforms: str = parameter("normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing.")
+    statistics: str = parameter(
+        "averaged", "Running statistics of norm layers that the method shares: averaged, or kept local.", choices=("averaged", "local")
+    )
+    seed: int = parameter(0, "The seed of every draw.", low=0)
+    engine: str = parameter("auto", "How clients are trained: one by one, all at once, or what is faster here.", choices=("auto", "loop", "stacked"))
+    device: str = parameter("auto", "Where: cpu, cuda, or cuda if there is one.")
+    precision: str = parameter("fp32", "The arithmetic of training.", choices=("fp32", "tf32", "bf16", "fp64"))
+    chunk: int | None = parameter(None, "How many clients are trained at once, if not as many as fit the memory.", low=1)
+    deterministic: bool = parameter(False, "On a GPU: only operations whose results repeat bit for bit.")
+    evaluate_every: int = parameter(1, "Evaluate every so many rounds, and in the last one.", low=1)
+    checkpoint_every: int = parameter(10, "Save a checkpoint every so many rounds.", low=1)
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, Any], source: str = "the experiment") -> Experiment:
+        """Build an experiment from keys and values, refusing keys that do not exist."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise unknown_name(f"key in {source} called", key, known)
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: Path, overrides: dict[str, Any] | None = None) -> Experiment:
+        """Read a TOML file; ``overrides`` replace what it says."""
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise FedStrataError(f"There is no file '{path}'.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise FedStrataError(f"'{path}' is not a TOML file: {error}.") from None
+        return cls.from_mapping({**values, **(overrides or {})}, source=f"'{path}'")
+
+    def with_changes(self, changes: dict[str, Any]) -> Experiment:
+        """Return a copy with some keys changed."""
+        return self.from_mapping({**self.to_mapping(), **changes})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return all keys that are not none."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+    def to_toml(self) -> str:
+        """Write the experiment as TOML; :meth:`read` gives it back."""
+        return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in self.to_mapping().items())
+
+    def __str__(self) -> str:
+        """Show the experiment as its TOML text."""
+        return self.to_toml()

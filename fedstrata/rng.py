@@ -1,0 +1,86 @@
+"""Randomness as a function of where you are.
+
+Every draw is computed from a key (seed, round, client, purpose) and a counter, never from a stream that others advance.
+So the order of clients, the chunk size, the engine, the device and a restart change nothing.
+
+Keys are tensors ``[..., 2]`` of two 32-bit words; draws are the counter-based generator Philox4x32-10 (Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011), written in tensor operations so that all clients draw at once and a CPU and
+a GPU draw the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+
+
+def key(seed: int, *place: int | str) -> tuple[int, int]:
+    """Hash a place, such as ``(seed, round, client, "batches")``, into the two words of a key."""
+    digest = blake2b("/".join(map(str, (seed, *place))).encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def client_keys(seed: int, round: int, clients: Sequence[int], purpose: str, device: torch.device | str = "cpu") -> Tensor:
+    """One key per client: a tensor ``[K, 2]``."""
+    words = [key(seed, round, client, purpose) for client in clients]
+    return torch.tensor(words, dtype=torch.int64, device=device).reshape(len(words), 2)
+
+
+def numpy_generator(seed: int, *place: int | str) -> np.random.Generator:
+    """Build a NumPy generator for draws that happen once, on the host (partitions, client selection)."""
+    return np.random.default_rng(key(seed, *place))
+
+
+def torch_seed(seed: int, *place: int | str) -> int:
+    """Build a seed for PyTorch's own generator (weight initialisation)."""
+    low, high = key(seed, *place)
+    return (high << 31) ^ low
+
+
+def philox(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
+    """Draw ``[..., 4 * ceil(count / 4)]`` words of 32 bits, as int64, for keys ``[..., 2]``.
+
+    ``stream`` (at most 32 bits) separates draws under one key, such as the steps of a round.
+    """
+    blocks = -(-count // 4)
+    position = torch.arange(blocks, dtype=torch.int64, device=keys.device)
+    key0, key1 = keys[..., 0:1], keys[..., 1:2]
+    zero = torch.zeros_like(position + key0)
+    word0, word1, word2, word3 = position + zero, zero, zero + stream, zero
+    for _ in range(10):
+        product0, product1 = word0 * 0xD2511F53, word2 * 0xCD9E8D57
+        word0, word1, word2, word3 = (
+            ((product1 >> 32) & _WORD) ^ word1 ^ key0,
+            product1 & _WORD,
+            ((product0 >> 32) & _WORD) ^ word3 ^ key1,
+            product0 & _WORD,
+        )
+        key0, key1 = (key0 + 0x9E3779B9) & _WORD, (key1 + 0xBB67AE85) & _WORD
+    return torch.stack((word0, word1, word2, word3), dim=-1).flatten(-2)
+
+
+def uniform(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Tensor:
+    """Draw float32 numbers in [0, 1) of shape ``[..., *shape]``, with 24 random bits each.
+
+    >>> keys = client_keys(0, 1, [3, 5], "example")
+    >>> both, alone = uniform(keys, (2, 2)), uniform(keys[1:], (2, 2))
+    >>> both.shape, torch.equal(both[1:], alone)
+    (torch.Size([2, 2, 2]), True)
+    """
+    count = math.prod(shape)
+    words = philox(keys, count, stream)[..., :count]
+    return ((words >> 8).to(torch.float32) * 2.0**-24).reshape(*keys.shape[:-1], *shape)
+
+
+def permutation(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
+    """Shuffle ``0 .. count - 1`` for each key: a tensor ``[..., count]``."""
+    words = philox(keys, 2 * count, stream)
+    high, low = words[..., :count], words[..., count : 2 * count]
+    return torch.argsort((high << 31) | (low >> 1), dim=-1, stable=True)
