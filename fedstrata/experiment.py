@@ -65,6 +65,8 @@ class Experiment(Spec):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise FedStrataError(f"There is no file '{path}'.") from None
+        except OSError as error:
+            raise FedStrataError(f"'{path}' cannot be read: {error.strerror}.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise FedStrataError(f"'{path}' is not a TOML file: {error}.") from None
         return cls.from_mapping({**values, **(overrides or {})}, source=f"'{path}'")
@@ -79,8 +81,18 @@ class Experiment(Spec):
 
     def to_toml(self) -> str:
         """Write the experiment as TOML; :meth:`read` gives it back."""
-        return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in self.to_mapping().items())
+        return "".join(f"{key} = {_toml_value(value)}\n" for key, value in self.to_mapping().items())
 
     def __str__(self) -> str:
         """Show the experiment as its TOML text."""
         return self.to_toml()
+
+
+def _toml_value(value: str | int | float | bool) -> str:
+    """Write a value for TOML: JSON's notation, but for the delete character, which TOML wants escaped too."""
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise FedStrataError(f"{value!a} is not Unicode text and cannot stand in an experiment; rename it.") from None
+    return text

@@ -33,6 +33,11 @@ def client_keys(seed: int, round: int, clients: Sequence[int], purpose: str, dev
     return torch.tensor(words, dtype=torch.int64, device=device).reshape(len(words), 2)
 
 
+def fold(keys: Tensor, number: int) -> Tensor:
+    """Derive other keys from keys ``[..., 2]``, one for each number (at most 32 bits), such as a step."""
+    return torch.stack((keys[..., 0], keys[..., 1] ^ (number * 0x9E3779B9 & _WORD)), dim=-1)
+
+
 def numpy_generator(seed: int, *place: int | str) -> np.random.Generator:
     """Build a NumPy generator for draws that happen once, on the host (partitions, client selection)."""
     return np.random.default_rng(key(seed, *place))
@@ -79,8 +84,15 @@ def uniform(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Ten
     return ((words >> 8).to(torch.float32) * 2.0**-24).reshape(*keys.shape[:-1], *shape)
 
 
-def permutation(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
-    """Shuffle ``0 .. count - 1`` for each key: a tensor ``[..., count]``."""
-    words = philox(keys, 2 * count, stream)
-    high, low = words[..., :count], words[..., count : 2 * count]
-    return torch.argsort((high << 31) | (low >> 1), dim=-1, stable=True)
+def permutation(keys: Tensor, count: int, stream: int | Tensor = 0, valid: Tensor | None = None) -> Tensor:
+    """Shuffle ``0 .. count - 1`` for each key: a tensor ``[..., count]``.
+
+    With ``valid``, a tensor of lengths that broadcasts to ``[..., 1]``, each row begins with the shuffle of its own shorter range, the one
+    that it would have got alone, so that clients of unequal size are shuffled in one call.
+    """
+    words = philox(keys, 2 * count, stream)[..., : 2 * count].unflatten(-1, (count, 2))
+    order = (words[..., 0] << 31) | (words[..., 1] >> 1)
+    if valid is not None:
+        beyond = torch.arange(count, device=keys.device) >= valid
+        order = order.masked_fill(beyond, torch.iinfo(torch.int64).max)
+    return torch.argsort(order, dim=-1, stable=True)

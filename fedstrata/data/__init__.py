@@ -1,1 +1,27 @@
 """Datasets, partitions, and batches made on the device."""
+
+from fedstrata.data.arrays import from_arrays, from_clients
+from fedstrata.data.cache import cache_directory
+from fedstrata.data.dataset import Dataset
+from fedstrata.data.datasets import DatasetSource, datasets
+from fedstrata.data.download import download
+from fedstrata.data.partitions import Partitioner, partitions
+from fedstrata.data.split import Split
+from fedstrata.data.transforms import Transform, apply_transforms, parse_transforms, transforms
+
+__all__ = [
+    "Dataset",
+    "DatasetSource",
+    "Partitioner",
+    "Split",
+    "Transform",
+    "apply_transforms",
+    "cache_directory",
+    "datasets",
+    "download",
+    "from_arrays",
+    "from_clients",
+    "parse_transforms",
+    "partitions",
+    "transforms",
+]

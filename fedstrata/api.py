@@ -1,0 +1,97 @@
+"""The few calls that most people need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.data import Dataset, Split
+from fedstrata.engines.planning import Plan
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+from fedstrata.methods import Method, Part
+from fedstrata.metrics import MetricLog
+from fedstrata.models import ModelSpec
+from fedstrata.runs import RunFolder
+from fedstrata.simulation import Ingredients, Listener, Simulation
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave: the summary, all metrics, the global model (its shared part), and each client's personal tensors as stacks."""
+
+    summary: dict[str, Any]
+    metrics: MetricLog
+    model: dict[str, Tensor]
+    personal: dict[str, Tensor]
+    out: Path | None
+
+
+def run(
+    experiment: Experiment | None = None,
+    *,
+    data: str | Dataset | None = None,
+    split: Split | None = None,
+    model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
+    method: str | Method | Part | None = None,
+    out: str | Path | None = None,
+    listener: Listener | None = None,
+    **changes: Any,
+) -> Result:
+    """Run one experiment.
+
+    Start from an :class:`Experiment` (or the defaults) and change any key of it by name. ``data``, ``model`` and ``method`` may also be your own
+    objects; ``split`` is your own division of the data. With ``out``, the run folder is written there; without, nothing is.
+
+    >>> result = run(data="digits", clients=4, rounds=1, epochs=1, model="mlp", method="fedavg")
+    >>> 0 <= result.summary["final"]["client_after.accuracy.mean"] <= 1
+    True
+    """
+    named: dict[str, Any] = {key: value for key, value in (("data", data), ("model", model), ("method", method)) if isinstance(value, str)}
+    chosen = (experiment or Experiment()).with_changes({**changes, **named})
+    simulation = Simulation.prepare(chosen, _ingredients(data, split, model, method))
+    if out is None:
+        return _result(simulation, simulation.run(None, listener), None)
+    folder = RunFolder.create(Path(out), simulation.experiment, simulation.dataset, simulation.split, simulation.environment())
+    with folder:
+        return _result(simulation, simulation.run(folder, listener), folder.path)
+
+
+def resume(
+    out: str | Path,
+    *,
+    data: Dataset | None = None,
+    split: Split | None = None,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    method: Method | Part | None = None,
+    listener: Listener | None = None,
+) -> Result:
+    """Go on with an interrupted run from its folder; objects from Python that it was made with must be given again."""
+    with RunFolder.resume(Path(out)) as folder:
+        if folder.finished:
+            raise FedStrataError(f"The run in '{out}' is finished already; 'fedstrata report {out}' shows it.")
+        environment = folder.environment()
+        if environment["device"] == "cpu":
+            torch.set_num_threads(environment["threads"])
+        plan = Plan(environment["resolved"]["engine"], environment["resolved"]["chunk"])
+        experiment = folder.experiment.with_changes({"device": environment["device"]})
+        simulation = Simulation.prepare(experiment, _ingredients(data, split, model, method), plan)
+        if simulation.split.hash != folder.data()["split_hash"]:
+            raise FedStrataError(f"The data of the run in '{out}' has changed since it began: its split is not the same any more.")
+        simulation.restore(folder)
+        return _result(simulation, simulation.run(folder, listener), folder.path)
+
+
+def _ingredients(data: object, split: Split | None, model: object, method: object) -> Ingredients:
+    given = {"dataset": data, "model": model, "method": method}
+    return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})  # type: ignore[arg-type]
+
+
+def _result(simulation: Simulation, summary: dict[str, Any], out: Path | None) -> Result:
+    personal = simulation.engine.clients().personal
+    return Result(summary, simulation.metrics, simulation.engine.server.model, personal, out)

@@ -1,0 +1,75 @@
+"""What a dataset's source is, and where its files are looked for."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedstrata.data.cache import cache_directory
+from fedstrata.data.dataset import Dataset
+from fedstrata.data.download import download_offer
+from fedstrata.data.formats.samples import Samples
+from fedstrata.data.statistics import channel_statistics
+from fedstrata.errors import FedStrataError
+from fedstrata.spec import Registry, Spec
+
+ROOT_VARIABLE = "FEDSTRATA_DATA"
+
+
+@dataclass(frozen=True)
+class DatasetSource(Spec, ABC):
+    """A dataset by name: its parameters, and the way to load it."""
+
+    @abstractmethod
+    def load(self, root: Path | None = None) -> Dataset:
+        """Read the dataset, from files in ``root``, in ``$FEDSTRATA_DATA`` or in the cache directory, in this order."""
+
+
+datasets: Registry[DatasetSource] = Registry("dataset")
+
+
+def data_roots(root: Path | None) -> list[Path]:
+    """List the folders that may hold datasets, first the most specific."""
+    named = os.environ.get(ROOT_VARIABLE)
+    roots = [root, Path(named) if named else None, cache_directory()]
+    return list(dict.fromkeys(folder.expanduser() for folder in roots if folder is not None))
+
+
+def search_places(name: str, root: Path | None) -> list[Path]:
+    """List the folders that may hold one dataset: each root's sub-folder of that name, then the root itself."""
+    return [place for folder in data_roots(root) for place in (folder / name, folder)]
+
+
+def not_found(name: str, places: Sequence[Path], expected: str) -> FedStrataError:
+    """Build the error for files that are nowhere: where one looked, what was expected, and how to get it."""
+    looked = ", ".join(f"'{place}'" for place in places)
+    return FedStrataError(
+        f"The files of the dataset '{name}' are in none of {looked}. Expected: {expected}. "
+        f"Name their folder with --data-root or {ROOT_VARIABLE}{download_offer(name)}."
+    )
+
+
+def pooled(
+    name: str,
+    train: Samples,
+    test: Samples,
+    class_names: tuple[str, ...],
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+) -> Dataset:
+    """Put training and test samples into one pool; channel statistics, unless given, are of the training part."""
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        raise FedStrataError(
+            f"The training samples of '{name}' have the shape {train.inputs.shape[1:]}, "
+            f"but its test samples {test.inputs.shape[1:]}; fetch its files again."
+        )
+    inputs = torch.from_numpy(np.concatenate([train.inputs, test.inputs]))
+    labels = torch.from_numpy(np.concatenate([train.labels, test.labels]).astype(np.int64))
+    first, last = np.split(np.arange(len(inputs)), [len(train.inputs)])
+    mean, deviation = statistics or channel_statistics(inputs[: len(train.inputs)])
+    return Dataset(name, inputs, labels, first, last, class_names, None, mean, deviation)

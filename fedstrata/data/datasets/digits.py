@@ -1,0 +1,34 @@
+"""Handwritten digits that come with scikit-learn: real data without a download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+from fedstrata.data.dataset import Dataset
+from fedstrata.data.datasets.base import DatasetSource, datasets
+from fedstrata.data.holdout import hold_out
+from fedstrata.data.statistics import channel_statistics
+
+
+@datasets.register("digits")
+@dataclass(frozen=True)
+class Digits(DatasetSource):
+    """Handwritten digits of scikit-learn: 1,797 grey images of 8 x 8 pixels, no download.
+
+    A quarter of each class, evenly spaced, is the test part; the same always.
+    """
+
+    def load(self, root: Path | None = None) -> Dataset:
+        """Take the images from scikit-learn; ``root`` is not needed."""
+        bunch = load_digits()
+        inputs = torch.from_numpy((bunch.images / 16).astype(np.float32)[:, None])
+        labels = bunch.target.astype(np.int64)
+        train, test = hold_out(labels, 0.25)
+        mean, deviation = channel_statistics(inputs[torch.from_numpy(train)])
+        names = tuple(str(digit) for digit in range(10))
+        return Dataset(str(self), inputs, torch.from_numpy(labels), train, test, names, None, mean, deviation)

@@ -1,0 +1,1 @@
+"""Files to arrays: one module per format, without knowledge of any one dataset."""

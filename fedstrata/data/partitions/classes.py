@@ -1,0 +1,72 @@
+"""A fixed number of classes per client: the pathological partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstrata.data.dataset import Dataset
+from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
+from fedstrata.data.partitions.drawing import class_pools, local_tests
+from fedstrata.data.split import Split
+from fedstrata.errors import FedStrataError
+from fedstrata.spec import parameter
+
+
+@partitions.register("classes")
+@dataclass(frozen=True)
+class Classes(Partitioner):
+    """Each client holds a fixed number of classes; no two clients share a sample.
+
+    The pathological partition (McMahan et al., AISTATS 2017), built exactly: K clients with N classes each are K * N
+    slots, every class fills the same number of them (one more or less where it does not come out even), and its
+    samples are divided equally over its slots. With 100 clients and the 450 samples of each of 100 classes, every
+    client has N classes and 450 samples. Where there are fewer slots than classes, some classes are held by nobody.
+    """
+
+    per_client: int = parameter(2, "The number of classes of each client.", low=1)
+    test_samples: int | None = parameter(None, TEST_SAMPLES, low=1)
+    seed: int | None = parameter(None, SEED, low=0)
+
+    def split(self, dataset: Dataset, clients: int) -> Split:
+        """Choose every client's classes, then divide each class over its clients."""
+        check_clients(dataset, clients)
+        pools = class_pools(dataset, dataset.train)
+        present = np.array([label for label, pool in enumerate(pools) if len(pool)])
+        if self.per_client > len(present):
+            raise FedStrataError(
+                f"{self.per_client} classes per client are asked for, but the dataset '{dataset.name}' "
+                f"has {len(present)}; use at most {len(present)}."
+            )
+        held = present[balanced_slots(clients, self.per_client, len(present), self.generator("slots"))]
+        owned: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for label in present:
+            holders = np.flatnonzero((held == label).any(axis=1))
+            if len(holders) > len(pools[label]):
+                raise FedStrataError(
+                    f"The class '{dataset.class_names[label]}' has {len(pools[label])} training samples "
+                    f"for {len(holders)} clients; use fewer clients or fewer classes per client."
+                )
+            if len(holders):
+                shuffled = self.generator("train", int(label)).permutation(pools[label])
+                for holder, part in zip(holders, np.array_split(shuffled, len(holders)), strict=True):
+                    owned[holder].append(part)
+        train = tuple(np.sort(np.concatenate(parts)) for parts in owned)
+        return Split(train, local_tests(dataset, train, self.test_samples, self.generator))
+
+
+def balanced_slots(clients: int, per_client: int, classes: int, generator: np.random.Generator) -> np.ndarray:
+    """Choose distinct classes for every client, ``[clients, per_client]``, each class as often as any other.
+
+    Uses of a class differ by one at most. Each client in turn takes the classes with the most uses left, in random
+    order among equals; this never runs into a dead end.
+    """
+    left = np.full(classes, clients * per_client // classes)
+    left[generator.permutation(classes)[: clients * per_client % classes]] += 1
+    held = np.empty((clients, per_client), dtype=np.int64)
+    for client in range(clients):
+        chosen = np.lexsort((generator.random(classes), -left))[:per_client]
+        left[chosen] -= 1
+        held[client] = np.sort(chosen)
+    return held

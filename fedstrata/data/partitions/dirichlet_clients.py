@@ -1,0 +1,79 @@
+"""Dirichlet over clients for each class, with unequal sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstrata.data.dataset import Dataset
+from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
+from fedstrata.data.partitions.drawing import class_pools, dirichlet_log_shares, local_tests
+from fedstrata.data.split import Split
+from fedstrata.spec import parameter
+
+
+@partitions.register("dirichlet-clients")
+@dataclass(frozen=True)
+class DirichletClients(Partitioner):
+    """Each class is divided over the clients by Dir(alpha): unequal sizes, every training sample at one client.
+
+    The partition of FedLWS, FedLAW and PLayer-FL (Hsu et al., 2019; Lin et al., 2020): for each class, shares p ~
+    Dir(alpha * 1) over the clients, round(p * n) samples each, the last client taking the rest. Where chance leaves a
+    client with fewer than ``minimum`` samples, it gets the missing ones from the clients that have the most, instead
+    of drawing everything anew until luck helps.
+    """
+
+    alpha: float = parameter(0.5, "The concentration: small values give each class to few clients.", above=0)
+    minimum: int = parameter(10, "The training samples that every client has at least.", low=1)
+    test_samples: int | None = parameter(None, TEST_SAMPLES, low=1)
+    seed: int | None = parameter(None, SEED, low=0)
+
+    def split(self, dataset: Dataset, clients: int) -> Split:
+        """Divide class after class, then fill up the clients that have too little."""
+        check_clients(dataset, clients, self.minimum)
+        pools = class_pools(dataset, dataset.train)
+        counts = np.zeros((clients, len(pools)), dtype=np.int64)
+        for label, pool in enumerate(pools):
+            shares = np.exp(dirichlet_log_shares(self.alpha, clients, self.generator("shares", label)))
+            counts[:, label] = client_counts(len(pool), shares)
+        counts = filled_up(counts, self.minimum)
+        shuffled = [self.generator("train", label).permutation(pool) for label, pool in enumerate(pools)]
+        parts = [np.split(pool, np.cumsum(counts[:-1, label])) for label, pool in enumerate(shuffled)]
+        train = tuple(np.sort(np.concatenate([part[client] for part in parts])) for client in range(clients))
+        return Split(train, local_tests(dataset, train, self.test_samples, self.generator))
+
+
+def client_counts(total: int, shares: np.ndarray) -> np.ndarray:
+    """Divide the samples of a class over clients as FedLWS does.
+
+    Each gets round(total * share), half to even, at most what is left; the last client takes the rest.
+
+    >>> client_counts(7, np.array([0.5, 0.3, 0.2])).tolist()
+    [4, 2, 1]
+    """
+    reached = np.minimum(np.cumsum(np.rint(total * shares).astype(np.int64)), total)
+    reached[-1] = total
+    return np.diff(reached, prepend=0)
+
+
+def filled_up(counts: np.ndarray, minimum: int) -> np.ndarray:
+    """Move samples, one at a time, from the largest client's largest class to clients with fewer than ``minimum``.
+
+    ``counts`` is ``[clients, classes]`` and must sum to at least ``minimum`` for each client. At most clients *
+    minimum moves.
+
+    >>> filled_up(np.array([[5, 3], [0, 0]]), 2).tolist()
+    [[3, 3], [2, 0]]
+    """
+    counts = counts.copy()
+    sizes = counts.sum(axis=1)
+    for client in np.flatnonzero(sizes < minimum):
+        while sizes[client] < minimum:
+            giver = int(sizes.argmax())
+            label = int(counts[giver].argmax())
+            counts[giver, label] -= 1
+            counts[client, label] += 1
+            sizes[giver] -= 1
+            sizes[client] += 1
+    return counts

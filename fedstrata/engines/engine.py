@@ -1,0 +1,73 @@
+"""What every engine offers to a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedstrata.engines.client import ClientState
+from fedstrata.engines.evaluation import Scores
+from fedstrata.engines.server import ServerState
+from fedstrata.stack import Tensors
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round cost and gave: each participant's mean training loss, bytes both ways, and the scores before aggregation if asked."""
+
+    loss: Tensor
+    bytes_up: int
+    bytes_down: int
+    before: Scores | None
+
+
+class Engine(Protocol):
+    """Runs rounds and holds the state of the server and of all clients."""
+
+    server: ServerState
+
+    def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
+        """Run one round."""
+        ...
+
+    def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
+        """Test every client's own model after aggregation; and the global model on the global test set, where there is one."""
+        ...
+
+    def adapted(self, round: int) -> Scores:
+        """Let every client adapt its model once more, and test it; nothing is kept."""
+        ...
+
+    def clients(self) -> ClientState:
+        """Return the state of all clients, in their order."""
+        ...
+
+    def restore(self, server: ServerState, clients: ClientState) -> None:
+        """Go on from a saved state."""
+        ...
+
+
+def pack(server: ServerState, clients: ClientState) -> Tensors:
+    """Put all state into one flat dict, as a checkpoint stores it."""
+    groups = {
+        "server.model": server.model,
+        "server.memory": server.memory,
+        "clients.personal": clients.personal,
+        "clients.memory": clients.memory,
+        "clients.optimiser": clients.optimiser,
+    }
+    return {f"{group}:{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+
+
+def unpack(state: Tensors) -> tuple[ServerState, ClientState]:
+    """Take a flat dict apart again."""
+
+    def group(name: str) -> Tensors:
+        prefix = f"{name}:"
+        return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+
+    server = ServerState(group("server.model"), group("server.memory"))
+    return server, ClientState(group("clients.personal"), group("clients.memory"), group("clients.optimiser"))

@@ -1,0 +1,102 @@
+"""Accuracy and loss of models on test sets, each under a name that says which model was tested on what.
+
+=====================  =============================================================================================
+``global``             the global model on the global test set
+``global_on_clients``  the global model on each client's test set
+``client_before``      each participant's own model, as it just trained it, before aggregation, on its own test set
+``client_after``       each client's own model after aggregation (shared part new, personal part its own), on its own test set
+``client_adapted``     each client's model after the final adaptation of a method that has one, on its own test set
+=====================  =============================================================================================
+
+The first two exist only where nothing of the model is personal: else the server has no whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.engines.batches import DeviceData
+from fedstrata.engines.client import Setting, cross_entropy
+from fedstrata.engines.forward import Forward
+from fedstrata.stack import Tensors
+
+_SAMPLES_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One number per client, for the clients in ``clients`` (those that have test samples)."""
+
+    clients: tuple[int, ...]
+    accuracy: np.ndarray
+    loss: np.ndarray
+
+    @classmethod
+    def join(cls, parts: Sequence[Scores]) -> Scores:
+        """Put the scores of several groups of clients together."""
+        return cls(
+            tuple(client for part in parts for client in part.clients),
+            np.concatenate([part.accuracy for part in parts]),
+            np.concatenate([part.loss for part in parts]),
+        )
+
+
+class Evaluator:
+    """Tests models on a run's test sets."""
+
+    def __init__(self, setting: Setting, data: DeviceData) -> None:
+        self.setting = setting
+        self.data = data
+
+    def own_models(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Scores:
+        """Test each client's model, a stack in the order of ``clients``, on its own test set."""
+        sizes = [len(self.data.split.test[client]) for client in clients]
+        tested = [row for row, size in enumerate(sizes) if size]
+        if not tested:
+            return Scores((), np.empty(0), np.empty(0))
+        rows = None if len(tested) == len(sizes) else torch.tensor(tested, device=self.setting.device)
+        models = {name: tensor if rows is None else tensor[rows] for name, tensor in models.items()}
+        ids = [clients[row] for row in tested]
+        longest = max(sizes)
+        padded = np.stack([np.resize(self.data.split.test[client], longest) for client in ids])
+        correct, loss = self._run(forward, models, torch.from_numpy(padded))
+        lengths = torch.tensor([sizes[row] for row in tested], device=self.setting.device)
+        inside = torch.arange(longest, device=self.setting.device) < lengths[:, None]
+        means = [((values * inside).sum(1) / lengths).cpu().numpy() for values in (correct, loss)]
+        return Scores(tuple(ids), *means)
+
+    def common_model(self, forward: Forward, model: Tensors) -> tuple[Scores, tuple[float, float] | None]:
+        """Test one model on every client's test set and on the global one; each sample is looked at once."""
+        split, test = self.data.split, self.data.dataset.test
+        needed = np.unique(np.concatenate([test, *split.test]))
+        if len(needed) == 0:
+            return Scores((), np.empty(0), np.empty(0)), None
+        stack = {name: tensor.unsqueeze(0) for name, tensor in model.items()}
+        correct, loss = (values[0].cpu().numpy() for values in self._run(forward, stack, torch.from_numpy(needed)[None]))
+        places = [np.searchsorted(needed, positions) for positions in split.test]
+        tested = tuple(client for client, place in enumerate(places) if len(place))
+        scores = Scores(tested, *(np.array([values[places[client]].mean() for client in tested]) for values in (correct, loss)))
+        if len(test) == 0:
+            return scores, None
+        everywhere = np.searchsorted(needed, test)
+        return scores, (float(correct[everywhere].mean()), float(loss[everywhere].mean()))
+
+    def _run(self, forward: Forward, models: Tensors, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Run K models on their positions ``[K, n]``: for each sample whether it is right, and its loss, in float64."""
+        layers, device = self.setting.layers, self.setting.device
+        parameters = {name: models[name] for name in layers.parameter_names}
+        buffers = {name: models[name] for name in layers.buffer_names}
+        keys = torch.zeros(len(positions), 2, dtype=torch.int64, device=device)
+        correct, losses = [], []
+        with torch.no_grad():
+            for part in positions.split(max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
+                inputs, labels = self.data.make(part.to(device), None)
+                outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
+                correct.append((outputs.argmax(-1) == labels).to(torch.float64))
+                losses.append(cross_entropy(outputs, labels).to(torch.float64))
+        return torch.cat(correct, dim=1), torch.cat(losses, dim=1)

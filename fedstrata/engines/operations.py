@@ -1,0 +1,212 @@
+"""Hand-made operations for many clients at once, used inside ``vmap`` where its generic rule is slow.
+
+``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their speed. Here images of all
+clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one batched matrix product over unfolded windows,
+batch norm is one fused call over ``K * channels`` channels, and pooling needs no copy. To the model nothing changes: it still sees
+``[batch, channels, height, width]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Operations = dict[Callable[..., Any], Callable[..., Any]]
+
+
+def stacked_operations(device: torch.device) -> Operations:
+    """Tell which torch functions to replace on a device: on a CPU the generic rules are the faster ones."""
+    return IMAGE_OPERATIONS if device.type == "cuda" else {}
+
+
+class StackedConvolution(torch.autograd.Function):
+    """Convolve K clients' images ``[K, C, B, H, W]`` with K clients' weights ``[K, O, C, h, w]``."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weights: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+        """Multiply the unfolded windows by the weights: ``[K, O, B, H', W']``."""
+        clients, outputs = weights.shape[:2]
+        columns, batch_height_width = _windows(images, (weights.shape[3], weights.shape[4]), stride, padding)
+        ctx.save_for_backward(columns, weights)
+        ctx.geometry = images.shape, stride, padding
+        return torch.bmm(weights.reshape(clients, outputs, -1), columns).view(clients, outputs, *batch_height_width)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """Return the gradients for the images and the weights."""
+        columns, weights = ctx.saved_tensors
+        shape, stride, padding = ctx.geometry
+        clients, outputs = weights.shape[:2]
+        flat = gradient.reshape(clients, outputs, -1)
+        for_images = for_weights = None
+        if ctx.needs_input_grad[1]:
+            for_weights = torch.bmm(flat, columns.transpose(1, 2)).view(weights.shape)
+        if ctx.needs_input_grad[0]:
+            height, width = weights.shape[3:]
+            if stride == (1, 1) and padding[0] < height and padding[1] < width:
+                for_images = _correlate_back(gradient, weights, padding).view(shape)
+            else:
+                back = torch.bmm(weights.reshape(clients, outputs, -1).transpose(1, 2), flat)
+                for_images = _fold(back, shape, gradient.shape, (height, width), stride, padding)
+        return for_images, for_weights, None, None
+
+
+def _windows(
+    images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> tuple[Tensor, tuple[int, int, int]]:
+    """Unfold ``[K, C, B, H, W]`` into columns ``[K, C * h * w, B * H' * W']``, and tell ``(B, H', W')``."""
+    if padding != (0, 0):
+        images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+    windows = images.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+    clients, channels, batch, height, width = windows.shape[:5]
+    columns = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(clients, channels * kernel[0] * kernel[1], -1)
+    return columns, (batch, height, width)
+
+
+def _correlate_back(gradient: Tensor, weights: Tensor, padding: tuple[int, int]) -> Tensor:
+    """At stride one the gradient for the images is itself a convolution: of the gradient with the flipped weights."""
+    clients, _, channels, height, width = weights.shape
+    opposite = (height - 1 - padding[0], width - 1 - padding[1])
+    columns, _ = _windows(gradient, (height, width), (1, 1), opposite)
+    flipped = weights.flip(3, 4).transpose(1, 2).reshape(clients, channels, -1)
+    return torch.bmm(flipped, columns)
+
+
+def _fold(
+    columns: Tensor,
+    shape: torch.Size,
+    output: torch.Size,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> Tensor:
+    """Add the columns back to where their windows stood: the adjoint of :func:`_windows`."""
+    clients, channels, batch, height, width = shape
+    padded = columns.new_zeros(clients, channels, batch, height + 2 * padding[0], width + 2 * padding[1])
+    rows, across = output[3:]
+    windows = columns.view(clients, channels, *kernel, batch, rows, across)
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            target = padded[..., i : i + stride[0] * (rows - 1) + 1 : stride[0], j : j + stride[1] * (across - 1) + 1 : stride[1]]
+            target += windows[:, :, i, j]
+    return padded[..., padding[0] : padding[0] + height, padding[1] : padding[1] + width]
+
+
+class _InsideVmap(torch.autograd.Function):
+    """The base of operations that ``vmap`` hands all clients' tensors; outside of it they have no meaning."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: the gradient flows through what the ``vmap`` rule calls."""
+
+
+class _Convolution(_InsideVmap):
+    @staticmethod
+    def forward(images: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+        return F.conv2d(images, weight, None, stride, padding)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, images: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
+    ) -> tuple[Tensor, int]:
+        stacked = _clients_first(images, in_dims[0], info.batch_size).transpose(1, 2)
+        weights = _clients_first(weight, in_dims[1], info.batch_size)
+        return StackedConvolution.apply(stacked, weights, stride, padding).transpose(1, 2), 0
+
+
+class _BatchNorm(_InsideVmap):
+    @staticmethod
+    def forward(
+        inputs: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, training: bool, momentum: float, eps: float
+    ) -> Tensor:
+        return F.batch_norm(inputs, mean, variance, weight, bias, training, momentum, eps)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        inputs: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> tuple[Tensor, int]:
+        stacked = _clients_first(inputs, in_dims[0], info.batch_size).transpose(1, 2)
+        clients, channels = stacked.shape[:2]
+        per_channel = [
+            None if tensor is None else _clients_first(tensor, dim, clients).flatten()
+            for tensor, dim in zip((mean, variance, weight, bias), in_dims[1:5], strict=True)
+        ]
+        flat = stacked.reshape(1, clients * channels, -1)
+        return F.batch_norm(flat, *per_channel, training, momentum, eps).view(stacked.shape).transpose(1, 2), 0  # type: ignore[arg-type]
+
+
+class _MaxPool(_InsideVmap):
+    @staticmethod
+    def forward(images: Tensor, options: tuple[Any, ...]) -> Tensor:
+        return F.max_pool2d(images, *options)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, images: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, int]:
+        stacked = _clients_first(images, in_dims[0], info.batch_size).transpose(1, 2)
+        clients, channels, batch = stacked.shape[:3]
+        pooled = F.max_pool2d(stacked.reshape(clients * channels, *stacked.shape[2:]), *options)
+        return pooled.view(clients, channels, batch, *pooled.shape[2:]).transpose(1, 2), 0
+
+
+def _clients_first(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
+    return tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Tensor:
+    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4:
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    if torch.is_autocast_enabled(input.device.type):
+        working = torch.get_autocast_dtype(input.device.type)
+        input, weight = input.to(working), weight.to(working)
+    outputs: Tensor = _Convolution.apply(input, weight, _pair(stride), _pair(padding))
+    return outputs if bias is None else outputs + bias.to(outputs.dtype)[:, None, None]
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    normalised: Tensor = _BatchNorm.apply(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    return normalised
+
+
+def _max_pool2d(input: Tensor, *options: Any, **named: Any) -> Tensor:
+    if named or input.dim() != 4:
+        return torch.max_pool2d(input, *options, **named)
+    pooled: Tensor = _MaxPool.apply(input, options)
+    return pooled
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+IMAGE_OPERATIONS: Operations = {
+    torch.conv2d: _conv2d,
+    F.conv2d: _conv2d,
+    F.batch_norm: _batch_norm,
+    torch.max_pool2d: _max_pool2d,
+}

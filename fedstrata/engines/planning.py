@@ -1,0 +1,139 @@
+"""Which engine, and how many clients at once: found by trying, not by guessing."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.engines.batches import DeviceData
+from fedstrata.engines.client import Setting, client_round, cross_entropy, first_state
+from fedstrata.engines.engine import Engine
+from fedstrata.engines.forward import Forward, LoopForward, StackedForward
+from fedstrata.engines.loop import LoopEngine
+from fedstrata.engines.server import Declared, broadcast, first_server_state
+from fedstrata.engines.stacked import StackedEngine
+from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.stack import repeat
+
+_TRIAL_CLIENTS = 8
+_TRIAL_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided: the engine and the number of clients at once."""
+
+    engine: str
+    chunk: int
+
+
+def make_plan(asked: str, chunk: int | None, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> Plan:
+    """Decide how to run: as asked if possible, else what is faster here.
+
+    A model that cannot be stacked is looped over, with a warning that names the module.
+    """
+    if asked == "loop":
+        return Plan("loop", 1)
+    obstacle = stacking_obstacle(setting, model, data)
+    if obstacle is not None:
+        warnings.warn(f"The clients are trained one by one: {obstacle}.", FedStrataWarning, stacklevel=2)
+        return Plan("loop", 1)
+    at_once = min(chunk or clients_that_fit(setting, model, data), setting.clients)
+    if asked == "stacked" or setting.device.type == "cuda":
+        return Plan("stacked", at_once)
+    trial = range(min(_TRIAL_CLIENTS, at_once))
+    looped = min(seconds_per_client(setting, LoopForward(model), data, declared, [client]) for client in trial[:2])
+    stacked = seconds_per_client(setting, StackedForward(model), data, declared, trial)
+    return Plan("stacked", at_once) if stacked <= looped else Plan("loop", 1)
+
+
+def build_engine(plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> Engine:
+    """Build the engine that was decided on."""
+    if plan.engine == "loop":
+        return LoopEngine(setting, model, data, declared)
+    return StackedEngine(setting, model, data, declared, plan.chunk)
+
+
+def stacking_obstacle(setting: Setting, model: nn.Module, data: DeviceData) -> str | None:
+    """Try one stacked step of two clients; say in words what prevents it, if something does."""
+    inside: list[str] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda module, inputs: inside.append(name)
+
+    def leave(module: nn.Module, inputs: object, outputs: object) -> None:
+        inside.pop()
+
+    handles = [module.register_forward_pre_hook(enter(name)) for name, module in model.named_modules()]
+    handles += [module.register_forward_hook(leave) for module in model.modules()]
+    try:
+        _trial_step(setting, StackedForward(model), data, clients=2, samples=2)
+    except FedStrataError:
+        raise
+    except Exception as error:
+        where = f"the module '{inside[-1] or type(model).__name__}'" if inside else "the model's backward pass"
+        kind = f" ({type(model.get_submodule(inside[-1])).__name__})" if inside else ""
+        return f"{where}{kind} cannot run for many clients at once ({str(error).splitlines()[0][:120]})"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None
+
+
+def clients_that_fit(setting: Setting, model: nn.Module, data: DeviceData) -> int:
+    """Estimate how many clients' training fits the free memory, from what one client's step keeps for its backward pass."""
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    samples = min(setting.work.batch_size, int(data.split.sizes.max()))
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        _trial_step(setting, StackedForward(model), data, clients=1, samples=samples)
+    weights = sum(tensor.nbytes for tensor in setting.initial.values())
+    # Beside what the backward pass needs: temporary results about as large, and weights, gradients, momentum, uploads.
+    per_client = 2 * sum(kept.values()) + 6 * weights
+    return max(1, int(_free_memory(setting.device) // max(per_client, 1)))
+
+
+def _free_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return 0.7 * torch.cuda.mem_get_info(device)[0]
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if hasattr(os, "sysconf") else 2**32
+    return min(0.4 * available, 4 * 2**30)
+
+
+def _trial_step(setting: Setting, forward: Forward, data: DeviceData, clients: int, samples: int) -> None:
+    """Run one training pass, forward and back, on the first samples of the pool; nothing is kept."""
+    parameters = {name: tensor.detach().clone().requires_grad_() for name, tensor in repeat(_parameters(setting), clients).items()}
+    buffers = repeat({name: setting.initial[name] for name in setting.layers.buffer_names}, clients)
+    positions = torch.arange(samples, device=setting.device).remainder(len(data.labels)).expand(clients, samples)
+    inputs, labels = data.make(positions, None)
+    keys = torch.zeros(clients, 2, dtype=torch.int64, device=setting.device)
+    with torch.autocast(setting.device.type, dtype=torch.bfloat16, enabled=setting.precision == "bf16"):
+        outputs, _ = forward(parameters, buffers, inputs, keys, training=True)
+    torch.autograd.grad(cross_entropy(outputs.to(data.dtype), labels).sum(), list(parameters.values()), allow_unused=True)
+
+
+def _parameters(setting: Setting) -> dict[str, Tensor]:
+    return {name: setting.initial[name] for name in setting.layers.parameter_names}
+
+
+def seconds_per_client(setting: Setting, forward: Forward, data: DeviceData, declared: Declared, ids: Sequence[int]) -> float:
+    """Measure a short round of some clients, after a warm-up, in seconds per client."""
+    brief = replace(setting, work=replace(setting.work, steps=_TRIAL_STEPS))
+    message = broadcast(brief, first_server_state(brief, declared), declared, ids, 1)
+    state = first_state(brief, data, ids)
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        client_round(brief, forward, data, ids, state, message, 1)
+        best = min(best, time.perf_counter() - began)
+    return best / len(ids)

@@ -1,0 +1,270 @@
+"""Files that appear whole or not at all, a lock that dies with its process, and disk trouble told in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+from weakref import WeakSet
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedstrata.errors import FedStrataError, FedStrataWarning
+
+LOCK_FILE = ".lock"
+_PARTIAL_NAME = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
+_LOCKED = (errno.EAGAIN, errno.EACCES)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NOT_SUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextmanager
+def explained(path: Path, action: str = "written") -> Iterator[None]:
+    """Turn what the system says of a file or folder into one sentence for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise FedStrataError(f"'{path}' cannot be {action}: {_reason(error)}.") from error
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Put a file in place in one step: at any moment there is the old file or the new one, never a part."""
+    partial = _partial_beside(path)
+    with explained(path), _removed_on_failure(partial):
+        _write_through(partial, content)
+        partial.replace(path)
+        _flush(path.parent)
+
+
+def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> None:
+    """Put a folder with its files in place in one step; a folder of that name must not exist, or be empty."""
+    partial = _partial_beside(path)
+    with explained(path), _removed_on_failure(partial):
+        partial.mkdir()
+        for name, content in files.items():
+            _write_through(partial / name, content)
+        _flush(partial)
+        partial.rename(path)
+        _flush(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, where they are missing."""
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Take a folder away in one step: it is renamed first, so that a part of it is never mistaken for the whole."""
+    partial = _partial_beside(path)
+    with explained(path):
+        path.rename(partial)
+        shutil.rmtree(partial)
+
+
+def remove_partials(folder: Path, name: str | None = None) -> None:
+    """Clear away what interrupted writes (of all files and folders, or of one ``name``) have left in a folder."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        written = partial_of(entry.name)
+        if written is not None and name in (None, written):
+            _remove(entry)
+
+
+def partial_of(name: str) -> str | None:
+    """Tell of which file or folder this is an unfinished write, if it is one."""
+    matched = _PARTIAL_NAME.fullmatch(name)
+    return matched.group(1) if matched else None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file; why it cannot be read is told in one sentence."""
+    with explained(path, "read"):
+        return path.read_bytes()
+
+
+def to_json(content: Any) -> str:
+    """Write plain data as JSON for every reader: arrays as lists; NaN and infinities, which JSON lacks, as null.
+
+    >>> to_json({"loss": float("nan")})
+    '{\\n  "loss": null\\n}\\n'
+    """
+    return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+
+
+def from_json(content: bytes, source: Path) -> dict[str, Any]:
+    """Read a JSON object; ``source`` is named when the content is damaged."""
+    try:
+        values = json.loads(content)
+    except ValueError as error:
+        raise _damaged(source, "JSON", error) from error
+    if not isinstance(values, dict):
+        raise FedStrataError(f"'{source}' is damaged: it holds no JSON object.")
+    return values
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """Write a table as Parquet, the same bytes for the same content."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def from_parquet(content: bytes, schema: pa.Schema, source: Path) -> pa.Table:
+    """Read a table and insist on its columns; ``source`` is named when the content is damaged."""
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(source, "Parquet", error) from error
+    if not table.schema.equals(schema):
+        raise FedStrataError(
+            f"'{source}' has the columns {table.column_names} of other names or types than {schema.names}."
+        )
+    return table
+
+
+def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Write named tensors in the safetensors format; tensors that share memory are written as independent copies."""
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        memory = copy.untyped_storage().data_ptr()
+        plain[name] = copy.clone() if memory in seen else copy
+        seen.add(memory)
+    return safetensors.torch.save(plain)
+
+
+def from_safetensors(content: bytes, source: Path) -> dict[str, Tensor]:
+    """Read named tensors onto the CPU; ``source`` is named when the content is damaged."""
+    try:
+        return safetensors.torch.load(content)
+    except SafetensorError as error:
+        raise _damaged(source, "safetensors", error) from error
+
+
+class WriteLock:
+    """The right to write a folder, held by one process at a time; the system takes it back when that process ends.
+
+    A forked child does not hold it, so that workers which outlive a killed parent do not keep the folder locked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK_FILE
+        with explained(path):
+            file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _LOCKED:
+                file.close()
+                raise FedStrataError(
+                    f"'{folder}' is being written by another process; wait until that ends, or choose another folder."
+                ) from None
+            warnings.warn(
+                f"'{folder}' cannot be locked ({_reason(error)}), so see to it that no other process writes there.",
+                FedStrataWarning,
+                stacklevel=2,
+            )
+        self._file: IO[bytes] | None = file
+        _held.add(self)
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+_held: WeakSet[WriteLock] = WeakSet()
+
+
+def _leave_locks_to_parent() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_parent)
+
+
+def _partial_beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def _write_through(path: Path, content: bytes | str) -> None:
+    """Write a new file down to the disk itself, not only into the system's memory."""
+    with path.open("xb") as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush(folder: Path) -> None:
+    """Bring the names in a folder down to the disk, on file systems that can do so on demand."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        _remove(path)
+        raise
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in _NO_SPACE:
+        return "the disk is full; free some space, or choose a folder on another disk"
+    if error.errno in _NO_PERMISSION:
+        return "permission is missing; change the permissions, or choose another folder"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return "a file stands where a folder is needed; choose another folder"
+    return (error.strerror or str(error)).lower()
+
+
+def _damaged(source: Path, format_name: str, error: Exception) -> FedStrataError:
+    return FedStrataError(f"'{source}' is damaged: it is not {format_name} ({str(error).splitlines()[0]}).")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,50 @@
+"""The papers' mathematics as pure functions on tensors, for any training loop.
+
+===========================================  ======================================================================
+LIPS, transient sparsity                     :func:`sparsity_at`, :func:`sensitivity`, :func:`keep_mask`
+SSFL, one shared mask from saliency          :func:`saliency`, :func:`aggregate_scores`, :func:`top_mask`
+FedLWS, layer-wise shrinking                 :func:`shrink_factor`, :func:`shrink`
+PLayer-FL, which layers to federate          :func:`federation_sensitivity`, :func:`split_point`
+Sparse fine-tuning, which entries to train   :func:`fisher`, :func:`select`
+===========================================  ======================================================================
+
+Nothing here has state, draws from a hidden stream or changes its arguments; results lie on the device of the
+arguments and carry no gradient. Numbers of half precision are computed, and scores of them returned, in float32, so
+that products neither underflow nor tie by rounding.
+
+**Masks** are boolean, True where an entry is kept or trained, and hold exact counts, also with ties: among equal
+scores the lower index is dropped first (indices run through a tensor in row-major order, through a dict in its
+order).
+
+**Counts** such as ``floor(drop * n)`` are those of the decimal number that was written: 0.29 of 100 is 29 although
+``0.29 * 100`` is 28.999999999999996 in floating point. To that end a fraction is taken as known up to 1e-12. A
+fraction to drop or to freeze lies in [0, 1) and never takes the last entry.
+
+**Clients** as a leading axis ``[K, ...]``: element-wise functions take such stacks as they are; functions
+that decide or sum per client have ``batched=True``, whose masks equal those of one call per client bit for bit.
+
+**NaN and infinity** pass through element-wise functions and are refused, by name, where a decision depends on them.
+"""
+
+from __future__ import annotations
+
+from fedstrata.functional.lips import keep_mask, sensitivity, sparsity_at
+from fedstrata.functional.lws import shrink, shrink_factor
+from fedstrata.functional.player import federation_sensitivity, split_point
+from fedstrata.functional.sparse_finetuning import fisher, select
+from fedstrata.functional.ssfl import aggregate_scores, saliency, top_mask
+
+__all__ = [
+    "aggregate_scores",
+    "federation_sensitivity",
+    "fisher",
+    "keep_mask",
+    "saliency",
+    "select",
+    "sensitivity",
+    "shrink",
+    "shrink_factor",
+    "sparsity_at",
+    "split_point",
+    "top_mask",
+]

@@ -1,0 +1,254 @@
+"""The contract between a method and the engines.
+
+A method is a composition of **parts**. A part is a frozen dataclass whose fields are its hyper-parameters and whose methods are hooks: the
+points of a round that it touches. Hooks take values and return values; they keep nothing.
+
+**Client hooks** see only what a client has: the broadcast, its own slice of the weights, its own memory, facts about its own data. **Server
+hooks** see the uploads, the server's memory, and what clients declared. Between the two there is only a :class:`Message`. So the same part runs in
+simulation, where a hook serves K clients at once (every tensor has a leading client axis ``[K, ...]``), and at a real site, where K = 1.
+
+A hook that a part does not define behaves as in FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.layers import LayerMap
+from fedstrata.rng import client_keys, key
+from fedstrata.spec import Spec
+from fedstrata.stack import Tensors, concatenate, take, weighted_mean
+
+
+@dataclass(frozen=True)
+class Message:
+    """All that ever travels between a client and the server.
+
+    Every tensor has a leading axis: K, one slice per client, or 1, the same for everybody. ``masks`` says which entries of a tensor are
+    sent (it broadcasts against the tensor); entries outside are zero and cost nothing. ``numbers`` holds one value per client.
+    """
+
+    tensors: Tensors = field(default_factory=dict)
+    masks: Tensors = field(default_factory=dict)
+    numbers: Tensors = field(default_factory=dict)
+
+    def rows(self, rows: Tensor | None) -> Message:
+        """Pick the slices of some clients; what is the same for everybody stays."""
+
+        def pick(tensors: Tensors) -> Tensors:
+            return {name: tensor if tensor.shape[0] == 1 or rows is None else tensor.index_select(0, rows) for name, tensor in tensors.items()}
+
+        return Message(pick(self.tensors), pick(self.masks), pick(self.numbers))
+
+    @property
+    def common(self) -> bool:
+        """Whether it is the same for everybody."""
+        everything = (*self.tensors.values(), *self.masks.values(), *self.numbers.values())
+        return all(tensor.shape[0] == 1 for tensor in everything)
+
+    @classmethod
+    def join(cls, messages: Sequence[Message]) -> Message:
+        """Put the messages of several groups of clients together, in their order."""
+        if len(messages) == 1:
+            return messages[0]
+        return cls(*(concatenate([getattr(message, kind) for message in messages]) for kind in ("tensors", "masks", "numbers")))
+
+
+@dataclass(frozen=True)
+class Clients:
+    """What a client hook may see of the K clients that it serves at once."""
+
+    round: int
+    rounds: int
+    layers: LayerMap
+    ids: tuple[int, ...]
+    seed: int
+    sizes: Tensor
+    label_counts: Tensor
+    shared: frozenset[str]
+    memory: Tensors = field(default_factory=dict)
+
+    def rows(self, rows: Tensor | None) -> Clients:
+        """Narrow the view to some of the clients."""
+        if rows is None:
+            return self
+        return replace(
+            self,
+            ids=tuple(self.ids[row] for row in rows.tolist()),
+            sizes=self.sizes[rows],
+            label_counts=self.label_counts[rows],
+            memory=take(self.memory, rows),
+        )
+
+    def keys(self, purpose: str) -> Tensor:
+        """One key per client for this round's draws: ``[K, 2]``."""
+        return client_keys(self.seed, self.round, self.ids, purpose, self.sizes.device)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a server hook may see: its own model and memory, and what the K participants declared about their data."""
+
+    round: int
+    rounds: int
+    layers: LayerMap
+    seed: int
+    clients: int
+    participants: tuple[int, ...]
+    sizes: Tensor
+    label_counts: Tensor
+    model: Tensors
+    memory: Tensors = field(default_factory=dict)
+
+    def key(self, purpose: str) -> tuple[int, int]:
+        """The key of this round's draws at the server."""
+        return key(self.seed, self.round, "server", purpose)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One local step of K clients, as hooks see it.
+
+    ``received`` are the weights with which the round began, before any perturbation. ``forward`` runs other parameters on the same batch.
+    """
+
+    parameters: Tensors
+    received: Tensors
+    inputs: Tensor
+    labels: Tensor
+    outputs: Tensor
+    learning_rate: float
+    forward: Callable[[Tensors], Tensor]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training: which parameters move, and for how many epochs (``None``: as the experiment says)."""
+
+    trains: Callable[[LayerMap], Iterable[str]] | None = None
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a part, for listings and checks: its family, its paper, and why it cannot run somewhere, if so."""
+
+    family: str
+    paper: str
+    link: str = ""
+    not_on_network: str | None = None
+
+
+@dataclass(frozen=True)
+class Part(Spec):
+    """One component of a method; the hooks below are FedAvg."""
+
+    facts: ClassVar[Facts]
+
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that this name stands for: itself, or several for a named composition."""
+        return (self,)
+
+    def notes(self, layers: LayerMap) -> Iterable[str]:
+        """Say where the method degenerates on a model, in sentences."""
+        return ()
+
+    def personal(self, layers: LayerMap) -> Iterable[str]:
+        """Name the parameters and buffers that never leave a client."""
+        return ()
+
+    # Client hooks -----------------------------------------------------------------------------------------------------
+
+    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
+        """Prepare what each client remembers, as stacks; ``model`` is the common initial model as a stack."""
+        return {}
+
+    def perturb(self, clients: Clients, start: Tensors) -> Tensors:
+        """Change the weights with which local training starts."""
+        return start
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Divide local training into phases (exclusive)."""
+        return (Phase(),)
+
+    def loss(self, clients: Clients, step: Step) -> Tensor | None:
+        """Add a term ``[K]`` to each client's loss."""
+        return None
+
+    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+        """Change the gradients before the optimiser sees them."""
+        return gradients
+
+    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
+        """Change the parameters after the optimiser's step."""
+        return parameters
+
+    def remember(self, clients: Clients, received: Tensors, trained: Tensors) -> Tensors:
+        """Return the client's new memory after local training."""
+        return clients.memory
+
+    def upload(self, clients: Clients, received: Tensors, trained: Tensors, message: Message) -> Message:
+        """Change what leaves the client; the message already holds the shared tensors."""
+        return message
+
+    def adaptation(self) -> Phase | None:
+        """After the last round, let every client train once more for itself (exclusive)."""
+        return None
+
+    # Server hooks -----------------------------------------------------------------------------------------------------
+
+    def server_memory(self, server: Server) -> Tensors:
+        """Prepare what the server remembers."""
+        return {}
+
+    def broadcast(self, server: Server, message: Message) -> Message:
+        """Change what the server sends; the message already holds the shared tensors of its model."""
+        return message
+
+    def weigh(self, server: Server, replies: Message) -> Tensor:
+        r"""Give each participant its share ``[K]`` of the merged model (exclusive): :math:`p_k = n_k / \sum_j n_j`."""
+        sizes = server.sizes.to(torch.float64)
+        return sizes / sizes.sum()
+
+    def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
+        r"""Merge the replies (exclusive): :math:`\hat w = \sum_k p_k w_k`, entry by entry over the clients that sent it."""
+        return {
+            name: weighted_mean(tensor, shares, replies.masks.get(name), server.model[name])
+            for name, tensor in replies.tensors.items()
+            if name in server.model
+        }
+
+    def step(self, server: Server, merged: Tensors) -> tuple[Tensors, Tensors]:
+        """Turn the merged model into the new one, and return it with the server's new memory (exclusive)."""
+        return merged, server.memory
+
+    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> Tensors:
+        """Change the new global model last, for instance shrink its layers."""
+        return new
+
+
+EXCLUSIVE_HOOKS: dict[str, str] = {
+    "phases": "divides local training into phases",
+    "adaptation": "adds a final adaptation",
+    "weigh": "decides the shares of the clients",
+    "merge": "decides how replies are merged",
+    "step": "decides the server's step",
+}
+
+
+def defines(part: Part, hook: str) -> bool:
+    """Tell whether a part has its own version of a hook."""
+    return getattr(type(part), hook) is not getattr(Part, hook)
+
+
+def first_defining(parts: Sequence[Part], hook: str) -> Part:
+    """Find the part that owns an exclusive hook; FedAvg's behaviour where none does."""
+    return next((part for part in parts if defines(part, hook)), _FEDAVG)
+
+
+_FEDAVG = Part()

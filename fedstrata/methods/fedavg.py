@@ -1,0 +1,43 @@
+"""FedAvg, and FedAvg followed by local fine-tuning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.methods.base import Facts, Part, Phase
+from fedstrata.methods.registry import methods
+from fedstrata.spec import parameter
+
+_PAPER = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+_LINK = "https://arxiv.org/abs/1602.05629"
+
+
+@methods.register("fedavg")
+@dataclass(frozen=True)
+class FedAvg(Part):
+    r"""Average what the clients learned, by their number of samples.
+
+    :math:`w^{t+1} = \sum_k \frac{n_k}{n} w_k^t` over everything in the model, running statistics of norm layers included.
+    This is what a round does when no part says otherwise, so the class is empty and can be combined with anything.
+    """
+
+    facts: ClassVar[Facts] = Facts("averaging", _PAPER, _LINK)
+
+
+@methods.register("fedavg-ft")
+@dataclass(frozen=True)
+class FedAvgFineTuning(Part):
+    """FedAvg; after the last round every client fine-tunes the global model on its own data.
+
+    The fine-tuned models are evaluated under the label ``client_adapted`` and are not sent anywhere. They train at the initial learning
+    rate, as the comparisons in SSFL (Table 1) do, not at the decayed one.
+    """
+
+    facts: ClassVar[Facts] = Facts("averaging", _PAPER + "; fine-tuned as in SSFL, Table 1", _LINK)
+
+    epochs: int | None = parameter(None, "Epochs of fine-tuning; none: as many as in a round.", low=1)
+
+    def adaptation(self) -> Phase:
+        """Train the whole model once more."""
+        return Phase(epochs=self.epochs)

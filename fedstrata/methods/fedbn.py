@@ -1,0 +1,35 @@
+"""FedBN: normalisation layers stay at the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.layers import LayerMap
+from fedstrata.methods.base import Facts, Part
+from fedstrata.methods.registry import methods
+
+
+@methods.register("fedbn")
+@dataclass(frozen=True)
+class FedBN(Part):
+    """FedAvg, but the parameters and running statistics of norm layers never leave a client.
+
+    Norm layers are found by their type, so a norm in a residual shortcut is personal too.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "personal layers",
+        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021",
+        "https://arxiv.org/abs/2102.07623",
+    )
+
+    def personal(self, layers: LayerMap) -> Iterable[str]:
+        """Keep every tensor of every norm layer."""
+        return layers.norm_names
+
+    def notes(self, layers: LayerMap) -> Iterable[str]:
+        """Say that without norm layers this is FedAvg."""
+        if not layers.norm_names:
+            yield "The model has no normalisation layers, so 'fedbn' does exactly what 'fedavg' does."

@@ -1,0 +1,23 @@
+"""Separate training: the baseline without any federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.layers import LayerMap
+from fedstrata.methods.base import Facts, Part
+from fedstrata.methods.registry import methods
+
+
+@methods.register("local")
+@dataclass(frozen=True)
+class Local(Part):
+    """Every client trains its own model; nothing is ever sent (called "Separate" in LIPS)."""
+
+    facts: ClassVar[Facts] = Facts("averaging", "The baseline without federation")
+
+    def personal(self, layers: LayerMap) -> Iterable[str]:
+        """Keep everything."""
+        return (*layers.parameter_names, *layers.buffer_names)

@@ -1,0 +1,224 @@
+"""The numbers of a run: logs that only grow, and what is read off them.
+
+A log is held in memory as compact columns and becomes Arrow tables. Equal content gives equal tables, whether a log
+grew in one go or was saved, loaded and continued. What a clock has touched is kept in a log of its own, so that the
+metrics of two equal runs are equal.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+METRIC_SCHEMAS: Mapping[str, pa.Schema] = {
+    "rounds": pa.schema([("round", pa.int32()), ("metric", pa.string()), ("value", pa.float64())]),
+    "clients": pa.schema(
+        [("round", pa.int32()), ("client", pa.int32()), ("metric", pa.string()), ("value", pa.float64())]
+    ),
+    "layers": pa.schema(
+        [("round", pa.int32()), ("layer", pa.string()), ("metric", pa.string()), ("value", pa.float64())]
+    ),
+}
+TIMING_SCHEMA: pa.Schema = pa.schema([("round", pa.int32()), ("phase", pa.string()), ("seconds", pa.float64())])
+
+
+class _Column:
+    """One column that grows: numbers as machine words, texts as positions in a list of distinct texts."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.kind = kind
+        self.words: array[int] | array[float] = array("d") if kind == pa.float64() else array("i")
+        self.texts: dict[str, int] = {}
+
+    def extend(self, values: Iterable[int] | Iterable[float] | Iterable[str]) -> None:
+        if self.kind == pa.string():
+            self.words.extend(self.texts.setdefault(str(text), len(self.texts)) for text in values)
+        else:
+            self.words.extend(values)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_array(cls, values: pa.Array) -> _Column:
+        column = cls(values.type)
+        if column.kind == pa.string():
+            values = values.dictionary_encode()
+            column.texts = {text: code for code, text in enumerate(values.dictionary.to_pylist())}
+            values = values.indices
+        column.words.frombytes(values.to_numpy(zero_copy_only=False).astype(column.words.typecode).tobytes())
+        return column
+
+    def to_array(self) -> pa.Array:
+        words = pa.array(np.array(self.words, dtype=self.words.typecode))
+        if self.kind != pa.string():
+            return words
+        return pa.DictionaryArray.from_arrays(words, pa.array(list(self.texts), pa.string())).cast(pa.string())
+
+
+class _Rows:
+    """A table that grows row by row and never goes back to an earlier round."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.columns = {field.name: _Column(field.type) for field in schema}
+
+    @classmethod
+    def from_table(cls, table: pa.Table, schema: pa.Schema) -> _Rows:
+        rows = cls(schema)
+        rows.columns = {name: _Column.from_array(table.column(name).combine_chunks()) for name in schema.names}
+        return rows
+
+    def extend(self, round: int, count: int, **values: Iterable[int] | Iterable[float] | Iterable[str]) -> None:
+        rounds = self.columns["round"].words
+        if round < 0 or (rounds and round < rounds[-1]):
+            raise ValueError(f"A log only grows: round {round} cannot follow round {rounds[-1] if rounds else 0}.")
+        self.columns["round"].extend([round] * count)
+        for name, items in values.items():
+            self.columns[name].extend(items)
+
+    def to_table(self) -> pa.Table:
+        return pa.table([column.to_array() for column in self.columns.values()], schema=self.schema)
+
+
+class MetricLog:
+    """All metrics of a run: of rounds, of clients in rounds, of layers in rounds.
+
+    >>> log = MetricLog()
+    >>> log.add_round(1, {"accuracy": 0.5, "loss": 1.0})
+    >>> log.add_round(2, {"accuracy": 0.25, "loss": 0.75})
+    >>> log.latest(), log.best()
+    ({'accuracy': 0.25, 'loss': 0.75}, {'accuracy': 0.5, 'loss': 0.75})
+    """
+
+    def __init__(self) -> None:
+        self._tables = {name: _Rows(schema) for name, schema in METRIC_SCHEMAS.items()}
+        self._last_round: dict[str, int] = {}
+
+    def add_round(self, round: int, values: Mapping[str, float]) -> None:
+        """Note metrics of a whole round; each metric at most once a round."""
+        for metric in values:
+            if self._last_round.get(metric, -1) >= round:
+                raise ValueError(f"The metric '{metric}' already has a value for round {self._last_round[metric]}.")
+        numbers = [float(value) for value in values.values()]
+        self._tables["rounds"].extend(round, len(numbers), metric=values, value=numbers)
+        self._last_round.update(dict.fromkeys(values, round))
+
+    def add_clients(self, round: int, metric: str, clients: Sequence[int], values: Sequence[float]) -> None:
+        """Note one metric of several clients."""
+        if len(clients) != len(values):
+            raise ValueError(f"The metric '{metric}' has {len(values)} values for {len(clients)} clients.")
+        numbers = [float(value) for value in values]
+        members = [int(client) for client in clients]
+        self._tables["clients"].extend(
+            round, len(members), client=members, metric=[metric] * len(members), value=numbers
+        )
+
+    def add_layers(self, round: int, metric: str, values: Mapping[str, float]) -> None:
+        """Note one metric of several layers."""
+        numbers = [float(value) for value in values.values()]
+        self._tables["layers"].extend(round, len(numbers), layer=values, metric=[metric] * len(numbers), value=numbers)
+
+    def to_tables(self) -> dict[str, pa.Table]:
+        """Return the tables ``rounds``, ``clients`` and ``layers``, in the order in which the rows were added."""
+        return {name: rows.to_table() for name, rows in self._tables.items()}
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, pa.Table]) -> MetricLog:
+        """Continue from the tables of :meth:`to_tables`."""
+        log = cls()
+        log._tables = {name: _Rows.from_table(tables[name], schema) for name, schema in METRIC_SCHEMAS.items()}
+        columns = log._tables["rounds"].columns
+        names = list(columns["metric"].texts)
+        for round, metric in zip(columns["round"].words, columns["metric"].words, strict=True):
+            log._last_round[names[int(metric)]] = int(round)
+        return log
+
+    def series(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rounds in which a metric of the round table was noted, and its values."""
+        columns = self._tables["rounds"].columns
+        chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
+        return np.array(columns["round"].words, dtype=np.int32)[chosen], np.array(columns["value"].words)[chosen]
+
+    def latest(self) -> dict[str, float]:
+        """Return the last value of each metric of the round table."""
+        return {metric: float(self.series(metric)[1][-1]) for metric in self._last_round}
+
+    def last_ten(self) -> dict[str, float]:
+        """Return the mean of the last ten values (fewer, where there are fewer) of each metric of the round table."""
+        return {metric: float(self.series(metric)[1][-10:].mean()) for metric in self._last_round}
+
+    def best(self) -> dict[str, float]:
+        """Return the best value of each metric of the round table that knows better and worse.
+
+        Which way is up is told by :func:`higher_is_better`. Each metric has its own best round. A NaN is never the
+        best, unless there is nothing else.
+        """
+        best = {}
+        for metric in self._last_round:
+            higher = higher_is_better(metric)
+            if higher is not None:
+                values = self.series(metric)[1]
+                best[metric] = float((np.fmax if higher else np.fmin).reduce(values))
+        return best
+
+
+class TimingLog:
+    """How long the phases of the rounds took, in seconds."""
+
+    def __init__(self) -> None:
+        self._rows = _Rows(TIMING_SCHEMA)
+
+    def add(self, round: int, phase: str, seconds: float) -> None:
+        """Note the time of one phase in one round."""
+        self._rows.extend(round, 1, phase=[phase], seconds=[float(seconds)])
+
+    def to_table(self) -> pa.Table:
+        """Return the table ``round, phase, seconds``."""
+        return self._rows.to_table()
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> TimingLog:
+        """Continue from the table of :meth:`to_table`."""
+        log = cls()
+        log._rows = _Rows.from_table(table, TIMING_SCHEMA)
+        return log
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds of each phase, over all rounds."""
+        columns = self._rows.columns
+        phases, seconds = np.array(columns["phase"].words), np.array(columns["seconds"].words)
+        return {phase: float(seconds[phases == code].sum()) for phase, code in columns["phase"].texts.items()}
+
+
+def higher_is_better(metric: str) -> bool | None:
+    """Read off a metric's name which way is up: an accuracy should be high, a loss low; for others there is no better.
+
+    >>> higher_is_better("global_accuracy"), higher_is_better("loss"), higher_is_better("accuracy_std")
+    (True, False, None)
+    """
+    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    if "std" in words:
+        return None
+    return True if "accuracy" in words else False if "loss" in words else None
+
+
+def describe_clients(values: Sequence[float] | np.ndarray, *, higher_is_better: bool = True) -> dict[str, float]:
+    """Sum up one number per client: the mean, the standard deviation over the clients, and the mean of the worst tenth.
+
+    The clients are the whole population, so the deviation divides by their number K. ``worst10`` is the mean over the
+    ceil(K / 10) worst clients; a NaN counts as the worst. Of no clients at all, everything is NaN.
+
+    >>> describe_clients([0.5, 1.0])
+    {'mean': 0.75, 'std': 0.25, 'worst10': 0.5}
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.size == 0 or np.isnan(numbers).any():
+        return dict.fromkeys(("mean", "std", "worst10"), math.nan)
+    worst_first = np.sort(numbers) if higher_is_better else -np.sort(-numbers)
+    worst = worst_first[: math.ceil(numbers.size / 10)]
+    with np.errstate(invalid="ignore"):  # an infinite loss has no deviation
+        deviation = float(numbers.std())
+    return {"mean": float(numbers.mean()), "std": deviation, "worst10": float(worst.mean())}

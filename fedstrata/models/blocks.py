@@ -1,0 +1,105 @@
+"""The pieces that several models are built of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from fedstrata.errors import FedStrataError
+
+Norm = Callable[[int], nn.Module]
+"""Makes the norm layer for a number of channels."""
+
+
+def batch_norm(channels: int) -> nn.Module:
+    """Normalise each channel over the batch, with running statistics (Ioffe and Szegedy, ICML 2015)."""
+    return nn.BatchNorm2d(channels)
+
+
+def group_norm(groups: int) -> Norm:
+    """Normalise each sample over groups of channels, without running statistics (Wu and He, ECCV 2018)."""
+    return lambda channels: nn.GroupNorm(groups, channels)
+
+
+def chain(**modules: nn.Module | None) -> nn.Sequential:
+    """Run modules one after another, each under its own name; those that are none are left out."""
+    sequence = nn.Sequential()
+    for name, module in modules.items():
+        if module is not None:
+            sequence.add_module(name, module)
+    return sequence
+
+
+def convolution_unit(
+    inputs: int,
+    outputs: int,
+    kernel_size: int = 3,
+    *,
+    stride: int = 1,
+    norm: Norm | None,
+    bias: bool,
+    pool: nn.Module | None = None,
+) -> nn.Sequential:
+    """Chain a padded convolution, a norm, ReLU and a pooling; norm and pooling may be absent."""
+    return chain(
+        conv=nn.Conv2d(inputs, outputs, kernel_size, stride, padding=kernel_size // 2, bias=bias),
+        norm=None if norm is None else norm(outputs),
+        relu=nn.ReLU(),
+        pool=pool,
+    )
+
+
+class GlobalAverage(nn.Module):
+    """The mean of each channel over all positions of a feature map."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Average ``[n, channels, height, width]`` to ``[n, channels]``."""
+        return features.mean(dim=(-2, -1))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al., CVPR 2016).
+
+    The shortcut is the identity or, where the shape changes, a 1x1 convolution with a norm.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = norm(outputs)
+        self.relu = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = chain(conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm(outputs))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Add what the convolutions find to what the shortcut carries."""
+        hidden = self.relu(self.norm1(self.conv1(inputs)))
+        outputs: Tensor = self.relu(self.norm2(self.conv2(hidden)) + self.shortcut(inputs))
+        return outputs
+
+
+def kaiming_convolutions(model: nn.Module) -> nn.Module:
+    """Draw the weights of convolutions from N(0, 2 / fan_out) and set their biases to zero (He et al., ICCV 2015).
+
+    Returns the same model.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model
+
+
+def image_channels(model: str, input_shape: tuple[int, ...], smallest: int) -> int:
+    """Return the channels of an image; refuse what is no image or has a side of less than ``smallest`` pixels."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+        raise FedStrataError(
+            f"The model '{model}' takes images (channels, height, width) of at least {smallest} x {smallest} pixels, "
+            f"but the inputs have the shape {input_shape}; use other data or another model ('mlp' takes any shape)."
+        )
+    return input_shape[0]

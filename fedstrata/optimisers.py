@@ -1,0 +1,128 @@
+"""Local optimisers as operations on stacks: each client has its own state and its own gradient norm.
+
+The arithmetic is that of ``torch.optim`` with the same names. ``update_`` changes the tensors that it is given: the training loop owns them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstrata.spec import Registry, Spec, parameter
+from fedstrata.stack import Tensors, align, squared_norm
+
+optimisers: Registry[Optimiser] = Registry("optimiser")
+
+
+@dataclass(frozen=True)
+class Optimiser(Spec):
+    """What all local optimisers share."""
+
+    learning_rate: float = parameter(0.1, "The learning rate, before the schedule.", above=0)
+    weight_decay: float = parameter(0.0, "The weight decay.", low=0)
+    clip: float | None = parameter(None, "Scale a client's gradient down to this norm when it is longer.", above=0)
+    keep: bool = parameter(False, "Keep the optimiser's state at the client from round to round instead of starting afresh.")
+
+    @abstractmethod
+    def state(self, parameters: Tensors) -> Tensors:
+        """Return the state before the first step, as stacks."""
+
+    @abstractmethod
+    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+        """Make one step, in place, for the parameters that have a gradient."""
+
+    def clipped(self, gradients: Tensors) -> Tensors:
+        """Shorten each client's gradient to the norm ``clip``."""
+        if self.clip is None or not gradients:
+            return gradients
+        norm = squared_norm(gradients).sqrt()
+        scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+        return {name: gradient * align(scale, gradient) for name, gradient in gradients.items()}
+
+
+@optimisers.register("sgd")
+@dataclass(frozen=True)
+class SGD(Optimiser):
+    """Stochastic gradient descent, with momentum if asked: :math:`v = m v + g`, :math:`w = w - \\eta v`."""
+
+    momentum: float = parameter(0.0, "The momentum.", low=0, below=1)
+    nesterov: bool = parameter(False, "Look ahead along the momentum (Nesterov).")
+
+    def state(self, parameters: Tensors) -> Tensors:
+        """Start with zero momentum."""
+        return {f"momentum/{name}": torch.zeros_like(tensor) for name, tensor in parameters.items()} if self.momentum else {}
+
+    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+        """Make one step in place."""
+        moving = [parameters[name] for name in gradients]
+        direction = list(self.clipped(gradients).values())
+        if not moving:
+            return
+        if self.weight_decay:
+            direction = list(torch._foreach_add(direction, moving, alpha=self.weight_decay))
+        if self.momentum:
+            velocity = [state[f"momentum/{name}"] for name in gradients]
+            torch._foreach_mul_(velocity, self.momentum)
+            torch._foreach_add_(velocity, direction)
+            direction = list(torch._foreach_add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
+        torch._foreach_add_(moving, direction, alpha=-learning_rate)
+
+
+@dataclass(frozen=True)
+class _AdamFamily(Optimiser):
+    learning_rate: float = parameter(0.001, "The learning rate, before the schedule.", above=0)
+    beta1: float = parameter(0.9, "The decay of the mean of gradients.", low=0, below=1)
+    beta2: float = parameter(0.999, "The decay of the mean of squared gradients.", low=0, below=1)
+    epsilon: float = parameter(1e-8, "What keeps the division finite.", above=0)
+
+    def state(self, parameters: Tensors) -> Tensors:
+        """Start with zero moments; every client counts its own steps."""
+        zeros = {f"{moment}/{name}": torch.zeros_like(tensor) for moment in ("mean", "square") for name, tensor in parameters.items()}
+        clients = next(iter(parameters.values()))
+        return {**zeros, "steps": torch.zeros(len(clients), dtype=torch.float64, device=clients.device)}
+
+    def adam_step_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+        r"""Step by :math:`\eta \hat m / (\sqrt{\hat v} + \epsilon)`, with each client's own bias correction."""
+        state["steps"] += 1
+        correction1 = 1 - self.beta1 ** state["steps"]
+        correction2 = (1 - self.beta2 ** state["steps"]).sqrt()
+        for name, gradient in gradients.items():
+            mean, square = state[f"mean/{name}"], state[f"square/{name}"]
+            mean.lerp_(gradient, 1 - self.beta1)
+            square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+            denominator = square.sqrt().div_(_like(correction2, square)).add_(self.epsilon)
+            parameters[name].sub_(mean * _like(learning_rate / correction1, mean) / denominator)
+
+
+def _like(per_client: Tensor, tensor: Tensor) -> Tensor:
+    return align(per_client, tensor).to(tensor.dtype)
+
+
+@optimisers.register("adam")
+@dataclass(frozen=True)
+class Adam(_AdamFamily):
+    """Adam (Kingma and Ba, ICLR 2015); weight decay is added to the gradient."""
+
+    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+        """Make one step in place."""
+        gradients = self.clipped(gradients)
+        if self.weight_decay:
+            gradients = {name: gradient + self.weight_decay * parameters[name] for name, gradient in gradients.items()}
+        self.adam_step_(parameters, gradients, state, learning_rate)
+
+
+@optimisers.register("adamw")
+@dataclass(frozen=True)
+class AdamW(_AdamFamily):
+    """AdamW (Loshchilov and Hutter, ICLR 2019); weight decay shrinks the weights directly."""
+
+    weight_decay: float = parameter(0.01, "The weight decay.", low=0)
+
+    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+        """Make one step in place."""
+        for name in gradients:
+            parameters[name].mul_(1 - learning_rate * self.weight_decay)
+        self.adam_step_(parameters, self.clipped(gradients), state, learning_rate)

@@ -1,0 +1,68 @@
+"""How the learning rate changes from round to round."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from fedstrata.spec import Registry, Spec, parameter
+
+schedules: Registry[Schedule] = Registry("schedule")
+
+
+@dataclass(frozen=True)
+class Schedule(Spec):
+    """A factor on the learning rate for each round."""
+
+    @abstractmethod
+    def factor(self, round: int, rounds: int) -> float:
+        """Return the factor in a round, counted from 1."""
+
+
+@schedules.register("constant")
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same learning rate in every round."""
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@schedules.register("exponential")
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """Multiply the learning rate by a constant after each round: :math:`\\gamma^{t-1}`."""
+
+    decay: float = parameter(0.998, "What each round multiplies the rate by.", above=0, high=1)
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Return the decay to the power of the rounds done."""
+        return float(self.decay ** (round - 1))
+
+
+@schedules.register("cosine")
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from the full rate down to ``floor`` of it in the last round."""
+
+    floor: float = parameter(0.0, "The factor in the last round.", low=0, high=1)
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Return the factor on the cosine."""
+        progress = (round - 1) / max(rounds - 1, 1)
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@schedules.register("step")
+@dataclass(frozen=True)
+class StepDown(Schedule):
+    """Multiply the learning rate by ``factor_per_drop`` at 1/2 and 3/4 of the rounds."""
+
+    factor_per_drop: float = parameter(0.1, "What each drop multiplies the rate by.", above=0, high=1)
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Return the factor after the drops so far."""
+        drops = sum(round > rounds * place for place in (0.5, 0.75))
+        return float(self.factor_per_drop**drops)

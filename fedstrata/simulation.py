@@ -1,0 +1,344 @@
+"""A run from beginning to end: data, model and method in; rounds; a run folder out."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
+from fedstrata.engines.batches import DeviceData, Work
+from fedstrata.engines.client import Setting
+from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
+from fedstrata.engines.evaluation import Scores
+from fedstrata.engines.planning import Plan, build_engine, make_plan
+from fedstrata.engines.server import Declared, select
+from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.experiment import Experiment
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Method, Part
+from fedstrata.metrics import MetricLog, TimingLog, describe_clients
+from fedstrata.models import ModelSpec, build_model
+from fedstrata.optimisers import optimisers
+from fedstrata.runs import RunFolder, describe_environment
+from fedstrata.schedules import schedules
+from fedstrata.stack import Tensors
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """A run stopped after a round because it was asked to; its checkpoint is saved."""
+
+    def __init__(self, signal_number: int, round: int, out: Path | None) -> None:
+        super().__init__(f"stopped after round {round}")
+        self.signal_number = signal_number
+        self.round = round
+        self.out = out
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Python objects that replace what an experiment would name: a user's own data, split, model or method."""
+
+    dataset: Dataset | None = None
+    split: Split | None = None
+    model: nn.Module | ModelSpec | Callable[..., nn.Module] | None = None
+    method: Method | Part | None = None
+
+    def describe(self, experiment: Experiment) -> Experiment:
+        """Write the objects' names into the experiment, so that its record tells what was run."""
+        changes: dict[str, Any] = {}
+        if self.dataset is not None:
+            changes["data"] = f"python:{self.dataset.name}"
+        if self.split is not None:
+            changes |= {"partition": f"python:{self.split.hash}", "clients": self.split.clients}
+        if self.model is not None:
+            changes["model"] = str(self.model) if isinstance(self.model, ModelSpec) else f"python:{_name_of(self.model)}"
+        if self.method is not None:
+            method = Method.make(self.method)
+            changes["method"] = str(method)
+        return experiment.with_changes(changes)
+
+
+def _name_of(value: object) -> str:
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a progress display may show after a round."""
+
+    method: str
+    seed: int
+    round: int
+    rounds: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+Listener = Callable[[Update], None]
+
+
+@dataclass
+class Simulation:
+    """A prepared experiment; :meth:`run` does it."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    method: Method
+    setting: Setting
+    engine: Engine
+    plan: Plan
+    metrics: MetricLog = field(default_factory=MetricLog)
+    timings: TimingLog = field(default_factory=TimingLog)
+    round: int = 0
+
+    @classmethod
+    def prepare(cls, experiment: Experiment, ingredients: Ingredients = Ingredients(), plan: Plan | None = None) -> Simulation:  # noqa: B008
+        """Load the data, divide it, build the model and choose the engine; whatever does not fit is refused here."""
+        experiment = ingredients.describe(experiment)
+        method = Method.make(ingredients.method or experiment.method)
+        optimiser, schedule = optimisers.make(experiment.optimiser), schedules.make(experiment.schedule)
+        transforms = parse_transforms(experiment.transforms)
+        device = choose_device(experiment.device)
+        dataset = ingredients.dataset or load_data(experiment)
+        split = ingredients.split or divide(experiment, dataset)
+        experiment = experiment.with_changes({"clients": split.clients})
+        set_precision(experiment.precision, experiment.deterministic)
+        dtype = _DTYPES[experiment.precision]
+        model = build_model(ingredients.model or experiment.model, dataset.input_shape, dataset.classes, experiment.seed)
+        layers = LayerMap.read(model, dataset.input_shape)
+        for note in method.notes(layers):
+            warnings.warn(note, FedStrataWarning, stacklevel=2)
+        model = model.to(device=device, dtype=dtype)
+        initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        personal = method.personal(layers)
+        if experiment.statistics == "local":
+            personal |= {name for name in layers.norm_names if name in layers.buffer_names}
+        setting = Setting(
+            method=method,
+            layers=layers,
+            initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
+            personal=personal,
+            optimiser=optimiser,
+            schedule=schedule,
+            work=Work(experiment.epochs, experiment.steps, experiment.batch_size, experiment.last_batch),
+            rounds=experiment.rounds,
+            seed=experiment.seed,
+            clients=split.clients,
+            precision=experiment.precision,
+            device=device,
+        )
+        data = DeviceData(dataset, split, transforms, device, dtype)
+        declared = Declared(torch.from_numpy(split.sizes), data.label_counts)
+        plan = plan or make_plan(experiment.engine, experiment.chunk, setting, model, data, declared)
+        engine = build_engine(plan, setting, model, data, declared)
+        return cls(experiment, dataset, split, method, setting, engine, plan)
+
+    def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
+        """Do the remaining rounds, and return the summary; with a folder, save checkpoints on the way and the results at the end."""
+        with _stop_requests() as stop:
+            while self.round < self.experiment.rounds:
+                self.step(listener)
+                due = self.round % self.experiment.checkpoint_every == 0 or self.round == self.experiment.rounds
+                if folder is not None and (due or stop):
+                    self.save(folder)
+                if stop and self.round < self.experiment.rounds:
+                    raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
+        summary = self.summary(folder)
+        if folder is not None:
+            folder.finish(self.engine.server.model, self.metrics, self.timings, summary)
+        return summary
+
+    def step(self, listener: Listener | None = None) -> None:
+        """Do one round, and evaluate it if it is due."""
+        began = time.perf_counter()
+        self.round += 1
+        last = self.round == self.experiment.rounds
+        evaluate = last or self.round % self.experiment.evaluate_every == 0
+        participants = select(self.setting, self.experiment.participation, self.round)
+        before = self.engine.server.model
+        report = self.engine.round(self.round, participants, evaluate)
+        self._synchronise()
+        trained = time.perf_counter()
+        values = {"train.loss": float(report.loss.mean()), "bytes.up": float(report.bytes_up), "bytes.down": float(report.bytes_down)}
+        self._warn_if_diverged(report, participants)
+        if evaluate:
+            values |= self._evaluate(report, last)
+        self.metrics.add_round(self.round, values)
+        self.metrics.add_layers(self.round, "update", layer_updates(self.setting.layers, before, self.engine.server.model))
+        self._synchronise()
+        self.timings.add(self.round, "train", trained - began)
+        self.timings.add(self.round, "evaluate", time.perf_counter() - trained)
+        if listener is not None:
+            seconds = time.perf_counter() - began
+            listener(Update(str(self.method), self.experiment.seed, self.round, self.experiment.rounds, seconds, values))
+
+    def _evaluate(self, report: RoundReport, last: bool) -> dict[str, float]:
+        values: dict[str, float] = {}
+        after, everywhere = self.engine.after(self.round)
+        if report.before is not None:
+            values |= self._note("client_before", report.before)
+        values |= self._note("client_after", after)
+        if everywhere is not None:
+            values |= {"global.accuracy": everywhere[0], "global.loss": everywhere[1], **self._note("global_on_clients", after)}
+        if last and self.method.adaptation() is not None:
+            values |= self._note("client_adapted", self.engine.adapted(self.round))
+        return values
+
+    def _note(self, label: str, scores: Scores) -> dict[str, float]:
+        """Log one number per client, and return the summary over clients for the round."""
+        values: dict[str, float] = {}
+        if not scores.clients:
+            return values
+        for metric, numbers in (("accuracy", scores.accuracy), ("loss", scores.loss)):
+            self.metrics.add_clients(self.round, f"{label}.{metric}", scores.clients, numbers.tolist())
+            described = describe_clients(numbers, higher_is_better=metric == "accuracy")
+            values |= {f"{label}.{metric}.{name}": value for name, value in described.items()}
+        return values
+
+    def _warn_if_diverged(self, report: RoundReport, participants: tuple[int, ...]) -> None:
+        bad = (~torch.isfinite(report.loss)).nonzero().flatten().tolist()
+        if bad:
+            warnings.warn(
+                f"The training loss of client {participants[bad[0]]} is not a finite number in round {self.round}: "
+                "training has diverged. Lower the learning rate or set a clip.",
+                FedStrataWarning,
+                stacklevel=2,
+            )
+
+    def save(self, folder: RunFolder) -> None:
+        """Save a checkpoint of the rounds so far."""
+        folder.save_checkpoint(self.round, pack(self.engine.server, self.engine.clients()), {}, self.metrics, self.timings)
+
+    def restore(self, folder: RunFolder) -> None:
+        """Go on from the newest whole checkpoint, or from the beginning where there is none."""
+        checkpoint = folder.load_checkpoint()
+        if checkpoint is None:
+            return
+        state = {name: tensor.to(self.setting.device) for name, tensor in checkpoint.state.items()}
+        self.engine.restore(*unpack(state))
+        self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
+
+    def summary(self, folder: RunFolder | None) -> dict[str, Any]:
+        """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name."""
+        headline = "client_adapted" if self.method.adaptation() is not None else "client_after"
+        rounds, accuracy = self.metrics.series("client_after.accuracy.mean")
+        totals = {way: float(self.metrics.series(f"bytes.{way}")[1].sum()) for way in ("up", "down")}
+        return {
+            "method": str(self.method),
+            "data": self.experiment.data,
+            "model": self.experiment.model,
+            "rounds": self.round,
+            "seed": self.experiment.seed,
+            "headline": headline,
+            "final": self.metrics.latest(),
+            "last_ten": self.metrics.last_ten(),
+            "best": self.metrics.best(),
+            "best_round": int(rounds[accuracy.argmax()]) if len(rounds) else None,
+            "bytes_up": int(totals["up"]),
+            "bytes_down": int(totals["down"]),
+            "seconds": sum(self.timings.totals().values()),
+            "parameters": sum(self.setting.initial[name].numel() for name in self.setting.layers.parameter_names),
+            "engine": self.plan.engine,
+            "out": None if folder is None else str(folder.path),
+        }
+
+    def environment(self) -> dict[str, Any]:
+        """Tell with what the run is made."""
+        return describe_environment(self.setting.device, {"engine": self.plan.engine, "chunk": self.plan.chunk})
+
+    def _synchronise(self) -> None:
+        if self.setting.device.type == "cuda":
+            torch.cuda.synchronize(self.setting.device)
+
+
+def load_data(experiment: Experiment) -> Dataset:
+    """Load the dataset that an experiment names."""
+    _refuse_python(experiment.data, "data")
+    root = None if experiment.data_root is None else Path(experiment.data_root)
+    return datasets.make(experiment.data).load(root)
+
+
+def divide(experiment: Experiment, dataset: Dataset) -> Split:
+    """Divide a dataset as an experiment says."""
+    _refuse_python(experiment.partition, "split")
+    return partitions.make(experiment.partition).with_seed(experiment.seed).split(dataset, experiment.clients)
+
+
+def _refuse_python(text: str, what: str) -> None:
+    if text.startswith("python:"):
+        raise FedStrataError(
+            f"This run was made with a {what} from Python ({text.removeprefix('python:')}); "
+            "continue it from Python with fedstrata.resume, and pass the same object."
+        )
+
+
+def choose_device(given: str) -> torch.device:
+    """Turn ``auto``, ``cpu`` or ``cuda`` into a device that exists."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if given == "auto" else given
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise FedStrataError(f"There is no device '{given}'; use auto, cpu, cuda or cuda:0.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise FedStrataError(f"The device '{given}' is not supported; use auto, cpu, cuda or cuda:0.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise FedStrataError(f"The device '{given}' was asked for, but this machine has no usable CUDA GPU; use --device cpu.")
+    return device
+
+
+def set_precision(precision: str, deterministic: bool) -> None:
+    """Set the process-wide switches for matrix products, and for repeatable operations."""
+    allowed = precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+
+
+def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str, float]:
+    r"""Measure how far each shared layer of the global model moved: :math:`\lVert w^{t+1} - w^t \rVert / \lVert w^t \rVert`."""
+    names, values = [], []
+    for layer in layers.layers:
+        shared = [name for name in layer.parameters if name in after]
+        if shared:
+            names.append(layer.name)
+            values.append(_norm(after[name] - before[name] for name in shared) / _norm(before[name] for name in shared).clamp(min=1e-12))
+    return dict(zip(names, torch.stack(values).tolist(), strict=True)) if values else {}
+
+
+def _norm(tensors: Iterator[Tensor]) -> Tensor:
+    return torch.stack([tensor.to(torch.float64).square().sum() for tensor in tensors]).sum().sqrt()
+
+
+@contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM, so that a run ends after a whole round; a second SIGINT interrupts at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def note(number: int, frame: object) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

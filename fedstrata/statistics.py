@@ -1,0 +1,316 @@
+"""Comparing methods over seeds: means, spreads and paired tests, as plain data for the terminal and the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from scipy.special import stdtr
+
+from fedstrata.errors import unknown_name
+
+
+class ComparableRun(Protocol):
+    """What a comparison needs of a run: its configuration, its numbers, and which split of the data it saw."""
+
+    @property
+    def experiment(self) -> Mapping[str, Any]:
+        """The keys and values of the experiment."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The summary of the run: ``headline``, ``final``, ``last_ten``, ``best``, bytes and seconds."""
+
+    @property
+    def split_hash(self) -> str:
+        """The fingerprint of the split."""
+
+
+R = TypeVar("R", bound=ComparableRun)
+
+
+@dataclass(frozen=True)
+class Group(Generic[R]):
+    """The runs that differ in their seed only: one per seed, in the order of the seeds.
+
+    ``repeated`` are further runs of a seed that is already there: no new evidence, and left out of every mean.
+    """
+
+    label: str
+    runs: tuple[R, ...]
+    repeated: tuple[R, ...] = ()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its sample standard deviation (n - 1), which a single seed does not have."""
+
+    mean: float
+    std: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference to a reference method over the seeds that both have.
+
+    ``p_value`` is that of the two-sided paired t-test, ``adjusted`` the same after Holm's correction over all methods
+    of the comparison; both are none where no test is possible, and ``note`` then says why.
+    """
+
+    reference: str
+    difference: Estimate | None
+    p_value: float | None
+    adjusted: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a comparison. Accuracies are fractions; none stands for a number that its runs do not have.
+
+    ``last``, ``last_ten`` and ``best`` are the headline accuracy in the last round, as the mean of the last ten
+    evaluations and in the best round; ``worst`` is the mean over the worst tenth of the clients in the last round.
+    ``comparison`` is none for the reference.
+    """
+
+    label: str
+    headline: str
+    seeds: tuple[int, ...]
+    last: Estimate | None
+    last_ten: Estimate | None
+    best: Estimate | None
+    worst: Estimate | None
+    bytes_up: Estimate | None
+    bytes_down: Estimate | None
+    seconds: Estimate | None
+    comparison: Comparison | None
+
+
+def group_runs(runs: Sequence[R]) -> list[Group[R]]:
+    """Gather the seeds of each configuration, in the order in which configurations first appear.
+
+    A group is labelled by its method; where several configurations share a method, by what else differs between those.
+    """
+    members: dict[str, dict[int, R]] = {}
+    repeated: dict[str, list[R]] = {}
+    for run in runs:
+        seen = members.setdefault(_configuration(run), {})
+        if _seed(run) in seen:
+            repeated.setdefault(_configuration(run), []).append(run)
+        else:
+            seen[_seed(run)] = run
+    labels = _labels([next(iter(seen.values())).experiment for seen in members.values()])
+    return [
+        Group(label, tuple(seen[seed] for seed in sorted(seen)), tuple(repeated.get(configuration, ())))
+        for label, (configuration, seen) in zip(labels, members.items(), strict=True)
+    ]
+
+
+def estimate(values: Iterable[float]) -> Estimate | None:
+    """Mean and sample standard deviation; none without values.
+
+    >>> estimate([0.5, 0.7])
+    Estimate(mean=0.6, std=0.14142135623730948, count=2)
+    """
+    numbers = np.fromiter(values, dtype=np.float64)
+    if numbers.size == 0:
+        return None
+    spread = float(numbers.std(ddof=1)) if numbers.size > 1 else None
+    return Estimate(float(numbers.mean()), spread, int(numbers.size))
+
+
+def smallest_sign_test_p(pairs: int) -> float:
+    """The smallest p that a two-sided sign or Wilcoxon signed-rank test can reach: all differences of one sign.
+
+    >>> smallest_sign_test_p(5)
+    0.0625
+    """
+    return min(1.0, 2.0 ** (1 - pairs))
+
+
+def paired_comparison(differences: Sequence[float], reference: str = "the reference") -> Comparison:
+    """Test whether paired differences have a mean other than zero, by the two-sided paired t-test.
+
+    Where the test is undefined (fewer than two pairs, a spread of zero, a value that is not finite) there is a reason
+    instead of a p-value.
+    """
+    summary = estimate(differences)
+
+    def untested(note: str) -> Comparison:
+        return Comparison(reference, summary, None, None, note)
+
+    if summary is None:
+        return untested(f"No seed and split in common with {reference}, so there is nothing to pair.")
+    if not math.isfinite(summary.mean):
+        return untested("A result is not a finite number, so there is no test.")
+    if summary.std is None:
+        return untested(f"One seed in common with {reference}: a difference, but no test; run more seeds.")
+    if all(difference == 0 for difference in differences):
+        return untested(f"Equal to {reference} for every seed.")
+    if summary.std <= 1e-9 * abs(summary.mean):
+        return untested("The difference is the same for every seed; with a spread of zero the t-test is undefined.")
+    t = summary.mean / (summary.std / math.sqrt(summary.count))
+    p_value = float(2 * stdtr(summary.count - 1, -abs(t)))
+    floor = smallest_sign_test_p(summary.count)
+    note = (
+        f"With {summary.count} seeds a sign or Wilcoxon test cannot get below p = {floor:g}; "
+        "the t-test can, by assuming normally distributed differences."
+        if floor > 0.05
+        else ""
+    )
+    return Comparison(reference, summary, p_value, p_value, note)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for testing several hypotheses at once.
+
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None) -> list[Row]:
+    """Build the rows of a comparison, one per method, tested against ``reference`` (a label; the first method if none).
+
+    Runs are paired by seed and split: the same clients with the same data, so that only the method differs.
+    """
+    groups = group_runs(runs)
+    if not groups:
+        return []
+    by_label = {group.label: group for group in groups}
+    if reference is not None and reference not in by_label:
+        raise unknown_name("method in this comparison called", reference, by_label)
+    against = groups[0] if reference is None else by_label[reference]
+    comparisons = {group.label: _compare(group, against) for group in groups if group is not against}
+    tested = {label: comparison.p_value for label, comparison in comparisons.items() if comparison.p_value is not None}
+    for label, adjusted in zip(tested, holm(list(tested.values())), strict=True):
+        comparisons[label] = dataclasses.replace(comparisons[label], adjusted=adjusted)
+    return [_row(group, comparisons.get(group.label)) for group in groups]
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Say in sentences what a table of these rows cannot show: how many seeds, which test, where none was possible."""
+    compared = [(row, row.comparison) for row in rows if row.comparison is not None]
+    tested = [comparison for _, comparison in compared if comparison.p_value is not None]
+    counts = sorted({len(row.seeds) for row in rows})
+    said = []
+    if counts == [1]:
+        said.append("One seed each: no standard deviation over seeds, and no test.")
+    elif counts:
+        seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        said.append(f"Mean ± sample standard deviation over {seeds} seeds.")
+    if tested:
+        correction = f", corrected after Holm for {len(tested)} methods" if len(tested) > 1 else ""
+        said.append(f"p: two-sided paired t-test over seeds against {tested[0].reference}{correction}.")
+    if counts != [1]:
+        reasons: dict[str, list[str]] = {}
+        for row, comparison in compared:
+            if comparison.note:
+                reasons.setdefault(comparison.note, []).append(row.label)
+        for note, labels in reasons.items():
+            said.append(note if len(labels) == len(compared) else f"{_listed(labels)}: {note}")
+    return said
+
+
+def headline_key(headline: str, values: Mapping[str, Any]) -> str:
+    """The metric that stands for a run: the mean over clients where the label is about clients."""
+    over_clients = f"{headline}.accuracy.mean"
+    return over_clients if over_clients in values else f"{headline}.accuracy"
+
+
+NOT_DISTINGUISHING = frozenset({"seed", "data_root", "checkpoint_every"})
+"""Keys of an experiment that do not make it another configuration."""
+
+
+def _configuration(run: ComparableRun) -> str:
+    kept = {key: value for key, value in run.experiment.items() if key not in NOT_DISTINGUISHING}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _seed(run: ComparableRun) -> int:
+    return int(run.experiment.get("seed", 0))
+
+
+def _labels(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for experiment in experiments:
+        by_method.setdefault(str(experiment.get("method", "")), []).append(experiment)
+    varying = {
+        method: [key for key in dict.fromkeys(key for one in same for key in one) if _varies(key, same)]
+        for method, same in by_method.items()
+    }
+    labels = []
+    for experiment in experiments:
+        method = str(experiment.get("method", ""))
+        parts = [f"{key}={experiment.get(key, 'none')}" for key in varying[method]]
+        labels.append(f"{method} [{', '.join(parts)}]" if parts else method)
+    return labels
+
+
+def _varies(key: str, experiments: Sequence[Mapping[str, Any]]) -> bool:
+    return key not in NOT_DISTINGUISHING and len({repr(experiment.get(key)) for experiment in experiments}) > 1
+
+
+def _headline(run: ComparableRun) -> float | None:
+    final = run.summary.get("final", {})
+    value = final.get(headline_key(run.summary["headline"], final))
+    return None if value is None else float(value)
+
+
+def _compare(group: Group[R], against: Group[R]) -> Comparison:
+    theirs = {(_seed(run), run.split_hash): _headline(run) for run in against.runs}
+    differences = []
+    for run in group.runs:
+        ours, other = _headline(run), theirs.get((_seed(run), run.split_hash))
+        if ours is not None and other is not None:
+            differences.append(ours - other)
+    return paired_comparison(differences, against.label)
+
+
+def _row(group: Group[R], comparison: Comparison | None) -> Row:
+    summaries = [run.summary for run in group.runs]
+    headline = str(summaries[0]["headline"])
+
+    def over_seeds(section: str, suffix: str = "") -> Estimate | None:
+        found = []
+        for summary in summaries:
+            values = summary.get(section) or {}
+            key = headline_key(headline, values)
+            found.append(values.get(f"{key.removesuffix('.mean')}{suffix}" if suffix else key))
+        return estimate(float(value) for value in found if value is not None)
+
+    def total(name: str) -> Estimate | None:
+        return estimate(float(summary[name]) for summary in summaries if summary.get(name) is not None)
+
+    return Row(
+        label=group.label,
+        headline=headline,
+        seeds=tuple(_seed(run) for run in group.runs),
+        last=over_seeds("final"),
+        last_ten=over_seeds("last_ten"),
+        best=over_seeds("best"),
+        worst=over_seeds("final", ".worst10"),
+        bytes_up=total("bytes_up"),
+        bytes_down=total("bytes_down"),
+        seconds=total("seconds"),
+        comparison=comparison,
+    )
+
+
+def _listed(labels: Sequence[str], limit: int = 4) -> str:
+    shown = ", ".join(labels[:limit])
+    return shown if len(labels) <= limit else f"{shown} and {len(labels) - limit} more"
