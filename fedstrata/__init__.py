@@ -1,16 +1,46 @@
-"""FedStrata: layer-wise and sparse federated learning."""
+"""FedStrata: layer-wise and sparse federated learning.
+
+Names that need PyTorch are imported when they are first used, so that ``import fedstrata`` and the command line start
+at once."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fedstrata import _platform  # noqa: F401 - before torch
 from fedstrata._version import __version__
-from fedstrata.api import Result, resume, run
-from fedstrata.data import Dataset, Split, from_arrays, from_clients
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
-from fedstrata.layers import LayerMap
-from fedstrata.methods import Clients, Facts, Message, Method, Part, Phase, Server, Step, methods
 from fedstrata.spec import parameter
 
+if TYPE_CHECKING:
+    from fedstrata.api import Result, resume, run
+    from fedstrata.data import Dataset, Split, from_arrays, from_clients
+    from fedstrata.layers import LayerMap
+    from fedstrata.methods import Clients, Facts, Message, Method, Part, Phase, Server, Step
+
 __all__ = [
-    "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "LayerMap", "Message", "Method", "Part", "Phase", "Result",
-    "Server", "Split", "Step", "__version__", "from_arrays", "from_clients", "methods", "parameter", "resume", "run",
+    "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "LayerMap", "Message", "Method",
+    "Part", "Phase", "Result", "Server", "Split", "Step", "__version__", "from_arrays", "from_clients", "parameter",
+    "resume", "run",
 ]  # fmt: skip
+
+_HOMES = {
+    "fedstrata.api": ("Result", "resume", "run"),
+    "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients"),
+    "fedstrata.layers": ("LayerMap",),
+    "fedstrata.methods": ("Clients", "Facts", "Message", "Method", "Part", "Phase", "Server", "Step"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on its first use."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """List what is public, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -23,7 +23,8 @@ from fedstrata.simulation import Ingredients, Listener, Simulation
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave: the summary, all metrics, the global model (its shared part), and each client's personal tensors as stacks."""
+    """What a run gave: the summary, all metrics, the global model (its shared part), and each client's personal tensors
+    as stacks."""
 
     summary: dict[str, Any]
     metrics: MetricLog
@@ -45,19 +46,24 @@ def run(
 ) -> Result:
     """Run one experiment.
 
-    Start from an :class:`Experiment` (or the defaults) and change any key of it by name. ``data``, ``model`` and ``method`` may also be your own
-    objects; ``split`` is your own division of the data. With ``out``, the run folder is written there; without, nothing is.
+    Start from an :class:`Experiment` (or the defaults) and change any key of it by name. ``data``, ``model`` and
+    ``method`` may also be your own objects; ``split`` is your own division of the data. With ``out``, the run folder is
+    written there; without, nothing is.
 
     >>> result = run(data="digits", clients=4, rounds=1, epochs=1, model="mlp", method="fedavg")
     >>> 0 <= result.summary["final"]["client_after.accuracy.mean"] <= 1
     True
     """
-    named: dict[str, Any] = {key: value for key, value in (("data", data), ("model", model), ("method", method)) if isinstance(value, str)}
+    named: dict[str, Any] = {
+        key: value for key, value in (("data", data), ("model", model), ("method", method)) if isinstance(value, str)
+    }
     chosen = (experiment or Experiment()).with_changes({**changes, **named})
     simulation = Simulation.prepare(chosen, _ingredients(data, split, model, method))
     if out is None:
         return _result(simulation, simulation.run(None, listener), None)
-    folder = RunFolder.create(Path(out), simulation.experiment, simulation.dataset, simulation.split, simulation.environment())
+    folder = RunFolder.create(
+        Path(out), simulation.experiment, simulation.dataset, simulation.split, simulation.environment()
+    )
     with folder:
         return _result(simulation, simulation.run(folder, listener), folder.path)
 
@@ -82,7 +88,9 @@ def resume(
         experiment = folder.experiment.with_changes({"device": environment["device"]})
         simulation = Simulation.prepare(experiment, _ingredients(data, split, model, method), plan)
         if simulation.split.hash != folder.data()["split_hash"]:
-            raise FedStrataError(f"The data of the run in '{out}' has changed since it began: its split is not the same any more.")
+            raise FedStrataError(
+                f"The data of the run in '{out}' has changed since it began: its split is not the same any more."
+            )
         simulation.restore(folder)
         return _result(simulation, simulation.run(folder, listener), folder.path)
 

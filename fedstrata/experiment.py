@@ -22,7 +22,9 @@ class Experiment(Spec):
 
     data: str = parameter("digits", "The dataset; 'fedstrata datasets' lists them.")
     data_root: str | None = parameter(None, "Where the dataset's files lie, if not in FEDSTRATA_DATA or the cache.")
-    clients: int = parameter(20, "How many clients hold the data.", low=1)
+    clients: int | None = parameter(
+        None, "How many clients hold the data; none: as many as it has sites, else 20.", low=1
+    )
     partition: str = parameter("dirichlet:0.1", "How the data is divided; 'fedstrata partitions' lists the ways.")
     model: str = parameter("cnn", "The model; 'fedstrata models' lists them.")
     method: str = parameter("fedavg", "The method, or several joined by '+'; 'fedstrata methods' lists them.")
@@ -32,19 +34,31 @@ class Experiment(Spec):
     steps: int | None = parameter(None, "Local steps per round, instead of epochs.", low=1)
     batch_size: int = parameter(32, "Samples per local step.", low=1)
     last_batch: str = parameter(
-        "keep", "What becomes of a smaller last batch of an epoch; a client's only batch is always kept.", choices=("keep", "drop")
+        "keep",
+        "What becomes of a smaller last batch of an epoch; a client's only batch is always kept.",
+        choices=("keep", "drop"),
     )
     optimiser: str = parameter("sgd(learning_rate=0.1, momentum=0.9)", "The local optimiser: sgd, adam or adamw.")
     schedule: str = parameter("constant", "How the learning rate changes from round to round.")
-    transforms: str = parameter("normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing.")
+    transforms: str = parameter(
+        "normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing."
+    )
     statistics: str = parameter(
-        "averaged", "Running statistics of norm layers that the method shares: averaged, or kept local.", choices=("averaged", "local")
+        "averaged",
+        "Running statistics of norm layers that the method shares: averaged, or kept local.",
+        choices=("averaged", "local"),
     )
     seed: int = parameter(0, "The seed of every draw.", low=0)
-    engine: str = parameter("auto", "How clients are trained: one by one, all at once, or what is faster here.", choices=("auto", "loop", "stacked"))
+    engine: str = parameter(
+        "auto",
+        "How clients are trained: one by one, all at once, or what is faster here.",
+        choices=("auto", "loop", "stacked"),
+    )
     device: str = parameter("auto", "Where: cpu, cuda, or cuda if there is one.")
     precision: str = parameter("fp32", "The arithmetic of training.", choices=("fp32", "tf32", "bf16", "fp64"))
-    chunk: int | None = parameter(None, "How many clients are trained at once, if not as many as fit the memory.", low=1)
+    chunk: int | None = parameter(
+        None, "How many clients are trained at once, if not as many as fit the memory.", low=1
+    )
     deterministic: bool = parameter(False, "On a GPU: only operations whose results repeat bit for bit.")
     evaluate_every: int = parameter(1, "Evaluate every so many rounds, and in the last one.", low=1)
     checkpoint_every: int = parameter(10, "Save a checkpoint every so many rounds.", low=1)

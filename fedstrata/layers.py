@@ -107,6 +107,9 @@ class LayerMap:
         with undisturbed(model, name) as copy, torch.enable_grad():
             trace = _Trace(copy)
             samples = zero_samples(copy, input_shape) if sample is None else sample
+            if samples.is_floating_point():
+                # Seen by the graph, and no leaf: the model may add its input to something or change it in place.
+                samples = samples.detach().requires_grad_().clone()
             with trace:
                 output = forward(copy, samples, name)
             return _map(copy, trace, output, name)

@@ -1,7 +1,7 @@
 """Local optimisers as operations on stacks: each client has its own state and its own gradient norm.
 
-The arithmetic is that of ``torch.optim`` with the same names. ``update_`` changes the tensors that it is given: the training loop owns them.
-"""
+The arithmetic is that of ``torch.optim`` with the same names. ``update_`` changes the tensors that it is given: the
+training loop owns them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class Optimiser(Spec):
     learning_rate: float = parameter(0.1, "The learning rate, before the schedule.", above=0)
     weight_decay: float = parameter(0.0, "The weight decay.", low=0)
     clip: float | None = parameter(None, "Scale a client's gradient down to this norm when it is longer.", above=0)
-    keep: bool = parameter(False, "Keep the optimiser's state at the client from round to round instead of starting afresh.")
+    keep: bool = parameter(
+        False, "Keep the optimiser's state at the client from round to round instead of starting afresh."
+    )
 
     @abstractmethod
     def state(self, parameters: Tensors) -> Tensors:
@@ -53,7 +55,11 @@ class SGD(Optimiser):
 
     def state(self, parameters: Tensors) -> Tensors:
         """Start with zero momentum."""
-        return {f"momentum/{name}": torch.zeros_like(tensor) for name, tensor in parameters.items()} if self.momentum else {}
+        return (
+            {f"momentum/{name}": torch.zeros_like(tensor) for name, tensor in parameters.items()}
+            if self.momentum
+            else {}
+        )
 
     def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
         """Make one step in place."""
@@ -67,7 +73,9 @@ class SGD(Optimiser):
             velocity = [state[f"momentum/{name}"] for name in gradients]
             torch._foreach_mul_(velocity, self.momentum)
             torch._foreach_add_(velocity, direction)
-            direction = list(torch._foreach_add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
+            direction = (
+                list(torch._foreach_add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
+            )
         torch._foreach_add_(moving, direction, alpha=-learning_rate)
 
 
@@ -80,7 +88,11 @@ class _AdamFamily(Optimiser):
 
     def state(self, parameters: Tensors) -> Tensors:
         """Start with zero moments; every client counts its own steps."""
-        zeros = {f"{moment}/{name}": torch.zeros_like(tensor) for moment in ("mean", "square") for name, tensor in parameters.items()}
+        zeros = {
+            f"{moment}/{name}": torch.zeros_like(tensor)
+            for moment in ("mean", "square")
+            for name, tensor in parameters.items()
+        }
         clients = next(iter(parameters.values()))
         return {**zeros, "steps": torch.zeros(len(clients), dtype=torch.float64, device=clients.device)}
 

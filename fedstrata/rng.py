@@ -3,10 +3,9 @@
 Every draw is computed from a key (seed, round, client, purpose) and a counter, never from a stream that others advance.
 So the order of clients, the chunk size, the engine, the device and a restart change nothing.
 
-Keys are tensors ``[..., 2]`` of two 32-bit words; draws are the counter-based generator Philox4x32-10 (Salmon et al., "Parallel
-random numbers: as easy as 1, 2, 3", SC 2011), written in tensor operations so that all clients draw at once and a CPU and
-a GPU draw the same numbers.
-"""
+Keys are tensors ``[..., 2]`` of two 32-bit words; draws are the counter-based generator Philox4x32-10 (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011), written in tensor operations so that all clients draw at once
+and a CPU and a GPU draw the same numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +26,9 @@ def key(seed: int, *place: int | str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def client_keys(seed: int, round: int, clients: Sequence[int], purpose: str, device: torch.device | str = "cpu") -> Tensor:
+def client_keys(
+    seed: int, round: int, clients: Sequence[int], purpose: str, device: torch.device | str = "cpu"
+) -> Tensor:
     """One key per client: a tensor ``[K, 2]``."""
     words = [key(seed, round, client, purpose) for client in clients]
     return torch.tensor(words, dtype=torch.int64, device=device).reshape(len(words), 2)
@@ -87,11 +88,10 @@ def uniform(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Ten
 def permutation(keys: Tensor, count: int, stream: int | Tensor = 0, valid: Tensor | None = None) -> Tensor:
     """Shuffle ``0 .. count - 1`` for each key: a tensor ``[..., count]``.
 
-    With ``valid``, a tensor of lengths that broadcasts to ``[..., 1]``, each row begins with the shuffle of its own shorter range, the one
-    that it would have got alone, so that clients of unequal size are shuffled in one call.
-    """
-    words = philox(keys, 2 * count, stream)[..., : 2 * count].unflatten(-1, (count, 2))
-    order = (words[..., 0] << 31) | (words[..., 1] >> 1)
+    With ``valid``, a tensor of lengths that broadcasts to ``[..., 1]``, each row begins with the shuffle of its own
+    shorter range, the one that it would have got alone, so that clients of unequal size are shuffled in one call."""
+    words = philox(keys, 2 * count, stream)[..., : 2 * count]
+    order = (words[..., 0::2] << 31) | (words[..., 1::2] >> 1)
     if valid is not None:
         beyond = torch.arange(count, device=keys.device) >= valid
         order = order.masked_fill(beyond, torch.iinfo(torch.int64).max)

@@ -33,6 +33,7 @@ from fedstrata.runs import RunFolder, describe_environment
 from fedstrata.schedules import schedules
 from fedstrata.stack import Tensors
 
+DEFAULT_CLIENTS = 20
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
@@ -63,7 +64,9 @@ class Ingredients:
         if self.split is not None:
             changes |= {"partition": f"python:{self.split.hash}", "clients": self.split.clients}
         if self.model is not None:
-            changes["model"] = str(self.model) if isinstance(self.model, ModelSpec) else f"python:{_name_of(self.model)}"
+            changes["model"] = (
+                str(self.model) if isinstance(self.model, ModelSpec) else f"python:{_name_of(self.model)}"
+            )
         if self.method is not None:
             method = Method.make(self.method)
             changes["method"] = str(method)
@@ -105,24 +108,33 @@ class Simulation:
     round: int = 0
 
     @classmethod
-    def prepare(cls, experiment: Experiment, ingredients: Ingredients = Ingredients(), plan: Plan | None = None) -> Simulation:  # noqa: B008
+    def prepare(
+        cls, experiment: Experiment, ingredients: Ingredients | None = None, plan: Plan | None = None
+    ) -> Simulation:
         """Load the data, divide it, build the model and choose the engine; whatever does not fit is refused here."""
+        ingredients = ingredients or Ingredients()
         experiment = ingredients.describe(experiment)
         method = Method.make(ingredients.method or experiment.method)
         optimiser, schedule = optimisers.make(experiment.optimiser), schedules.make(experiment.schedule)
         transforms = parse_transforms(experiment.transforms)
         device = choose_device(experiment.device)
         dataset = ingredients.dataset or load_data(experiment)
+        for transform in transforms:
+            transform.check(dataset)
         split = ingredients.split or divide(experiment, dataset)
         experiment = experiment.with_changes({"clients": split.clients})
         set_precision(experiment.precision, experiment.deterministic)
         dtype = _DTYPES[experiment.precision]
-        model = build_model(ingredients.model or experiment.model, dataset.input_shape, dataset.classes, experiment.seed)
+        model = build_model(
+            ingredients.model or experiment.model, dataset.input_shape, dataset.classes, experiment.seed
+        )
         layers = LayerMap.read(model, dataset.input_shape)
         for note in method.notes(layers):
             warnings.warn(note, FedStrataWarning, stacklevel=2)
         model = model.to(device=device, dtype=dtype)
-        initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        initial = {
+            name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
         personal = method.personal(layers)
         if experiment.statistics == "local":
             personal |= {name for name in layers.norm_names if name in layers.buffer_names}
@@ -147,7 +159,8 @@ class Simulation:
         return cls(experiment, dataset, split, method, setting, engine, plan)
 
     def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
-        """Do the remaining rounds, and return the summary; with a folder, save checkpoints on the way and the results at the end."""
+        """Do the remaining rounds, and return the summary; with a folder, save checkpoints on the way and the results
+        at the end."""
         with _stop_requests() as stop:
             while self.round < self.experiment.rounds:
                 self.step(listener)
@@ -172,18 +185,26 @@ class Simulation:
         report = self.engine.round(self.round, participants, evaluate)
         self._synchronise()
         trained = time.perf_counter()
-        values = {"train.loss": float(report.loss.mean()), "bytes.up": float(report.bytes_up), "bytes.down": float(report.bytes_down)}
+        values = {
+            "train.loss": float(report.loss.mean()),
+            "bytes.up": float(report.bytes_up),
+            "bytes.down": float(report.bytes_down),
+        }
         self._warn_if_diverged(report, participants)
         if evaluate:
             values |= self._evaluate(report, last)
         self.metrics.add_round(self.round, values)
-        self.metrics.add_layers(self.round, "update", layer_updates(self.setting.layers, before, self.engine.server.model))
+        self.metrics.add_layers(
+            self.round, "update", layer_updates(self.setting.layers, before, self.engine.server.model)
+        )
         self._synchronise()
         self.timings.add(self.round, "train", trained - began)
         self.timings.add(self.round, "evaluate", time.perf_counter() - trained)
         if listener is not None:
             seconds = time.perf_counter() - began
-            listener(Update(str(self.method), self.experiment.seed, self.round, self.experiment.rounds, seconds, values))
+            listener(
+                Update(str(self.method), self.experiment.seed, self.round, self.experiment.rounds, seconds, values)
+            )
 
     def _evaluate(self, report: RoundReport, last: bool) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -192,7 +213,11 @@ class Simulation:
             values |= self._note("client_before", report.before)
         values |= self._note("client_after", after)
         if everywhere is not None:
-            values |= {"global.accuracy": everywhere[0], "global.loss": everywhere[1], **self._note("global_on_clients", after)}
+            values |= {
+                "global.accuracy": everywhere[0],
+                "global.loss": everywhere[1],
+                **self._note("global_on_clients", after),
+            }
         if last and self.method.adaptation() is not None:
             values |= self._note("client_adapted", self.engine.adapted(self.round))
         return values
@@ -220,7 +245,9 @@ class Simulation:
 
     def save(self, folder: RunFolder) -> None:
         """Save a checkpoint of the rounds so far."""
-        folder.save_checkpoint(self.round, pack(self.engine.server, self.engine.clients()), {}, self.metrics, self.timings)
+        folder.save_checkpoint(
+            self.round, pack(self.engine.server, self.engine.clients()), {}, self.metrics, self.timings
+        )
 
     def restore(self, folder: RunFolder) -> None:
         """Go on from the newest whole checkpoint, or from the beginning where there is none."""
@@ -274,7 +301,9 @@ def load_data(experiment: Experiment) -> Dataset:
 def divide(experiment: Experiment, dataset: Dataset) -> Split:
     """Divide a dataset as an experiment says."""
     _refuse_python(experiment.partition, "split")
-    return partitions.make(experiment.partition).with_seed(experiment.seed).split(dataset, experiment.clients)
+    partition = partitions.make(experiment.partition).with_seed(experiment.seed)
+    clients = experiment.clients or partition.clients_for(dataset) or DEFAULT_CLIENTS
+    return partition.split(dataset, clients)
 
 
 def _refuse_python(text: str, what: str) -> None:
@@ -295,7 +324,9 @@ def choose_device(given: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise FedStrataError(f"The device '{given}' is not supported; use auto, cpu, cuda or cuda:0.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise FedStrataError(f"The device '{given}' was asked for, but this machine has no usable CUDA GPU; use --device cpu.")
+        raise FedStrataError(
+            f"The device '{given}' was asked for, but this machine has no usable CUDA GPU; use --device cpu."
+        )
     return device
 
 
@@ -309,13 +340,17 @@ def set_precision(precision: str, deterministic: bool) -> None:
 
 
 def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str, float]:
-    r"""Measure how far each shared layer of the global model moved: :math:`\lVert w^{t+1} - w^t \rVert / \lVert w^t \rVert`."""
+    r"""Measure how far each shared layer of the global model moved: :math:`\lVert w^{t+1} - w^t \rVert / \lVert w^t
+    \rVert`."""
     names, values = [], []
     for layer in layers.layers:
         shared = [name for name in layer.parameters if name in after]
         if shared:
             names.append(layer.name)
-            values.append(_norm(after[name] - before[name] for name in shared) / _norm(before[name] for name in shared).clamp(min=1e-12))
+            values.append(
+                _norm(after[name] - before[name] for name in shared)
+                / _norm(before[name] for name in shared).clamp(min=1e-12)
+            )
     return dict(zip(names, torch.stack(values).tolist(), strict=True)) if values else {}
 
 

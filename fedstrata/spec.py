@@ -190,7 +190,9 @@ def parse(text: str, kind: str = "name") -> tuple[Call, ...]:
     """
     pieces = split_outside(text, "+")
     if not all(piece.strip() for piece in pieces):
-        raise FedStrataError(f"'{text}' is not a {kind}: a name is missing. Write it like 'name' or 'name(parameter=1)'.")
+        raise FedStrataError(
+            f"'{text}' is not a {kind}: a name is missing. Write it like 'name' or 'name(parameter=1)'."
+        )
     return tuple(_parse_call(piece.strip(), kind) for piece in pieces)
 
 
@@ -221,14 +223,18 @@ def split_outside(text: str, separator: str) -> list[str]:
 def _parse_call(text: str, kind: str) -> Call:
     matched = _NAME.match(text)
     if matched is None:
-        raise FedStrataError(f"'{text}' is not a {kind}: it must begin with a letter, like 'name' or 'name(parameter=1)'.")
+        raise FedStrataError(
+            f"'{text}' is not a {kind}: it must begin with a letter, like 'name' or 'name(parameter=1)'."
+        )
     name, rest = matched.group(), text[matched.end() :].strip()
     if not rest:
         return Call(name)
     if rest.startswith(":"):
         return Call(name, tuple(_read_value(item.strip()) for item in split_outside(rest[1:], ",")))
     if not (rest.startswith("(") and rest.endswith(")")):
-        raise FedStrataError(f"'{text}' is not a {kind}: after '{name}' comes ':value', '(parameter=value)' or nothing.")
+        raise FedStrataError(
+            f"'{text}' is not a {kind}: after '{name}' comes ':value', '(parameter=value)' or nothing."
+        )
     positional: list[Value] = []
     keywords: list[tuple[str, Value]] = []
     for item in split_outside(rest[1:-1], ","):
@@ -268,7 +274,11 @@ def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) ->
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     matches = any(
-        value is None if kind in (None, type(None)) else type(value) is kind if kind in (bool, int, float, str) else True
+        value is None
+        if kind in (None, type(None))
+        else type(value) is kind
+        if kind in (bool, int, float, str)
+        else True
         for kind in allowed
     )
     if not matches:

@@ -1,8 +1,7 @@
 """Arithmetic on stacks: all clients' tensors at once.
 
-A **stack** is a dict from a name to a tensor with a leading client axis, ``[K, *shape]``. A plain dict without that axis holds one
-model, such as the server's. Everything here is a pure function unless its name says otherwise.
-"""
+A **stack** is a dict from a name to a tensor with a leading client axis, ``[K, *shape]``. A plain dict without that
+axis holds one model, such as the server's. Everything here is a pure function unless its name says otherwise."""
 
 from __future__ import annotations
 
@@ -69,8 +68,11 @@ def align(weights: Tensor, tensor: Tensor) -> Tensor:
     return weights.reshape(-1, *[1] * (tensor.dim() - 1))
 
 
-def weighted_mean(tensor: Tensor, shares: Tensor, mask: Tensor | None = None, otherwise: Tensor | None = None) -> Tensor:
-    """Average over the client axis: ``sum_k p_k w_k``, or under masks ``sum_k p_k m_k w_k / sum_k p_k m_k`` entry by entry.
+def weighted_mean(
+    tensor: Tensor, shares: Tensor, mask: Tensor | None = None, otherwise: Tensor | None = None
+) -> Tensor:
+    """Average over the client axis: ``sum_k p_k w_k``, or under masks ``sum_k p_k m_k w_k / sum_k p_k m_k`` entry by
+    entry.
 
     Entries that no client holds take the value of ``otherwise``. Integer tensors (counters) are rounded.
     The sum runs over clients in their order, so the result does not depend on how replies arrived.

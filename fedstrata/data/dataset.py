@@ -15,10 +15,10 @@ from fedstrata.errors import FedStrataError
 class Dataset:
     """All samples of a classification task in one pool, which splits and batches index into.
 
-    ``inputs`` is ``[n, ...]``: images as uint8 ``[n, channels, height, width]`` in 0..255 (scaled to [0, 1] when a batch is made) or any
-    floating-point features; ``labels`` is int64 ``[n]``. ``train`` and ``test`` are positions in the pool. ``sites`` names the natural owner
-    of each sample (a hospital, a writer), where there is one. ``mean`` and ``deviation`` are per channel, for the ``normalise`` transform.
-    """
+    ``inputs`` is ``[n, ...]``: images as uint8 ``[n, channels, height, width]`` in 0..255 (scaled to [0, 1] when a
+    batch is made) or any floating-point features; ``labels`` is int64 ``[n]``. ``train`` and ``test`` are positions in
+    the pool. ``sites`` names the natural owner of each sample (a hospital, a writer), where there is one. ``mean`` and
+    ``deviation`` are per channel, for the ``normalise`` transform."""
 
     name: str
     inputs: Tensor
@@ -50,15 +50,18 @@ class Dataset:
             raise FedStrataError(f"The dataset '{self.name}' holds no samples.")
         if len(self.inputs) != len(self.labels):
             raise FedStrataError(
-                f"The dataset '{self.name}' has {len(self.inputs)} inputs but {len(self.labels)} labels; give one label per input."
+                f"The dataset '{self.name}' has {len(self.inputs)} inputs but {len(self.labels)} labels; "
+                "give one label per input."
             )
         if self.inputs.is_floating_point() and not bool(torch.isfinite(self.inputs).all()):
             bad = int((~torch.isfinite(self.inputs)).flatten(1).any(1).nonzero()[0])
             raise FedStrataError(
-                f"Sample {bad} of the dataset '{self.name}' holds a NaN or an infinity; clean or drop such samples first."
+                f"Sample {bad} of the dataset '{self.name}' holds a NaN or an infinity; "
+                "clean or drop such samples first."
             )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= self.classes:
             raise FedStrataError(
-                f"The labels of the dataset '{self.name}' range from {low} to {high}, but its {self.classes} classes are 0 to {self.classes - 1}."
+                f"The labels of the dataset '{self.name}' range from {low} to {high}, "
+                f"but its {self.classes} classes are 0 to {self.classes - 1}."
             )

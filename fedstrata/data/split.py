@@ -24,7 +24,8 @@ class Split:
         for client, positions in enumerate(self.train):
             if len(positions) == 0:
                 raise FedStrataError(
-                    f"Client {client} of {len(self.train)} holds no training samples; use fewer clients, more data or a milder skew."
+                    f"Client {client} of {len(self.train)} holds no training samples; "
+                    "use fewer clients, more data or a milder skew."
                 )
 
     @property

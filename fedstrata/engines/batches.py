@@ -1,8 +1,8 @@
 """Which samples each client sees at each step, and the batches made of them on the device.
 
-A client's stream of batches depends on its own key and its own data only. Clients are then grouped so that those whose next batches have the same
-size are trained together: no padding, so batch norm and optimisers see exactly what they would see alone.
-"""
+A client's stream of batches depends on its own key and its own data only. Clients are then grouped so that those whose
+next batches have the same size are trained together: no padding, so batch norm and optimisers see exactly what they
+would see alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from fedstrata.rng import client_keys, permutation
 
 @dataclass(frozen=True)
 class Work:
-    """How much local training: epochs, or a number of steps instead; the size of batches; what becomes of a small last one."""
+    """How much local training: epochs, or a number of steps instead; the size of batches; what becomes of a small last
+    one."""
 
     epochs: int
     steps: int | None
@@ -40,7 +41,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """The next batches of a group of clients: their rows in the stack (``None``: all), positions ``[k, b]`` in the pool, step counter."""
+    """The next batches of a group of clients: their rows in the stack (``None``: all), positions ``[k, b]`` in the
+    pool, step counter."""
 
     rows: Tensor | None
     positions: Tensor
@@ -50,7 +52,9 @@ class Batch:
 class DeviceData:
     """A dataset and its split, on the device where training happens."""
 
-    def __init__(self, dataset: Dataset, split: Split, transforms: Sequence[Transform], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, dataset: Dataset, split: Split, transforms: Sequence[Transform], device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.dataset = dataset
         self.split = split
         self.transforms = tuple(transforms)
@@ -63,12 +67,21 @@ class DeviceData:
         padded = np.stack([np.pad(positions, (0, longest - len(positions))) for positions in split.train])
         self._train = torch.from_numpy(padded).to(device)
 
-    def batches(self, clients: Sequence[int], work: Work, seed: int, round: int, purpose: str = "batches") -> Iterator[Batch]:
+    def batches(
+        self, clients: Sequence[int], work: Work, seed: int, round: int, purpose: str = "batches"
+    ) -> Iterator[Batch]:
         """Stream the batches of some clients for one round; clients that are done drop out."""
         sizes = [int(self.split.sizes[client]) for client in clients]
         per_epoch = [work.batches_per_epoch(size) for size in sizes]
         steps = [work.steps_of(size) for size in sizes]
-        shuffled = self._shuffled(clients, sizes, seed, round, purpose, max(-(-count // each) for count, each in zip(steps, per_epoch, strict=True)))
+        shuffled = self._shuffled(
+            clients,
+            sizes,
+            seed,
+            round,
+            purpose,
+            max(-(-count // each) for count, each in zip(steps, per_epoch, strict=True)),
+        )
         for step in range(max(steps)):
             groups: dict[int, list[tuple[int, int, int]]] = {}
             for row, (size, each, count) in enumerate(zip(sizes, per_epoch, steps, strict=True)):
@@ -79,7 +92,9 @@ class DeviceData:
             for length in sorted(groups, reverse=True):
                 yield self._batch(shuffled, groups[length], length, step)
 
-    def _shuffled(self, clients: Sequence[int], sizes: Sequence[int], seed: int, round: int, purpose: str, epochs: int) -> Tensor:
+    def _shuffled(
+        self, clients: Sequence[int], sizes: Sequence[int], seed: int, round: int, purpose: str, epochs: int
+    ) -> Tensor:
         """Shuffle every client's samples once per epoch: positions in the pool ``[K, epochs, longest]``."""
         keys = client_keys(seed, round, clients, purpose, self.device)
         longest = max(sizes)

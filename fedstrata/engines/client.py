@@ -73,7 +73,8 @@ class ClientState:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round leaves at the clients: their state, their reply, the trained models and the mean loss of each client."""
+    """What a round leaves at the clients: their state, their reply, the trained models and the mean loss of each
+    client."""
 
     state: ClientState
     reply: Message
@@ -110,13 +111,21 @@ def first_state(setting: Setting, data: DeviceData, ids: Sequence[int]) -> Clien
 def own_model(setting: Setting, state: ClientState, broadcast: Message, clients: int) -> Tensors:
     """Put together each client's model: the shared part as received, the personal part its own."""
     return {
-        name: state.personal[name] if name in setting.personal else broadcast.tensors[name].expand(clients, *tensor.shape)
+        name: state.personal[name]
+        if name in setting.personal
+        else broadcast.tensors[name].expand(clients, *tensor.shape)
         for name, tensor in setting.initial.items()
     }
 
 
 def client_round(
-    setting: Setting, forward: Forward, data: DeviceData, ids: Sequence[int], state: ClientState, broadcast: Message, round: int
+    setting: Setting,
+    forward: Forward,
+    data: DeviceData,
+    ids: Sequence[int],
+    state: ClientState,
+    broadcast: Message,
+    round: int,
 ) -> Outcome:
     """Download, perturb, train, remember, upload."""
     clients = view(setting, data, ids, round, state.memory)
@@ -137,7 +146,13 @@ def client_round(
 
 
 def adapt(
-    setting: Setting, forward: Forward, data: DeviceData, ids: Sequence[int], state: ClientState, model: Tensors, round: int
+    setting: Setting,
+    forward: Forward,
+    data: DeviceData,
+    ids: Sequence[int],
+    state: ClientState,
+    model: Tensors,
+    round: int,
 ) -> Tensors:
     """Train clients' own models once more, for themselves, at the initial learning rate."""
     phase = setting.method.adaptation()
@@ -160,10 +175,11 @@ def train(
     learning_rate: float,
     purpose: str,
 ) -> tuple[Tensors, Tensors, Tensor]:
-    """Train K clients for one phase; return their models, the optimiser's state if it is kept, and the mean loss of each client.
+    """Train K clients for one phase; return their models, the optimiser's state if it is kept, and the mean loss of
+    each client.
 
-    ``model`` and ``optimiser`` belong to this function and are changed in place. ``purpose`` separates the draws of different phases.
-    """
+    ``model`` and ``optimiser`` belong to this function and are changed in place. ``purpose`` separates the draws of
+    different phases."""
     moving = _moving(setting.layers, phase)
     parameters = {name: model[name] for name in setting.layers.parameter_names}
     buffers = {name: model[name] for name in setting.layers.buffer_names}
@@ -183,7 +199,18 @@ def train(
         own_buffers, own_optimiser = take(buffers, rows), take(optimiser, rows)
         for name in moving:
             current[name].requires_grad_()
-        step, loss, after = _evaluate_step(setting, forward, some, take(received, rows), current, own_buffers, inputs, labels, fold(own_dropout, batch.step), learning_rate)
+        step, loss, after = _evaluate_step(
+            setting,
+            forward,
+            some,
+            take(received, rows),
+            current,
+            own_buffers,
+            inputs,
+            labels,
+            fold(own_dropout, batch.step),
+            learning_rate,
+        )
         gradients = dict(zip(moving, torch.autograd.grad(loss.sum(), [current[name] for name in moving]), strict=True))
         with torch.no_grad():
             gradients = setting.method.gradients(some, step, gradients)
@@ -219,7 +246,8 @@ def _evaluate_step(
     keys: Tensor,
     learning_rate: float,
 ) -> tuple[Step, Tensor, Tensors]:
-    """Run the models on a batch: the step as hooks see it, each client's loss ``[k]``, and the buffers after the pass."""
+    """Run the models on a batch: the step as hooks see it, each client's loss ``[k]``, and the buffers after the
+    pass."""
 
     def run(chosen: Tensors) -> tuple[Tensor, Tensors]:
         with torch.autocast(setting.device.type, dtype=torch.bfloat16, enabled=setting.precision == "bf16"):

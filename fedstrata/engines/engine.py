@@ -16,7 +16,8 @@ from fedstrata.stack import Tensors
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round cost and gave: each participant's mean training loss, bytes both ways, and the scores before aggregation if asked."""
+    """What a round cost and gave: each participant's mean training loss, bytes both ways, and the scores before
+    aggregation if asked."""
 
     loss: Tensor
     bytes_up: int
@@ -27,14 +28,18 @@ class RoundReport:
 class Engine(Protocol):
     """Runs rounds and holds the state of the server and of all clients."""
 
-    server: ServerState
+    @property
+    def server(self) -> ServerState:
+        """The server's state."""
+        ...
 
     def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
         """Run one round."""
         ...
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
-        """Test every client's own model after aggregation; and the global model on the global test set, where there is one."""
+        """Test every client's own model after aggregation; and the global model on the global test set, where there is
+        one."""
         ...
 
     def adapted(self, round: int) -> Scores:

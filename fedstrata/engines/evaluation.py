@@ -3,8 +3,8 @@
 =====================  =============================================================================================
 ``global``             the global model on the global test set
 ``global_on_clients``  the global model on each client's test set
-``client_before``      each participant's own model, as it just trained it, before aggregation, on its own test set
-``client_after``       each client's own model after aggregation (shared part new, personal part its own), on its own test set
+``client_before``      each participant's own model, just trained, before aggregation, on its own test set
+``client_after``       each client's own model after aggregation, shared part new, personal part its own, likewise
 ``client_adapted``     each client's model after the final adaptation of a method that has one, on its own test set
 =====================  =============================================================================================
 
@@ -77,10 +77,14 @@ class Evaluator:
         if len(needed) == 0:
             return Scores((), np.empty(0), np.empty(0)), None
         stack = {name: tensor.unsqueeze(0) for name, tensor in model.items()}
-        correct, loss = (values[0].cpu().numpy() for values in self._run(forward, stack, torch.from_numpy(needed)[None]))
+        correct, loss = (
+            values[0].cpu().numpy() for values in self._run(forward, stack, torch.from_numpy(needed)[None])
+        )
         places = [np.searchsorted(needed, positions) for positions in split.test]
         tested = tuple(client for client, place in enumerate(places) if len(place))
-        scores = Scores(tested, *(np.array([values[places[client]].mean() for client in tested]) for values in (correct, loss)))
+        scores = Scores(
+            tested, *(np.array([values[places[client]].mean() for client in tested]) for values in (correct, loss))
+        )
         if len(test) == 0:
             return scores, None
         everywhere = np.searchsorted(needed, test)
@@ -94,7 +98,7 @@ class Evaluator:
         keys = torch.zeros(len(positions), 2, dtype=torch.int64, device=device)
         correct, losses = [], []
         with torch.no_grad():
-            for part in positions.split(max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
+            for part in torch.split(positions, max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
                 inputs, labels = self.data.make(part.to(device), None)
                 outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
                 correct.append((outputs.argmax(-1) == labels).to(torch.float64))

@@ -1,11 +1,12 @@
 """The forward pass of many clients' models, behind one interface.
 
-``forward(parameters, buffers, inputs, keys, training)`` takes stacks ``[K, ...]`` and inputs ``[K, B, ...]`` and returns outputs
-``[K, B, classes]`` and the buffers after the pass. Clients do not interact, so the gradient of the summed loss is every client's own gradient.
+``forward(parameters, buffers, inputs, keys, training)`` takes stacks ``[K, ...]`` and inputs ``[K, B, ...]`` and
+returns outputs ``[K, B, classes]`` and the buffers after the pass. Clients do not interact, so the gradient of the
+summed loss is every client's own gradient.
 
-:class:`LoopForward` runs plain PyTorch for one client at a time; :class:`StackedForward` runs all clients as one batch of models
-through ``torch.func.vmap``, with hand-made operations where the generic rule is slow. Both draw dropout from per-client keys, so they agree.
-"""
+:class:`LoopForward` runs plain PyTorch for one client at a time; :class:`StackedForward` runs all clients as one batch
+of models through ``torch.func.vmap``, with hand-made operations where the generic rule is slow. Both draw dropout from
+per-client keys, so they agree."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class StackedForward:
 
 
 class KeyedRandomness(TorchFunctionMode):
-    """While it is active, dropout draws from one client's key instead of a global stream; other operations may be replaced too.
+    """While it is active, dropout draws from one client's key instead of a global stream; other operations may be
+    replaced too.
 
     The n-th random operation of a pass draws from stream n, so a layer draws the same numbers whichever engine runs it.
     """
@@ -157,8 +159,9 @@ _DROPOUTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
 
 _GLOBAL_DRAWS: frozenset[Callable[..., Any]] = frozenset(
     (
-        torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli,
-        torch.multinomial, torch.normal, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.gumbel_softmax, F.rrelu,
+        torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like, torch.randint_like,
+        torch.bernoulli, torch.multinomial, torch.normal, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout,
+        F.gumbel_softmax, F.rrelu,
     )
 )  # fmt: skip
 

@@ -1,8 +1,7 @@
 """The loop engine: one client after another, in plain PyTorch.
 
-Server and clients are separate objects that exchange encoded messages and share nothing else, so whatever runs here can run on a network. It
-is the reference with which the other engines must agree.
-"""
+Server and clients are separate objects that exchange encoded messages and share nothing else, so whatever runs here can
+run on a network. It is the reference with which the other engines must agree."""
 
 from __future__ import annotations
 
@@ -113,10 +112,14 @@ class LoopEngine:
     def adapted(self, round: int) -> Scores:
         """Let every client adapt its model once more, and test it."""
         messages = self._server.messages(range(self.setting.clients), round + 1)
-        return self._test(member.adapted_model(message, round) for member, message in zip(self.members, messages, strict=True))
+        return self._test(
+            member.adapted_model(message, round) for member, message in zip(self.members, messages, strict=True)
+        )
 
     def _test(self, models: Iterator[Tensors]) -> Scores:
-        return Scores.join([self.evaluator.own_models(self.forward, model, [number]) for number, model in enumerate(models)])
+        return Scores.join(
+            [self.evaluator.own_models(self.forward, model, [number]) for number, model in enumerate(models)]
+        )
 
     def clients(self) -> ClientState:
         """Return the state of all clients, in their order."""

@@ -1,10 +1,9 @@
 """Hand-made operations for many clients at once, used inside ``vmap`` where its generic rule is slow.
 
-``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their speed. Here images of all
-clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one batched matrix product over unfolded windows,
-batch norm is one fused call over ``K * channels`` channels, and pooling needs no copy. To the model nothing changes: it still sees
-``[batch, channels, height, width]``.
-"""
+``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their
+speed. Here images of all clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one
+batched matrix product over unfolded windows, batch norm is one fused call over ``K * channels`` channels, and pooling
+needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``."""
 
 from __future__ import annotations
 
@@ -93,7 +92,9 @@ def _fold(
     windows = columns.view(clients, channels, *kernel, batch, rows, across)
     for i in range(kernel[0]):
         for j in range(kernel[1]):
-            target = padded[..., i : i + stride[0] * (rows - 1) + 1 : stride[0], j : j + stride[1] * (across - 1) + 1 : stride[1]]
+            target = padded[
+                ..., i : i + stride[0] * (rows - 1) + 1 : stride[0], j : j + stride[1] * (across - 1) + 1 : stride[1]
+            ]
             target += windows[:, :, i, j]
     return padded[..., padding[0] : padding[0] + height, padding[1] : padding[1] + width]
 
@@ -123,7 +124,14 @@ class _Convolution(_InsideVmap):
 class _BatchNorm(_InsideVmap):
     @staticmethod
     def forward(
-        inputs: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, training: bool, momentum: float, eps: float
+        inputs: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        training: bool,
+        momentum: float,
+        eps: float,
     ) -> Tensor:
         return F.batch_norm(inputs, mean, variance, weight, bias, training, momentum, eps)
 
@@ -142,18 +150,22 @@ class _BatchNorm(_InsideVmap):
     ) -> tuple[Tensor, int]:
         stacked = _clients_first(inputs, in_dims[0], info.batch_size).transpose(1, 2)
         clients, channels = stacked.shape[:2]
+        # Views, since running statistics are updated in place.
         per_channel = [
-            None if tensor is None else _clients_first(tensor, dim, clients).flatten()
+            None if tensor is None else _clients_first(tensor, dim, clients).view(-1)
             for tensor, dim in zip((mean, variance, weight, bias), in_dims[1:5], strict=True)
         ]
         flat = stacked.reshape(1, clients * channels, -1)
-        return F.batch_norm(flat, *per_channel, training, momentum, eps).view(stacked.shape).transpose(1, 2), 0  # type: ignore[arg-type]
+        mean, variance, weight, bias = per_channel
+        normalised = F.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps)
+        return normalised.view(stacked.shape).transpose(1, 2), 0
 
 
 class _MaxPool(_InsideVmap):
     @staticmethod
     def forward(images: Tensor, options: tuple[Any, ...]) -> Tensor:
-        return F.max_pool2d(images, *options)
+        pooled: Tensor = F.max_pool2d(images, *options)
+        return pooled
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, images: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, int]:
@@ -168,7 +180,13 @@ def _clients_first(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
 
 
 def _conv2d(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Tensor:
     if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4:
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
@@ -193,10 +211,18 @@ def _batch_norm(
     return normalised
 
 
-def _max_pool2d(input: Tensor, *options: Any, **named: Any) -> Tensor:
-    if named or input.dim() != 4:
-        return torch.max_pool2d(input, *options, **named)
-    pooled: Tensor = _MaxPool.apply(input, options)
+def _max_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:
+    if return_indices or input.dim() != 4:
+        return torch.max_pool2d(input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)
+    pooled: Tensor = _MaxPool.apply(input, (kernel_size, stride, padding, dilation, ceil_mode))
     return pooled
 
 

@@ -33,7 +33,9 @@ class Plan:
     chunk: int
 
 
-def make_plan(asked: str, chunk: int | None, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> Plan:
+def make_plan(
+    asked: str, chunk: int | None, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared
+) -> Plan:
     """Decide how to run: as asked if possible, else what is faster here.
 
     A model that cannot be stacked is looped over, with a warning that names the module.
@@ -87,7 +89,8 @@ def stacking_obstacle(setting: Setting, model: nn.Module, data: DeviceData) -> s
 
 
 def clients_that_fit(setting: Setting, model: nn.Module, data: DeviceData) -> int:
-    """Estimate how many clients' training fits the free memory, from what one client's step keeps for its backward pass."""
+    """Estimate how many clients' training fits the free memory, from what one client's step keeps for its backward
+    pass."""
     kept: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:
@@ -112,21 +115,27 @@ def _free_memory(device: torch.device) -> float:
 
 def _trial_step(setting: Setting, forward: Forward, data: DeviceData, clients: int, samples: int) -> None:
     """Run one training pass, forward and back, on the first samples of the pool; nothing is kept."""
-    parameters = {name: tensor.detach().clone().requires_grad_() for name, tensor in repeat(_parameters(setting), clients).items()}
+    parameters = {
+        name: tensor.detach().clone().requires_grad_() for name, tensor in repeat(_parameters(setting), clients).items()
+    }
     buffers = repeat({name: setting.initial[name] for name in setting.layers.buffer_names}, clients)
     positions = torch.arange(samples, device=setting.device).remainder(len(data.labels)).expand(clients, samples)
     inputs, labels = data.make(positions, None)
     keys = torch.zeros(clients, 2, dtype=torch.int64, device=setting.device)
     with torch.autocast(setting.device.type, dtype=torch.bfloat16, enabled=setting.precision == "bf16"):
         outputs, _ = forward(parameters, buffers, inputs, keys, training=True)
-    torch.autograd.grad(cross_entropy(outputs.to(data.dtype), labels).sum(), list(parameters.values()), allow_unused=True)
+    torch.autograd.grad(
+        cross_entropy(outputs.to(data.dtype), labels).sum(), list(parameters.values()), allow_unused=True
+    )
 
 
 def _parameters(setting: Setting) -> dict[str, Tensor]:
     return {name: setting.initial[name] for name in setting.layers.parameter_names}
 
 
-def seconds_per_client(setting: Setting, forward: Forward, data: DeviceData, declared: Declared, ids: Sequence[int]) -> float:
+def seconds_per_client(
+    setting: Setting, forward: Forward, data: DeviceData, declared: Declared, ids: Sequence[int]
+) -> float:
     """Measure a short round of some clients, after a warm-up, in seconds per client."""
     brief = replace(setting, work=replace(setting.work, steps=_TRIAL_STEPS))
     message = broadcast(brief, first_server_state(brief, declared), declared, ids, 1)

@@ -30,7 +30,9 @@ class ServerState:
     memory: Tensors = field(default_factory=dict)
 
 
-def server_view(setting: Setting, state: ServerState, declared: Declared, participants: Sequence[int], round: int) -> Server:
+def server_view(
+    setting: Setting, state: ServerState, declared: Declared, participants: Sequence[int], round: int
+) -> Server:
     """Gather what hooks may see at the server."""
     rows = torch.tensor(list(participants))
     return Server(
@@ -55,7 +57,8 @@ def first_server_state(setting: Setting, declared: Declared) -> ServerState:
 
 
 def select(setting: Setting, participation: float, round: int) -> tuple[int, ...]:
-    """Choose the participants of a round uniformly, at least one, in ascending order; the same for every method under one seed."""
+    """Choose the participants of a round uniformly, at least one, in ascending order; the same for every method under
+    one seed."""
     count = max(1, round_half_up(participation * setting.clients))
     if count == setting.clients:
         return tuple(range(setting.clients))
@@ -68,7 +71,9 @@ def round_half_up(number: float) -> int:
     return int(number + 0.5)
 
 
-def broadcast(setting: Setting, state: ServerState, declared: Declared, participants: Sequence[int], round: int) -> Message:
+def broadcast(
+    setting: Setting, state: ServerState, declared: Declared, participants: Sequence[int], round: int
+) -> Message:
     """Build what the server sends: by default the shared tensors, the same for everybody."""
     message = Message({name: tensor.unsqueeze(0) for name, tensor in state.model.items()})
     return setting.method.broadcast(server_view(setting, state, declared, participants, round), message)

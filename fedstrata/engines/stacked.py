@@ -87,11 +87,11 @@ class StackedEngine:
             yield ids, state, own_model(self.setting, state, message.rows(places), len(ids))
 
     def _chunks(self, participants: Sequence[int]) -> Iterator[tuple[Tensor | None, list[int], Tensor | None]]:
-        """Divide participants into chunks: their places in the message, their numbers, their rows in the state (``None``: all)."""
+        """Divide participants into chunks: their places in the message, their numbers, their rows in the state
+        (``None``: all)."""
         device, count = self.setting.device, len(participants)
         for begin in range(0, count, self.chunk):
             ids = list(participants[begin : begin + self.chunk])
             places = None if len(ids) == count else torch.arange(begin, begin + len(ids), device=device)
             rows = None if len(ids) == self.setting.clients else torch.tensor(ids, device=device)
             yield places, ids, rows
-

@@ -5,4 +5,19 @@ from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Server,
 from fedstrata.methods.composition import Method
 from fedstrata.methods.registry import methods
 
-__all__ = ["Clients", "Facts", "Message", "Method", "Part", "Phase", "Server", "Step", "fedavg", "fedavgm", "fedbn", "fedprox", "local", "methods"]
+__all__ = [
+    "Clients",
+    "Facts",
+    "Message",
+    "Method",
+    "Part",
+    "Phase",
+    "Server",
+    "Step",
+    "fedavg",
+    "fedavgm",
+    "fedbn",
+    "fedprox",
+    "local",
+    "methods",
+]

@@ -1,11 +1,12 @@
 """The contract between a method and the engines.
 
-A method is a composition of **parts**. A part is a frozen dataclass whose fields are its hyper-parameters and whose methods are hooks: the
-points of a round that it touches. Hooks take values and return values; they keep nothing.
+A method is a composition of **parts**. A part is a frozen dataclass whose fields are its hyper-parameters and whose
+methods are hooks: the points of a round that it touches. Hooks take values and return values; they keep nothing.
 
-**Client hooks** see only what a client has: the broadcast, its own slice of the weights, its own memory, facts about its own data. **Server
-hooks** see the uploads, the server's memory, and what clients declared. Between the two there is only a :class:`Message`. So the same part runs in
-simulation, where a hook serves K clients at once (every tensor has a leading client axis ``[K, ...]``), and at a real site, where K = 1.
+**Client hooks** see only what a client has: the broadcast, its own slice of the weights, its own memory, facts about
+its own data. **Server hooks** see the uploads, the server's memory, and what clients declared. Between the two there is
+only a :class:`Message`. So the same part runs in simulation, where a hook serves K clients at once (every tensor has a
+leading client axis ``[K, ...]``), and at a real site, where K = 1.
 
 A hook that a part does not define behaves as in FedAvg.
 """
@@ -29,9 +30,9 @@ from fedstrata.stack import Tensors, concatenate, take, weighted_mean
 class Message:
     """All that ever travels between a client and the server.
 
-    Every tensor has a leading axis: K, one slice per client, or 1, the same for everybody. ``masks`` says which entries of a tensor are
-    sent (it broadcasts against the tensor); entries outside are zero and cost nothing. ``numbers`` holds one value per client.
-    """
+    Every tensor has a leading axis: K, one slice per client, or 1, the same for everybody. ``masks`` says which entries
+    of a tensor are sent (it broadcasts against the tensor); entries outside are zero and cost nothing. ``numbers``
+    holds one value per client."""
 
     tensors: Tensors = field(default_factory=dict)
     masks: Tensors = field(default_factory=dict)
@@ -41,7 +42,10 @@ class Message:
         """Pick the slices of some clients; what is the same for everybody stays."""
 
         def pick(tensors: Tensors) -> Tensors:
-            return {name: tensor if tensor.shape[0] == 1 or rows is None else tensor.index_select(0, rows) for name, tensor in tensors.items()}
+            return {
+                name: tensor if tensor.shape[0] == 1 or rows is None else tensor.index_select(0, rows)
+                for name, tensor in tensors.items()
+            }
 
         return Message(pick(self.tensors), pick(self.masks), pick(self.numbers))
 
@@ -56,7 +60,9 @@ class Message:
         """Put the messages of several groups of clients together, in their order."""
         if len(messages) == 1:
             return messages[0]
-        return cls(*(concatenate([getattr(message, kind) for message in messages]) for kind in ("tensors", "masks", "numbers")))
+        return cls(
+            *(concatenate([getattr(message, kind) for message in messages]) for kind in ("tensors", "masks", "numbers"))
+        )
 
 
 @dataclass(frozen=True)
@@ -114,8 +120,8 @@ class Server:
 class Step:
     """One local step of K clients, as hooks see it.
 
-    ``received`` are the weights with which the round began, before any perturbation. ``forward`` runs other parameters on the same batch.
-    """
+    ``received`` are the weights with which the round began, before any perturbation. ``forward`` runs other parameters
+    on the same batch."""
 
     parameters: Tensors
     received: Tensors
@@ -128,7 +134,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training: which parameters move, and for how many epochs (``None``: as the experiment says)."""
+    """A stretch of local training: which parameters move, and for how many epochs (``None``: as the experiment
+    says)."""
 
     trains: Callable[[LayerMap], Iterable[str]] | None = None
     epochs: int | None = None
@@ -136,7 +143,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a part, for listings and checks: its family, its paper, and why it cannot run somewhere, if so."""
+    """What is true of a part, for listings and checks: its family, its paper, and why it cannot run somewhere, if
+    so."""
 
     family: str
     paper: str
@@ -216,7 +224,8 @@ class Part(Spec):
         return sizes / sizes.sum()
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
-        r"""Merge the replies (exclusive): :math:`\hat w = \sum_k p_k w_k`, entry by entry over the clients that sent it."""
+        r"""Merge the replies (exclusive): :math:`\hat w = \sum_k p_k w_k`, entry by entry over the clients that sent
+        it."""
         return {
             name: weighted_mean(tensor, shares, replies.masks.get(name), server.model[name])
             for name, tensor in replies.tensors.items()

@@ -33,7 +33,8 @@ class Method:
             owners = [part.name for part in self.parts if defines(part, hook)]
             if len(owners) > 1:
                 raise FedStrataError(
-                    f"'{owners[0]}' and '{owners[1]}' cannot be combined: each of them {what}, and only one can. Leave one of them out."
+                    f"'{owners[0]}' and '{owners[1]}' cannot be combined: each of them {what}, and only one can. "
+                    "Leave one of them out."
                 )
 
     @classmethod
@@ -52,7 +53,9 @@ class Method:
         for part in (part for spec in named for part in spec.parts()):
             known = unique.setdefault(part.name, part)
             if known != part:
-                raise FedStrataError(f"The method names '{part.name}' twice with different parameters: {known} and {part}. Keep one.")
+                raise FedStrataError(
+                    f"The method names '{part.name}' twice with different parameters: {known} and {part}. Keep one."
+                )
         texts = list(dict.fromkeys(str(spec) for spec in named))
         return cls("+".join(texts), tuple(unique.values()))
 
@@ -105,7 +108,9 @@ class Method:
 
     def upload(self, clients: Clients, received: Tensors, trained: Tensors, message: Message) -> Message:
         """Let every part change what leaves the client."""
-        return self._chain("upload", message, lambda part, value: part.upload(_own(clients, part), received, trained, value))
+        return self._chain(
+            "upload", message, lambda part, value: part.upload(_own(clients, part), received, trained, value)
+        )
 
     def adaptation(self) -> Phase | None:
         """Return the final adaptation, if there is one."""
@@ -128,7 +133,9 @@ class Method:
         merged = merger.merge(_own(server, merger), replies, shares)
         new, own_memory = stepper.step(_own(server, stepper), merged)
         memory = {**server.memory, **_join([(stepper, own_memory)])}
-        return self._chain("refine", new, lambda part, value: part.refine(_own(server, part), replies, shares, value)), memory
+        return self._chain(
+            "refine", new, lambda part, value: part.refine(_own(server, part), replies, shares, value)
+        ), memory
 
     def _chain(self, hook: str, value: _Value, call: Callable[[Part, _Value], _Value]) -> _Value:
         for part in self.parts:
@@ -143,7 +150,9 @@ _Value = TypeVar("_Value", Tensors, Message)
 def _own(view: View, part: Part) -> View:
     """Narrow the memory in a view to what belongs to one part."""
     prefix = f"{part.name}/"
-    return replace(view, memory={name[len(prefix) :]: tensor for name, tensor in view.memory.items() if name.startswith(prefix)})
+    return replace(
+        view, memory={name[len(prefix) :]: tensor for name, tensor in view.memory.items() if name.startswith(prefix)}
+    )
 
 
 def _join(memories: Iterable[tuple[Part, Tensors]]) -> Tensors:

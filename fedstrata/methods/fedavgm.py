@@ -18,13 +18,14 @@ from fedstrata.stack import Tensors
 class FedAvgM(Part):
     r"""FedAvg with momentum on the server's update.
 
-    With :math:`\Delta = \sum_k p_k (w_k - w)`: :math:`v \leftarrow \beta v + \Delta`, :math:`w \leftarrow w + \eta v`. Only parameters have momentum;
-    running statistics are averaged, since a running variance that overshoots may turn negative.
-    """
+    With :math:`\Delta = \sum_k p_k (w_k - w)`: :math:`v \leftarrow \beta v + \Delta`, :math:`w \leftarrow w + \eta v`.
+    Only parameters have momentum; running statistics are averaged, since a running variance that overshoots may turn
+    negative."""
 
     facts: ClassVar[Facts] = Facts(
         "server optimiser",
-        "Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019",
+        "Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, "
+        "2019",
         "https://arxiv.org/abs/1909.06335",
     )
 
@@ -33,7 +34,9 @@ class FedAvgM(Part):
 
     def server_memory(self, server: Server) -> Tensors:
         """Start with no velocity."""
-        return {name: torch.zeros_like(server.model[name]) for name in server.layers.parameter_names if name in server.model}
+        return {
+            name: torch.zeros_like(server.model[name]) for name in server.layers.parameter_names if name in server.model
+        }
 
     def step(self, server: Server, merged: Tensors) -> tuple[Tensors, Tensors]:
         """Accumulate the update into the velocity and follow it."""

@@ -31,5 +31,7 @@ class FedProx(Part):
 
     def loss(self, clients: Clients, step: Step) -> Tensor | None:
         """Add half the squared distance from the weights received, times mu."""
-        distance = {name: tensor - step.received[name] for name, tensor in step.parameters.items() if name in clients.shared}
+        distance = {
+            name: tensor - step.received[name] for name, tensor in step.parameters.items() if name in clients.shared
+        }
         return self.mu / 2 * squared_norm(distance) if distance else None

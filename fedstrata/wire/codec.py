@@ -1,9 +1,9 @@
 """Messages as bytes, and bytes as messages.
 
-Layout: the magic and version ``FSM1``; the lengths of header and payload; the header, JSON with the name, dtype, shape and encoding of each
-tensor; the payload, little-endian values one tensor after the other; an eight-byte checksum of all that. A tensor with a mask sends the mask as
-packed bits and then only the values inside it. A message that is cut, altered or inconsistent is refused as a whole.
-"""
+Layout: the magic and version ``FSM1``; the lengths of header and payload; the header, JSON with the name, dtype, shape
+and encoding of each tensor; the payload, little-endian values one tensor after the other; an eight-byte checksum of all
+that. A tensor with a mask sends the mask as packed bits and then only the values inside it. A message that is cut,
+altered or inconsistent is refused as a whole."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _CHECKSUM_BYTES = 8
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+        torch.float64, torch.float32, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     )
 }  # fmt: skip
 
@@ -60,7 +61,10 @@ def decode(data: bytes, device: torch.device | str = "cpu") -> Message:
         raise WireError(f"A message of {len(data)} bytes does not begin like one of this version.")
     header_length, body_length = _LENGTHS.unpack(data[len(_MAGIC) : start])
     if start + header_length + body_length + _CHECKSUM_BYTES != len(data):
-        raise WireError(f"A message of {len(data)} bytes announces {header_length + body_length} bytes of content: it was cut or altered.")
+        raise WireError(
+            f"A message of {len(data)} bytes announces {header_length + body_length} bytes of content: "
+            "it was cut or altered."
+        )
     if _checksum(data[:-_CHECKSUM_BYTES]) != data[-_CHECKSUM_BYTES:]:
         raise WireError("The checksum of a message does not fit its content: it was altered on its way.")
     try:
@@ -106,7 +110,8 @@ def _header(message: Message) -> bytes:
 
     masks: Tensors = message.masks
     tensors = [
-        [name, dtype(tensor), shape(tensor), shape(masks[name]) if name in masks else None] for name, tensor in message.tensors.items()
+        [name, dtype(tensor), shape(tensor), shape(masks[name]) if name in masks else None]
+        for name, tensor in message.tensors.items()
     ]
     numbers = [[name, dtype(tensor), shape(tensor)] for name, tensor in message.numbers.items()]
     return json.dumps({"tensors": tensors, "numbers": numbers}, separators=(",", ":")).encode()
@@ -151,7 +156,11 @@ class _Reader:
 
     def _flat(self, dtype: torch.dtype, count: int) -> Tensor:
         raw = bytearray(self._bytes(count * torch.empty((), dtype=dtype).element_size()))
-        return torch.frombuffer(raw, dtype=dtype).to(self.device) if count else torch.empty(0, dtype=dtype, device=self.device)
+        return (
+            torch.frombuffer(raw, dtype=dtype).to(self.device)
+            if count
+            else torch.empty(0, dtype=dtype, device=self.device)
+        )
 
     def _bytes(self, count: int) -> memoryview:
         if count > len(self.payload) - self.position:
@@ -167,6 +176,10 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _count(shape: Any) -> int:
-    if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape) or shape[:1] != [1]:
+    if (
+        not isinstance(shape, list)
+        or not all(isinstance(size, int) and size >= 0 for size in shape)
+        or shape[:1] != [1]
+    ):
         raise ValueError(f"impossible shape {shape!r}")
     return math.prod(shape)

@@ -14,6 +14,7 @@ from fedstrata.data.partitions.drawing import (
     draw_by_class,
     local_test,
     present_counts,
+    present_shares,
 )
 from fedstrata.data.split import Split
 from fedstrata.spec import parameter
@@ -46,14 +47,11 @@ class Dirichlet(Partitioner):
         pools, test_pools = class_pools(dataset, dataset.train), class_pools(dataset, dataset.test)
         train, test = [], []
         for client in range(clients):
-            shares = np.exp(dirichlet_log_shares(self.alpha, dataset.classes, self.generator(client, "shares")))
-            counts = present_counts(samples, shares, pools, rounded_counts)
+            log_shares = dirichlet_log_shares(self.alpha, dataset.classes, self.generator(client, "shares"))
+            counts = present_counts(samples, present_shares(log_shares, pools), pools, rounded_counts)
             train.append(draw_by_class(pools, counts, self.generator(client, "train")))
-            test.append(
-                local_test(
-                    test_pools, shares, self.test_samples, samples, self.generator(client, "test"), rounded_counts
-                )
-            )
+            shares, generator = present_shares(log_shares, test_pools), self.generator(client, "test")
+            test.append(local_test(test_pools, shares, self.test_samples, samples, generator, rounded_counts))
         return Split(tuple(train), tuple(test))
 
 

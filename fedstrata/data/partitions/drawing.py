@@ -53,7 +53,7 @@ def draw(pool: np.ndarray, count: int, generator: np.random.Generator) -> np.nda
     if count == 0:
         return pool[:0]
     copies, rest = divmod(count, len(pool))
-    return np.concatenate([np.tile(pool, copies), generator.permutation(pool)[:rest]])
+    return np.concatenate([np.tile(pool, copies), generator.choice(pool, rest, replace=False)])
 
 
 def draw_by_class(pools: Sequence[np.ndarray], counts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -61,6 +61,15 @@ def draw_by_class(pools: Sequence[np.ndarray], counts: np.ndarray, generator: np
     return np.sort(
         np.concatenate([draw(pool, int(count), generator) for pool, count in zip(pools, counts, strict=True)])
     )
+
+
+def present_shares(log_shares: np.ndarray, pools: Sequence[np.ndarray]) -> np.ndarray:
+    """Turn logarithms into shares of the classes that have samples; none of these vanishes for want of the others."""
+    shares = np.zeros(len(pools))
+    present = np.array([len(pool) > 0 for pool in pools])
+    if present.any():
+        shares[present] = np.exp(normalised_logarithms(log_shares[present]))
+    return shares
 
 
 def present_counts(total: int, shares: np.ndarray, pools: Sequence[np.ndarray], allocate: Allocate) -> np.ndarray:

@@ -1,0 +1,384 @@
+"""The charts, in Altair. They take plain rows and know nothing of runs, pages or files.
+
+Colours and fonts come from a theme that is applied when a chart is drawn, so that one chart serves a light and a dark page.
+Charts with several methods have a parameter ``chosen``: the methods in colour, in front of all others in grey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+
+from fedstrata.errors import FedStrataError
+from fedstrata.report.series import SKEW_CLIENTS, ClientRows, Rows, distinct, skew_rows
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    Chart = alt.Chart | alt.LayerChart
+
+HOW_TO_GET_CHARTS = "pip install 'fedstrata[report]'"
+
+COLOURS = 8
+"""How many methods can be told apart by colour; beyond that, dashes repeat the colours."""
+_DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (4, 2, 1, 2), (12, 4), (1, 3))
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of charts on one background."""
+
+    text: str
+    faint: str
+    grid: str
+    muted: str
+    accent: str
+    methods: tuple[str, ...]
+    parts: tuple[str, ...]
+    layers: tuple[str, ...]
+
+
+LIGHT = Theme(
+    text="#3a414a",
+    faint="#5d6671",
+    grid="#e4e7eb",
+    muted="#b9c0c8",
+    accent="#2c6cb0",
+    methods=("#2c6cb0", "#c8551b", "#23825c", "#8552b0", "#a87900", "#c0356f", "#1a8794", "#7d5a3c"),
+    parts=("#2c6cb0", "#8fb6de", "#c8551b", "#e9b08f", "#23825c", "#93c7b0", "#8552b0", "#c9aee0"),
+    layers=("#2a4f9c", "#1f77a8", "#16938f", "#3aa76d", "#86a93a", "#c39a1f", "#d17a2c", "#b8443d"),
+)
+DARK = Theme(
+    text="#d5dae0",
+    faint="#a3adb8",
+    grid="#333a42",
+    muted="#5b6570",
+    accent="#7db3ec",
+    methods=("#7db3ec", "#f0935f", "#5fc79b", "#c39ae6", "#e0bb4d", "#f07fae", "#5cc9d6", "#c9a483"),
+    parts=("#7db3ec", "#3f6c9c", "#f0935f", "#98583a", "#5fc79b", "#36775c", "#c39ae6", "#735293"),
+    layers=("#8fb0ff", "#63bbe6", "#4fd0c4", "#77d99a", "#b9d968", "#e8c95a", "#f2a566", "#f08077"),
+)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart and the rows it names. They meet in the specification only: Altair would check each row, which takes long."""
+
+    chart: Chart
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+
+    def specification(self) -> dict[str, Any]:
+        """Return the Vega-Lite specification with its data."""
+        specification: dict[str, Any] = self.chart.to_dict(validate=False)
+        return {**specification, "datasets": {**specification.get("datasets", {}), **self.rows}}
+
+
+def charts_are_possible() -> bool:
+    """Tell whether the extra ``report`` is installed."""
+    try:
+        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def require_charts() -> None:
+    """Refuse with a sentence where the extra ``report`` is not installed."""
+    if not charts_are_possible():
+        raise FedStrataError(f"Charts need the extra 'report'; install it with: {HOW_TO_GET_CHARTS}")
+
+
+def theme_config(theme: Theme) -> dict[str, Any]:
+    """Write a theme as the configuration of a Vega-Lite chart."""
+    return {
+        "background": None,
+        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif",
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": theme.faint,
+            "titleColor": theme.text,
+            "titleFontWeight": "normal",
+            "titleFontSize": 12,
+            "labelFontSize": 12,
+            "gridColor": theme.grid,
+            "domainColor": theme.grid,
+            "tickColor": theme.grid,
+            "titlePadding": 10,
+            "labelPadding": 6,
+        },
+        "axisX": {"grid": False, "labelFlush": False, "labelOverlap": "greedy"},
+        "axisY": {
+            "domain": False,
+            "ticks": False,
+            "titleAngle": 0,
+            "titleAlign": "right",
+            "titleAnchor": "end",
+            "titleX": -6,
+            "titleY": -12,
+        },
+        "legend": {
+            "labelColor": theme.text,
+            "titleColor": theme.text,
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "columnPadding": 18,
+            "rowPadding": 4,
+        },
+        "range": {
+            "category": list(theme.methods),
+            "ordinal": {"scheme": list(theme.layers)},
+            "diverging": list(theme.parts),
+            "heatmap": [theme.grid, theme.accent],
+        },
+        "style": {
+            "muted": {"stroke": theme.muted},
+            "muted-point": {"fill": theme.muted},
+            "accent": {"fill": theme.accent},
+            "text-mark": {"stroke": theme.text},
+        },
+    }
+
+
+def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str, title: str, percent: bool) -> Drawing:
+    """One line per method over the rounds, with a band of one standard deviation; ``shown`` is the first metric shown."""
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown")
+    y = alt.Y("value:Q").title(title).axis(**_number_axis(percent)).scale(zero=False, nice=True)
+    x = alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=_TICKS).scale(nice=False)
+    tooltip = [
+        alt.Tooltip("method:N", title="method"),
+        alt.Tooltip("round:Q", title="round"),
+        alt.Tooltip("value:Q", title="mean over seeds", format=".2%" if percent else ".4~g"),
+        alt.Tooltip("spread:Q", title="standard deviation over seeds", format=".2%" if percent else ".3~g"),
+        alt.Tooltip("seeds:Q", title="seeds"),
+    ]
+    band = base.transform_filter(_IN_COLOUR).mark_area(opacity=0.14, clip=True)
+    band = band.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=_method_colour(methods))
+    layers = alt.layer(band, *_lines(base, x, y, methods, tooltip))
+    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="shown", value=shown)), 320)
+    return Drawing(sized, {"rows": rows})
+
+
+def cost(rows: Rows, methods: Sequence[str], chosen: Sequence[str]) -> Drawing:
+    """Accuracy against what it took: bytes or seconds, by the parameter ``measure``."""
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData("rows")).transform_calculate(cost="datum[measure]").transform_filter("isValid(datum.cost)")
+    label = "measure === 'seconds' ? format(datum.value, ',~r') + ' s' : format(datum.value, '.3~s') + 'B'"
+    x = alt.X("cost:Q").title(None).axis(labelExpr=label, tickCount=_TICKS).scale(zero=True, nice=False)
+    y = alt.Y("value:Q").title("accuracy").axis(**_number_axis(True)).scale(zero=False, nice=True)
+    tooltip = [
+        alt.Tooltip("method:N", title="method"),
+        alt.Tooltip("round:Q", title="after round"),
+        alt.Tooltip("value:Q", title="accuracy", format=".2%"),
+        alt.Tooltip("up:Q", title="bytes up", format=".3~s"),
+        alt.Tooltip("down:Q", title="bytes down", format=".3~s"),
+        alt.Tooltip("seconds:Q", title="seconds", format=",.1f"),
+    ]
+    layers = alt.layer(*_lines(base, x, y, methods, tooltip))
+    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="measure", value="both")), 320)
+    return Drawing(sized, {"rows": rows})
+
+
+def clients(rows: ClientRows, methods: Sequence[str], chosen: Sequence[str], shown: str) -> Drawing:
+    """Every client as a point, the middle half of the clients as a bar, the median as a stroke; one line per method."""
+    import altair as alt
+
+    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=_LABEL_LIMIT)
+    colour = _method_colour(methods)
+    points = alt.Chart(alt.NamedData("points")).transform_filter("datum.metric === shown")
+    boxes = alt.Chart(alt.NamedData("boxes")).transform_filter("datum.metric === shown")
+    offset = alt.YOffset("offset:Q").scale(domain=[-0.35, 1.35])
+    value = alt.X("value:Q").title("accuracy").axis(grid=True, format="~%", tickCount=_TICKS).scale(zero=False, nice=True)
+    about_client = [
+        alt.Tooltip("method:N", title="method"),
+        alt.Tooltip("client:N", title="client"),
+        alt.Tooltip("seed:N", title="seed"),
+        alt.Tooltip("value:Q", title="accuracy", format=".1%"),
+    ]
+    about_box = [
+        alt.Tooltip("method:N", title="method"),
+        alt.Tooltip("clients:Q", title="clients, over all seeds"),
+        alt.Tooltip("mean:Q", title="mean", format=".1%"),
+        alt.Tooltip("low:Q", title="lower quartile", format=".1%"),
+        alt.Tooltip("median:Q", title="median", format=".1%"),
+        alt.Tooltip("high:Q", title="upper quartile", format=".1%"),
+    ]
+    dot = {"size": 22, "opacity": 0.5}
+    in_colour, in_grey = points.transform_filter(_IN_COLOUR), points.transform_filter(_IN_GREY)
+    step = 40 if len(methods) <= COLOURS else 22
+    bar = {"size": 0.66 * step, "opacity": 0.28, "cornerRadius": 3}
+    low, high = alt.X("low:Q"), alt.X2("high:Q")
+    layers = alt.layer(
+        in_grey.mark_circle(**dot, style="muted-point").encode(x=value, y=y, yOffset=offset, tooltip=about_client),
+        in_colour.mark_circle(**dot).encode(x=value, y=y, yOffset=offset, color=colour, tooltip=about_client),
+        boxes.transform_filter(_IN_GREY).mark_bar(**bar, style="muted-point").encode(x=low, x2=high, y=y, tooltip=about_box),
+        boxes.transform_filter(_IN_COLOUR).mark_bar(**bar).encode(x=low, x2=high, y=y, color=colour, tooltip=about_box),
+        boxes.mark_tick(thickness=2, size=0.66 * step, style="text-mark").encode(x=alt.X("median:Q"), y=y),
+    )
+    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="shown", value=shown)), step * len(methods))
+    return Drawing(sized, {"points": rows.points, "boxes": rows.boxes})
+
+
+def traffic(rows: Rows, methods: Sequence[str]) -> Drawing:
+    """Bytes of a whole run, up and down, one bar per method."""
+    import altair as alt
+
+    label = "format(datum.value, '.3~s') + 'B'"
+    return _bars(rows, methods, alt.X("bytes:Q").title(None).axis(labelExpr=label, grid=True, tickCount=_TICKS), "direction", ".4~s")
+
+
+def time(rows: Rows, methods: Sequence[str]) -> Drawing:
+    """Seconds of a whole run by phase, one bar per method."""
+    import altair as alt
+
+    return _bars(rows, methods, alt.X("seconds:Q").axis(grid=True, tickCount=_TICKS), "phase", ",.2f")
+
+
+def layers(rows: Rows) -> Drawing:
+    """One line per layer over the rounds, for one method and one metric at a time (parameters ``of`` and ``shown``)."""
+    import altair as alt
+
+    names = distinct(rows, "layer")
+    tooltip = [alt.Tooltip(f"{name}:{kind}") for name, kind in (("layer", "N"), ("round", "Q"), ("value", "Q"))]
+    base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown && datum.method === of")
+    legend = alt.Legend(orient="bottom", title=None, columns=alt.expr("max(1, floor(width / 150))"), symbolType="stroke")
+    encoded = base.encode(
+        x=alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=_TICKS).scale(nice=False),
+        y=alt.Y("value:Q").title(None).scale(zero=False),
+        color=alt.Color("layer:O").sort(names).scale(domain=names).legend(legend),
+    )
+    chart = alt.layer(
+        encoded.mark_line(strokeWidth=1.75), encoded.mark_circle(size=140, opacity=0).encode(tooltip=tooltip)
+    )
+    first = [alt.param(name="shown", value=rows[0]["metric"]), alt.param(name="of", value=rows[0]["method"])]
+    return Drawing(_sized(chart.add_params(*first), 320), {"rows": rows})
+
+
+def skew(rows: Rows, clients: int, class_names: Sequence[str], split: str) -> Drawing:
+    """Draw who has which classes, one split at a time (parameter ``split``)."""
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.split === split")
+    marks = _skew_marks(base, clients, class_names).add_params(alt.param(name="split", value=split))
+    return Drawing(marks, {"rows": rows})
+
+
+def skew_chart(label_counts: np.ndarray | Sequence[Sequence[int]], class_names: Sequence[str]) -> alt.Chart:
+    """Draw the label skew of one split: ``label_counts`` is ``[clients, classes]``, as of ``Split.label_counts``."""
+    require_charts()
+    import altair as alt
+
+    counts = np.asarray(label_counts, dtype=np.int64)
+    if counts.ndim != 2 or counts.shape[1] != len(class_names):
+        raise FedStrataError(
+            f"Label counts of shape {list(counts.shape)} do not fit {len(class_names)} class names; "
+            "give one row per client and one column per class."
+        )
+    return _skew_marks(alt.Chart(alt.Data(values=skew_rows(counts, class_names))), len(counts), class_names)
+
+
+def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> alt.Chart:
+    """A bubble per client and class; a heat map where there are too many for bubbles."""
+    import altair as alt
+
+    shown = min(clients, SKEW_CLIENTS)
+    x = alt.X("client:O").title("client").scale(domain=list(range(shown))).axis(labelAngle=0)
+    y = alt.Y("class:N").title("class").sort(list(class_names)).scale(domain=list(class_names))
+    y = y.axis(labelLimit=_LABEL_LIMIT, labelOverlap="greedy")
+    tooltip = [
+        alt.Tooltip("client:O"),
+        alt.Tooltip("class:N"),
+        alt.Tooltip("count:Q", title="samples"),
+        alt.Tooltip("share:Q", title="of the client's samples", format=".0%"),
+    ]
+    if shown <= 60 and len(class_names) <= 30:
+        step = 24
+        largest = alt.expr(f"pow(min({step}, width / {shown}), 2) * 0.72")
+        size = alt.Size("count:Q").scale(zero=True, range=[0, largest]).legend(None)
+        marks = base.mark_circle(style="accent", opacity=0.8).encode(x=x, y=y, size=size, tooltip=tooltip)
+    else:
+        step = 20 if len(class_names) <= 30 else 5
+        colour = alt.Color("count:Q").scale(zero=True).legend(title="samples", orient="bottom", gradientLength=160)
+        marks = base.mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
+    return _sized(marks, step * len(class_names))
+
+
+_PARTS: Literal["diverging"] = "diverging"  # A theme can set only the ranges that Vega-Lite names; this one is free for the parts of bars.
+_IN_COLOUR = "indexof(chosen, datum.method) >= 0"
+_IN_GREY = "indexof(chosen, datum.method) < 0"
+_TICKS: Mapping[str, str] = {"expr": "ceil(width / 80)"}
+_LABEL_LIMIT: Mapping[str, str] = {"expr": "max(80, containerSize()[0] * 0.3 || 200)"}
+
+
+def _chosen(methods: Sequence[str]) -> alt.Parameter:
+    import altair as alt
+
+    return alt.param(name="chosen", value=list(methods))
+
+
+def _number_axis(percent: bool) -> dict[str, Any]:
+    return {"format": "~%" if percent else "~g", "tickCount": 6}
+
+
+def _method_colour(methods: Sequence[str]) -> alt.Color:
+    import altair as alt
+
+    return alt.Color("method:N").scale(domain=list(methods)).legend(None)
+
+
+def _lines(base: alt.Chart, x: alt.X, y: alt.Y, methods: Sequence[str], tooltip: list[alt.Tooltip]) -> list[alt.Chart]:
+    """Lines in grey behind, lines in colour before them, and invisible points that answer to the pointer."""
+    import altair as alt
+
+    colour = _method_colour(methods)
+    dashes = [list(dash_of(position)) for position in range(len(methods))]
+    dash = alt.StrokeDash("method:N").scale(domain=list(methods), range=dashes).legend(None)
+    front, back = base.transform_filter(_IN_COLOUR), base.transform_filter(_IN_GREY)
+    near = alt.selection_point(name="near", on="pointerover", nearest=True, clear="pointerout", fields=["method", "round"])
+    pointed = alt.condition(near, alt.value(1), alt.value(0), empty=False)
+    single = front.transform_filter("datum.alone")
+    return [
+        back.mark_line(strokeWidth=1, opacity=0.7, style="muted").encode(x=x, y=y, detail="method:N"),
+        front.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash),
+        single.mark_circle(size=60).encode(x=x, y=y, color=colour),
+        front.mark_circle(size=60).encode(x=x, y=y, color=colour, opacity=pointed, tooltip=tooltip).add_params(near),
+    ]
+
+
+def dash_of(position: int) -> tuple[int, ...]:
+    """The dashes of a method's line: solid for the first eight, which have colours of their own."""
+    return _DASHES[position // COLOURS % len(_DASHES)]
+
+
+def _bars(rows: Rows, methods: Sequence[str], x: alt.X, part: str, number_format: str) -> Drawing:
+    import altair as alt
+
+    parts = distinct(rows, part)
+    quantity = "bytes" if part == "direction" else "seconds"
+    colour = alt.Color(f"{part}:N").scale(domain=parts, range=_PARTS).legend(alt.Legend(orient="top", title=None))
+    tooltip = [alt.Tooltip("method:N"), alt.Tooltip(f"{part}:N"), alt.Tooltip(f"{quantity}:Q", format=number_format)]
+    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=_LABEL_LIMIT)
+    ordered = [{**row, "position": parts.index(row[part])} for row in rows]
+    bars = alt.Chart(alt.NamedData("rows")).mark_bar(height={"band": 0.62})
+    chart = bars.encode(x=x, y=y, color=colour, order=alt.Order("position:Q"), tooltip=tooltip)
+    step = 30 if len(methods) <= COLOURS else 20
+    return Drawing(_sized(chart, step * len(methods)), {"rows": ordered})
+
+
+C = TypeVar("C", "alt.Chart", "alt.LayerChart")
+
+
+def _sized(chart: C, height: int) -> C:
+    """As wide as the place it is drawn in."""
+    import altair as alt
+
+    return chart.properties(
+        width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
+    )

@@ -1,0 +1,96 @@
+"""A self-contained HTML document: styles, scripts and charts inside, and nothing that a browser would have to fetch.
+
+The page carries a content security policy that admits no network at all and no script but its own (by hash), so that a
+name with markup in it could not do harm even if it were not escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from importlib import resources
+from string import Template
+from typing import Any
+
+from fedstrata.report.charts import COLOURS, DARK, LIGHT, Drawing, dash_of, theme_config
+from fedstrata.report.markup import Markup, element, join
+
+
+def document(title: str, body: Markup, charts: Mapping[str, Drawing], methods: Sequence[str] = ()) -> str:
+    """Assemble a page. Each chart is drawn into the element ``chart-<name>``; ``methods`` are in the order of colours."""
+    scripts = [_resource("page.js")]
+    data = Markup("")
+    if charts:
+        scripts.insert(0, _chart_library())
+        payload = {
+            "charts": {name: compact(chart.specification()) for name, chart in charts.items()},
+            "themes": {"light": theme_config(LIGHT), "dark": theme_config(DARK)},
+            "methods": list(methods),
+            "dashes": [list(dash_of(position)) for position in range(len(methods))],
+            "colours": COLOURS,
+        }
+        data = element("script", _json(payload), type="application/json", id="charts")
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    hashes = " ".join(_hash(script) for script in scripts)
+    return Template(_resource("page.html")).substitute(
+        policy=element("meta", http_equiv="Content-Security-Policy", content=f"{policy}; script-src {hashes}"),
+        title=element("title", title),
+        style=Markup(_resource("page.css")),
+        body=body,
+        data=data,
+        scripts=join(element("script", Markup(script)) for script in scripts),
+    )
+
+
+def compact(specification: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the rows of a chart into columns, with each text once: a fraction of the size. The page's script undoes it.
+
+    >>> compact({"datasets": {"rows": [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]}})
+    {'datasets': {'rows': {'a': [1, 2], 'b': {'texts': ['x'], 'codes': [0, 0]}}}}
+    """
+    columns = {
+        name: {column: _column([row[column] for row in rows]) for column in rows[0]}
+        for name, rows in specification["datasets"].items()
+    }
+    return {**specification, "datasets": columns}
+
+
+def _column(values: list[Any]) -> Any:
+    if not all(isinstance(value, str) for value in values):
+        return values
+    texts = {text: code for code, text in enumerate(dict.fromkeys(values))}
+    return {"texts": list(texts), "codes": [texts[value] for value in values]}
+
+
+def _json(payload: Any) -> Markup:
+    """Write JSON that cannot end the script element it stands in."""
+    return Markup(json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+def _resource(name: str) -> str:
+    return resources.files("fedstrata.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _chart_library() -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script, of the version for which Altair writes its charts."""
+    import vl_convert
+
+    library: str = vl_convert.javascript_bundle(vl_version=vega_lite_version())
+    return re.sub(r"</(script)", r"<\\/\1", library, flags=re.IGNORECASE)
+
+
+def vega_lite_version() -> str | None:
+    """The newest Vega-Lite that vl-convert has among those of Altair's major version; none for its own choice."""
+    import altair
+    import vl_convert
+
+    major = altair.SCHEMA_VERSION.removeprefix("v").split(".")[0]
+    fitting = [version for version in vl_convert.get_vegalite_versions() if version.split(".")[0] == major]
+    return max(fitting, key=lambda version: [int(part) for part in version.split(".")], default=None)

@@ -1,0 +1,202 @@
+"use strict";
+
+(function () {
+  const $all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
+
+  /* Tables: a press on a heading sorts by it, another one turns the order round. */
+
+  function sortKey(cell) {
+    return cell.dataset.sort === undefined ? null : Number(cell.dataset.sort);
+  }
+
+  function compareCells(first, second, direction) {
+    const a = sortKey(first);
+    const b = sortKey(second);
+    if (a !== null || b !== null) {
+      // Rows without a number stay at the end, whichever the direction.
+      if (a === null || Number.isNaN(a)) return b === null || Number.isNaN(b) ? 0 : 1;
+      if (b === null || Number.isNaN(b)) return -1;
+      return direction * (a - b);
+    }
+    return direction * first.textContent.localeCompare(second.textContent, undefined, { numeric: true });
+  }
+
+  function sortTable(heading) {
+    const table = heading.closest("table");
+    const headings = $all("th[aria-sort]", table);
+    const column = headings.indexOf(heading);
+    const body = table.tBodies[0];
+    const numeric = heading.classList.contains("number");
+    const next = { none: numeric ? "descending" : "ascending", ascending: "descending", descending: "ascending" };
+    const order = next[heading.getAttribute("aria-sort")];
+    headings.forEach((other) => other.setAttribute("aria-sort", other === heading ? order : "none"));
+    const direction = order === "ascending" ? 1 : -1;
+    const rows = Array.from(body.rows);
+    rows.sort((a, b) => compareCells(a.cells[column], b.cells[column], direction));
+    body.append(...rows);
+  }
+
+  $all("table.sortable th button").forEach((button) => {
+    button.addEventListener("click", () => sortTable(button.closest("th")));
+  });
+
+  /* Texts to copy. */
+
+  function copyWithSelection(element) {
+    const range = document.createRange();
+    range.selectNodeContents(element);
+    const selection = window.getSelection();
+    selection.removeAllRanges();
+    selection.addRange(range);
+    return document.execCommand("copy");
+  }
+
+  $all(".copy").forEach((button) => {
+    button.addEventListener("click", async () => {
+      const code = button.parentElement.querySelector("code");
+      let done = true;
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+      } catch {
+        // A page opened from a file may have no clipboard; the selection then still can be copied.
+        done = copyWithSelection(code);
+      }
+      button.textContent = done ? "Copied" : "Press Ctrl+C";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  });
+
+  /* Charts. */
+
+  const payload = document.getElementById("charts");
+  if (!payload) return;
+  const { charts, themes, methods, dashes, colours } = JSON.parse(payload.textContent);
+  const darkScheme = window.matchMedia("(prefers-color-scheme: dark)");
+  const chips = $all(".chip");
+  const views = new Map();
+  const settings = new Map();
+
+  function expandColumn(column) {
+    return Array.isArray(column) ? column : column.codes.map((code) => column.texts[code]);
+  }
+
+  /* Columns become rows again; see compact() in document.py. */
+  function expandRows(table) {
+    const names = Object.keys(table);
+    const columns = names.map((name) => expandColumn(table[name]));
+    return columns[0].map((_, row) => Object.fromEntries(names.map((name, i) => [name, columns[i][row]])));
+  }
+
+  function specification(name) {
+    const { datasets, params = [], ...rest } = structuredClone(charts[name]);
+    const rows = Object.entries(datasets).map(([dataset, table]) => [dataset, expandRows(table)]);
+    const current = (parameter) => {
+      if (parameter.name === "chosen") return { ...parameter, value: chosenMethods() };
+      const key = name + "/" + parameter.name;
+      return settings.has(key) ? { ...parameter, value: settings.get(key) } : parameter;
+    };
+    return { ...rest, params: params.map(current), datasets: Object.fromEntries(rows) };
+  }
+
+  function theme() {
+    return darkScheme.matches ? themes.dark : themes.light;
+  }
+
+  /* A page with one method has no chips, and its method is in colour. */
+  function chosenMethods() {
+    if (!chips.length) return methods;
+    return chips.filter((chip) => chip.getAttribute("aria-pressed") === "true").map((chip) => chip.dataset.method);
+  }
+
+  function paintChips() {
+    chips.forEach((chip, position) => {
+      const pressed = chip.getAttribute("aria-pressed") === "true";
+      const colour = pressed ? theme().range.category[position % colours] : theme().style.muted.stroke;
+      const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      line.setAttribute("viewBox", "0 0 24 12");
+      line.setAttribute("width", "24");
+      line.setAttribute("height", "12");
+      line.innerHTML = '<line x1="0" x2="24" y1="6" y2="6" stroke-width="3"/>';
+      line.firstChild.setAttribute("stroke", colour);
+      line.firstChild.setAttribute("stroke-dasharray", dashes[position].join(" "));
+      chip.querySelector(".swatch").replaceChildren(line);
+    });
+  }
+
+  async function draw(name) {
+    const place = document.getElementById("chart-" + name);
+    try {
+      if (views.has(name)) views.get(name).finalize();
+      const result = await window.vegaEmbed(place, specification(name), {
+        config: theme(),
+        renderer: "svg",
+        logLevel: 1, // Errors only: an empty grey layer is nothing to warn of.
+        ast: true,
+        actions: { export: true, source: false, compiled: false, editor: false },
+        downloadFileName: name,
+      });
+      views.set(name, result);
+    } catch (error) {
+      place.classList.add("failed");
+      place.textContent = "This chart could not be drawn: " + error.message;
+    }
+  }
+
+  async function drawAll() {
+    paintChips();
+    document.documentElement.classList.toggle("dark-charts", darkScheme.matches);
+    delete document.documentElement.dataset.charts;
+    for (const name of Object.keys(charts)) await draw(name);
+    document.documentElement.dataset.charts = "drawn";
+  }
+
+  function setSignal(name, signal, value) {
+    if (!views.has(name)) return;
+    const view = views.get(name).view;
+    try {
+      view.signal(signal, value).runAsync();
+    } catch {
+      // This chart has no such signal.
+    }
+  }
+
+  function showChosen() {
+    paintChips();
+    Object.keys(charts).forEach((name) => setSignal(name, "chosen", chosenMethods()));
+  }
+
+  chips.forEach((chip) => {
+    chip.addEventListener("click", () => {
+      chip.setAttribute("aria-pressed", String(chip.getAttribute("aria-pressed") !== "true"));
+      showChosen();
+    });
+  });
+
+  $all("[data-choose]").forEach((button) => {
+    button.addEventListener("click", () => {
+      chips.forEach((chip, position) => {
+        const which = { first: position < colours, all: true, none: false };
+        chip.setAttribute("aria-pressed", String(which[button.dataset.choose]));
+      });
+      showChosen();
+    });
+  });
+
+  const search = document.getElementById("find-method");
+  if (search) {
+    search.addEventListener("input", () => {
+      const wanted = search.value.trim().toLowerCase();
+      chips.forEach((chip) => { chip.hidden = !chip.dataset.method.toLowerCase().includes(wanted); });
+    });
+  }
+
+  $all("select[data-chart]").forEach((menu) => {
+    menu.addEventListener("change", () => {
+      settings.set(menu.dataset.chart + "/" + menu.dataset.signal, menu.value);
+      setSignal(menu.dataset.chart, menu.dataset.signal, menu.value);
+    });
+  });
+
+  darkScheme.addEventListener("change", drawAll);
+  drawAll();
+})();

@@ -1,0 +1,341 @@
+"""From runs to the rows that charts draw: averaged over seeds, thinned where there are too many, plain data throughout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedstrata.report.reading import Run
+from fedstrata.statistics import Group, headline_key
+
+Rows = list[dict[str, Any]]
+Groups = Sequence[Group[Run]]
+
+CURVE_POINTS = 40_000
+"""How many points all curves of one chart may have together, so that a page stays small."""
+CLIENT_POINTS = 6_000
+"""How many clients the distribution chart may show one by one."""
+SKEW_CLIENTS = 200
+"""How many clients the label-skew chart shows at most."""
+SKEW_SPLITS = 5
+"""How many splits the label-skew chart offers at most."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A metric over the rounds that all seeds of a group have; ``std`` is none with a single seed."""
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray | None
+    seeds: int
+
+
+def over_seeds(group: Group[Run], metric: str) -> Series | None:
+    """Average a metric over the seeds that have it, at the rounds that all of those have; none where there is no such round."""
+    found = [run.metrics.series(metric) for run in group.runs]
+    found = [(rounds, values) for rounds, values in found if len(rounds)]
+    if not found:
+        return None
+    common = found[0][0]
+    for rounds, _ in found[1:]:
+        common = np.intersect1d(common, rounds)
+    if not len(common):
+        return None
+    values = np.stack([values[np.searchsorted(rounds, common)] for rounds, values in found])
+    return Series(common, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None, len(values))
+
+
+def thin(x: np.ndarray, y: np.ndarray, limit: int) -> np.ndarray:
+    """Choose at most ``limit`` (three or more) points of a curve that keep its shape, peaks included: their positions.
+
+    Largest triangle three buckets (Steinarsson, "Downsampling time series for visual representation", 2013): of each
+    bucket the point that spans the largest triangle with the point chosen before it and the mean of the next bucket.
+    """
+    count = len(x)
+    if count <= limit:
+        return np.arange(count)
+    edges = np.linspace(1, count - 1, limit - 1).astype(int)
+    chosen = [0]
+    for bucket in range(limit - 2):
+        start, end = edges[bucket], edges[bucket + 1]
+        after = slice(end, edges[bucket + 2]) if bucket + 2 < len(edges) else slice(count - 1, count)
+        next_x, next_y = x[after].mean(), y[after].mean()
+        last_x, last_y = x[chosen[-1]], y[chosen[-1]]
+        area = np.abs((last_x - next_x) * (y[start:end] - last_y) - (last_x - x[start:end]) * (next_y - last_y))
+        chosen.append(int(start + area.argmax()))
+    return np.array([*chosen, count - 1])
+
+
+def metric_names(groups: Groups, kind: str) -> list[str]:
+    """List the metrics of the round table that a chart of ``kind`` (``accuracy`` or ``loss``) can show."""
+    names = dict.fromkeys(metric for group in groups for run in group.runs for metric in run.metrics.latest())
+    endings = (f".{kind}", f".{kind}.mean", f".{kind}.worst10")
+    return [metric for metric in names if metric.endswith(endings)]
+
+
+def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
+    """One row per method, metric and round: the mean over seeds, and the band of one standard deviation around it."""
+    limit = int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 40, 500))
+    rows: Rows = []
+    for group in groups:
+        for metric in metrics:
+            series = over_seeds(group, metric)
+            if series is None:
+                continue
+            finite = np.flatnonzero(np.isfinite(series.mean))
+            kept = finite[thin(series.rounds[finite], series.mean[finite], limit)]
+            bounded = ".accuracy" in metric
+            for position in kept:
+                mean = float(series.mean[position])
+                spread = math.nan if series.std is None else float(series.std[position])
+                low, high = mean - spread, mean + spread
+                rows.append(
+                    {
+                        "method": group.label,
+                        "metric": metric,
+                        "round": int(series.rounds[position]),
+                        "value": _short(mean),
+                        "low": _short(max(0.0, low) if bounded else low),
+                        "high": _short(min(1.0, high) if bounded else high),
+                        "spread": _short(spread),
+                        "seeds": series.seeds,
+                        "alone": len(kept) == 1,
+                    }
+                )
+    return rows
+
+
+def cost_rows(groups: Groups) -> Rows:
+    """The headline accuracy beside what it took to get there: bytes and seconds since the beginning of the run."""
+    limit = int(np.clip(CURVE_POINTS / max(1, len(groups)), 40, 500))
+    rows: Rows = []
+    for group in groups:
+        metric = _headline_metric(group)
+        series = over_seeds(group, metric)
+        if series is None:
+            continue
+        up, down = (_cumulative(group, metric, series.rounds) for metric in ("bytes.up", "bytes.down"))
+        seconds = np.mean([_at(*run.cumulative_seconds(), series.rounds) for run in group.runs], axis=0)
+        finite = np.flatnonzero(np.isfinite(series.mean))
+        kept = finite[thin(series.rounds[finite], series.mean[finite], limit)]
+        for position in kept:
+            rows.append(
+                {
+                    "method": group.label,
+                    "round": int(series.rounds[position]),
+                    "value": _short(float(series.mean[position])),
+                    "alone": len(kept) == 1,
+                    "up": _short(float(up[position])),
+                    "down": _short(float(down[position])),
+                    "both": _short(float(up[position] + down[position])),
+                    "seconds": _short(float(seconds[position])),
+                }
+            )
+    return rows
+
+
+def traffic_rows(groups: Groups) -> Rows:
+    """Bytes of a whole run in each direction, as the mean over seeds."""
+    rows: Rows = []
+    for group in groups:
+        for direction, key in (("up, from clients", "bytes_up"), ("down, to clients", "bytes_down")):
+            values = [float(run.summary[key]) for run in group.runs if run.summary.get(key) is not None]
+            if values:
+                rows.append({"method": group.label, "direction": direction, "bytes": float(np.mean(values))})
+    return rows
+
+
+def time_rows(groups: Groups) -> Rows:
+    """Seconds of a whole run in each phase, as the mean over seeds."""
+    rows: Rows = []
+    for group in groups:
+        totals = [run.timings.totals() for run in group.runs]
+        for phase in dict.fromkeys(phase for total in totals for phase in total):
+            seconds = float(np.mean([total.get(phase, 0.0) for total in totals]))
+            rows.append({"method": group.label, "phase": phase, "seconds": _short(seconds)})
+    return rows
+
+
+def client_metrics(groups: Groups) -> list[str]:
+    """List the accuracies that were measured client by client."""
+    names = dict.fromkeys(
+        metric for group in groups for run in group.runs for metric in np.unique(run.table("clients")["metric"])
+    )
+    return [metric for metric in names if metric.endswith(".accuracy")]
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """The clients of all seeds in the last round that has them, one by one (thinned) and as boxes."""
+
+    points: Rows
+    boxes: Rows
+
+
+def client_rows(groups: Groups, metrics: Sequence[str]) -> ClientRows:
+    """Gather the last value of every client. Where there are too many, evenly spaced ones of the sorted clients remain."""
+    limit = max(20, CLIENT_POINTS // max(1, len(groups) * len(metrics)))
+    points: Rows = []
+    boxes: Rows = []
+    for group in groups:
+        for metric in metrics:
+            members = sorted(
+                ((value, client, seed) for client, seed, value in _last_of_clients(group, metric)),
+            )
+            if not members:
+                continue
+            common = {"method": group.label, "metric": metric}
+            values = np.array([value for value, _, _ in members])
+            low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+            boxes.append(
+                {
+                    **common,
+                    "low": _short(float(low)),
+                    "median": _short(float(median)),
+                    "high": _short(float(high)),
+                    "mean": _short(float(values.mean())),
+                    "clients": len(members),
+                }
+            )
+            shown = np.unique(np.linspace(0, len(members) - 1, min(limit, len(members))).astype(int))
+            for number, position in enumerate(shown):
+                value, client, seed = members[position]
+                points.append(
+                    {
+                        **common,
+                        "value": _short(value),
+                        "client": client,
+                        "seed": seed,
+                        "offset": round((number * 0.6180339887) % 1, 3),
+                    }
+                )
+    return ClientRows(points, boxes)
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """The label counts of one split of the data and the runs that used it."""
+
+    title: str
+    label_counts: np.ndarray
+    class_names: tuple[str, ...]
+    sizes: np.ndarray
+    test_sizes: np.ndarray
+
+
+def splits(groups: Groups) -> list[SplitCounts]:
+    """List the distinct splits of the runs, in the order in which they appear."""
+    found: dict[str, Run] = {}
+    for group in groups:
+        for run in group.runs:
+            found.setdefault(run.split_hash, run)
+    datasets = {str(run.data["dataset"]) for run in found.values()}
+    partitions = {str(run.experiment.get("partition")) for run in found.values()}
+    result = []
+    for split, run in found.items():
+        title = [
+            *([str(run.data["dataset"])] if len(datasets) > 1 else []),
+            *([str(run.experiment.get("partition"))] if len(partitions) > 1 else []),
+            f"seed {run.experiment['seed']}",
+            f"split {split[:8]}",
+        ]
+        result.append(
+            SplitCounts(
+                ", ".join(title),
+                np.asarray(run.data["label_counts"], dtype=np.int64),
+                tuple(str(name) for name in run.data["class_names"]),
+                np.asarray(run.data["sizes"], dtype=np.int64),
+                np.asarray(run.data["test_sizes"], dtype=np.int64),
+            )
+        )
+    return result
+
+
+def skew_rows(label_counts: np.ndarray, class_names: Sequence[str], **common: str) -> Rows:
+    """One row for each class that a client has: how many samples, and what share of the client's samples."""
+    sizes = label_counts.sum(1)
+    return [
+        {
+            **common,
+            "client": int(client),
+            "class": class_names[label],
+            "count": int(label_counts[client, label]),
+            "share": _short(float(label_counts[client, label] / sizes[client])),
+        }
+        for client, label in np.argwhere(label_counts[:SKEW_CLIENTS] > 0)
+    ]
+
+
+def layer_rows(groups: Groups) -> Rows:
+    """One row per method, layer metric, layer and round, averaged over seeds, the layers numbered from the input on."""
+    gathered: dict[tuple[str, str, str], dict[int, list[float]]] = {}
+    for group in groups:
+        for run in group.runs:
+            table = run.table("layers")
+            columns = (table["metric"], table["layer"], table["round"], table["value"])
+            for metric, layer, number, value in zip(*columns, strict=True):
+                gathered.setdefault((group.label, metric, layer), {}).setdefault(int(number), []).append(float(value))
+    limit = int(np.clip(CURVE_POINTS / max(1, len(gathered)), 20, 500))
+    rows: Rows = []
+    for (method, metric, layer), by_round in gathered.items():
+        rounds = np.array(list(by_round))
+        means = np.array([np.mean(values) for values in by_round.values()])
+        finite = np.flatnonzero(np.isfinite(means))
+        for position in finite[thin(rounds[finite], means[finite], limit)]:
+            rows.append(
+                {
+                    "method": method,
+                    "metric": metric,
+                    "layer": layer,
+                    "round": int(rounds[position]),
+                    "value": _short(float(means[position])),
+                }
+            )
+    return rows
+
+
+def distinct(rows: Iterable[dict[str, Any]], column: str) -> list[str]:
+    """List the values of a column in the order of their appearance."""
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def _headline_metric(group: Group[Run]) -> str:
+    summary = group.runs[0].summary
+    return headline_key(str(summary["headline"]), summary["final"])
+
+
+def _cumulative(group: Group[Run], metric: str, rounds: np.ndarray) -> np.ndarray:
+    totals = []
+    for run in group.runs:
+        noted, values = run.metrics.series(metric)
+        totals.append(_at(noted, np.cumsum(values), rounds))
+    mean: np.ndarray = np.mean(totals, axis=0)
+    return mean
+
+
+def _at(noted: np.ndarray, totals: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+    """Read a running total off at other rounds: what had been reached by the end of each."""
+    return np.concatenate(([0.0], totals))[np.searchsorted(noted, rounds, side="right")]
+
+
+def _last_of_clients(group: Group[Run], metric: str) -> list[tuple[int, int, float]]:
+    found = []
+    for run in group.runs:
+        table = run.table("clients")
+        chosen = table["metric"] == metric
+        if chosen.any():
+            last = chosen & (table["round"] == table["round"][chosen].max())
+            members = zip(table["client"][last], table["value"][last], strict=True)
+            seed = int(run.experiment["seed"])
+            found += [(int(client), seed, float(value)) for client, value in members if math.isfinite(value)]
+    return found
+
+
+def _short(value: float) -> float | None:
+    """Round to five significant digits, which no screen can tell from the rest; JSON has no NaN, so none stands for it."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -1,0 +1,165 @@
+"""What every registered method, and every sensible combination, must hold."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from worlds import digits, prepare, unequal_split, with_changed_client
+
+from fedstrata.engines.engine import pack, unpack
+from fedstrata.engines.loop import LoopEngine
+from fedstrata.errors import FedStrataError
+from fedstrata.methods import Method, methods
+
+COMBINATIONS = ["fedbn+fedprox(mu=0.1)", "fedprox+fedavgm", "fedbn+fedavgm", "fedbn+fedavg-ft", "fedprox+fedavg-ft"]
+EVERY_METHOD = [*methods.names(), *COMBINATIONS]
+every_method = pytest.mark.parametrize("method", EVERY_METHOD)
+
+
+# Adam gets a large epsilon: a bias in front of a norm has no gradient but rounding noise, which Adam would blow up to
+# full steps.
+def run(simulation, rounds=3):
+    for _ in range(rounds):
+        simulation.step()
+    return simulation
+
+
+def state_of(simulation):
+    return pack(simulation.engine.server, simulation.engine.clients())
+
+
+def assert_close(left, right, tolerance=1e-9):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.allclose(left[name].double(), right[name].double(), rtol=tolerance, atol=tolerance), name
+
+
+def assert_same_bits(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("chunk", "changes"),
+    [
+        (99, {}),
+        (2, {}),
+        (2, {"participation": 0.6}),
+        (99, {"optimiser": "adam(learning_rate=0.01, epsilon=0.001, keep=true, clip=1.0)", "participation": 0.6}),
+        (99, {"steps": 3, "schedule": "exponential:0.5", "statistics": "local"}),
+    ],
+    ids=["whole", "chunked", "partial", "kept-adam", "steps-local-statistics"],
+)
+def test_loop_and_stacked_agree(method, chunk, changes):
+    loop = run(prepare(method, "loop", **changes))
+    stacked = run(prepare(method, "stacked", chunk, **changes))
+    assert_close(state_of(loop), state_of(stacked))
+    left, right = loop.metrics.latest(), stacked.metrics.latest()
+    assert left.keys() == right.keys()
+    assert left == pytest.approx(right, rel=1e-7, abs=1e-9)
+
+
+@every_method
+def test_bytes_are_those_of_real_messages(method):
+    """The loop engine counts what it really encoded; the stacked one must say the same."""
+    loop, stacked = (
+        run(prepare(method, engine, participation=0.6), 1).metrics.latest() for engine in ("loop", "stacked")
+    )
+    assert (loop["bytes.up"], loop["bytes.down"]) == (stacked["bytes.up"], stacked["bytes.down"])
+
+
+@every_method
+def test_the_same_run_twice_is_the_same_to_the_bit(method):
+    first, second = (run(prepare(method, "stacked", 2, precision="fp32")) for _ in range(2))
+    assert_same_bits(state_of(first), state_of(second))
+    assert first.metrics.to_tables() == second.metrics.to_tables()
+
+
+@every_method
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_going_on_from_a_saved_state_changes_nothing(method, engine):
+    changes = {"participation": 0.6, "optimiser": "sgd(learning_rate=0.05, momentum=0.9, keep=true)"}
+    unbroken = run(prepare(method, engine, 2, **changes))
+    broken = run(prepare(method, engine, 2, **changes), 1)
+    resumed = prepare(method, engine, 2, **changes)
+    resumed.engine.restore(*unpack({name: tensor.clone() for name, tensor in state_of(broken).items()}))
+    resumed.round = 1
+    assert_same_bits(state_of(unbroken), state_of(run(resumed, 2)))
+
+
+@every_method
+def test_no_client_sees_another(method):
+    """Other data at one client changes no other client's reply and no other client's state."""
+    dataset = digits()
+    other = with_changed_client(dataset, unequal_split(dataset), client=2)
+    answers = []
+    for data in (dataset, other):
+        engine = prepare(method, "loop", dataset=data).engine
+        assert isinstance(engine, LoopEngine)
+        messages = engine._server.messages(range(5), 1)
+        answers.append([engine.members[client].answer(messages[client], 1)[0] for client in range(5)])
+    nothing_is_sent = Method.make(method).personal(prepare(method).setting.layers) >= set(
+        prepare(method).setting.initial
+    )
+    for client in range(5):
+        same = answers[0][client] == answers[1][client]
+        assert same if client != 2 or nothing_is_sent else not same
+
+
+@every_method
+def test_the_order_of_replies_does_not_matter(method):
+    states = []
+    for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
+        engine = prepare(method, "loop").engine
+        assert isinstance(engine, LoopEngine)
+        messages = engine._server.messages(range(5), 1)
+        replies = {client: engine.members[client].answer(messages[client], 1)[0] for client in order}
+        engine._server.receive(replies, 1)
+        states.append(pack(engine._server.state, engine.clients()))
+    assert_same_bits(*states)
+
+
+@every_method
+def test_clients_that_sit_out_keep_their_state(method):
+    simulation = run(prepare(method, "stacked", 2, participation=0.4, optimiser="sgd(momentum=0.9, keep=true)"), 1)
+    before = {name: tensor.clone() for name, tensor in state_of(simulation).items() if name.startswith("clients")}
+    simulation.engine.round(2, [1, 3], evaluate=False)
+    after = state_of(simulation)
+    for name, tensor in before.items():
+        assert torch.equal(tensor[[0, 2, 4]], after[name][[0, 2, 4]]), name
+
+
+@every_method
+def test_personal_names_never_travel(method):
+    simulation = prepare(method)
+    assert isinstance(simulation.engine, LoopEngine)
+    [message] = set(simulation.engine._server.messages([0], 1))
+    reply, _ = simulation.engine.members[0].answer(message, 1)
+    for name in simulation.setting.personal:
+        assert f'"{name}"'.encode() not in message + reply
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_a_method_describes_itself(name):
+    facts = methods.get(name).facts
+    described = methods.describe(name)
+    assert facts.family
+    assert facts.paper
+    assert described["summary"].endswith(".")
+    assert all(parameter["meaning"] for parameter in described["parameters"])
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_bad_parameters_are_refused_with_a_sentence(name):
+    with pytest.raises(FedStrataError, match="no parameter"):
+        Method.make(f"{name}(no_such_parameter=1)")
+    for field in dataclasses.fields(methods.get(name)):
+        with pytest.raises(FedStrataError, match=field.name):
+            Method.make(f"{name}({field.name}='a word that fits nowhere')")
+        if field.metadata.get("low") is not None or field.metadata.get("above") is not None:
+            with pytest.raises(FedStrataError, match=field.name):
+                Method.make(f"{name}({field.name}=-1)")

@@ -1,0 +1,132 @@
+"""Building a model from a name, a spec, a module or a function, and the sentences about models that do not fit."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedstrata.errors import FedStrataError
+from fedstrata.models import build_model, models
+
+
+class Tiny(nn.Module):
+    """A user's own model, with everything that a careless check would change."""
+
+    calls = 0
+    seen: Tensor
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, classes)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen += 1
+        self.calls += 1
+        noisy = self.norm(inputs) + torch.rand(4)
+        scores: Tensor = self.head(noisy)
+        return scores
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_name_and_its_spec_build_the_same() -> None:
+    by_name = build_model("mlp(hidden=8)", (4,), 3, seed=5)
+    assert same(state(by_name), state(build_model(models.make("mlp:8"), (4,), 3, seed=5)))
+
+
+def test_a_given_module_is_copied_and_left_alone() -> None:
+    model = Tiny()
+    model.norm.eval()
+    before, generator = state(model), torch.get_rng_state()
+    built = build_model(model, (4,), 3, seed=0)
+    assert isinstance(built, Tiny)
+    assert built is not model
+    assert same(state(built), before)
+    assert same(state(model), before)
+    assert model.calls == built.calls == 0
+    assert [module.training for module in model.modules()] == [True, False, True]
+    assert [module.training for module in built.modules()] == [True, False, True]
+    assert torch.equal(torch.get_rng_state(), generator)
+    with torch.no_grad():
+        built.get_parameter("head.bias").add_(1)
+    assert same(state(model), before)
+
+
+def test_functions_with_no_or_two_arguments() -> None:
+    def sized(input_shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
+        return nn.Sequential(nn.Linear(input_shape[0], width), nn.Linear(width, classes))
+
+    torch.manual_seed(3)
+    generator = torch.get_rng_state()
+    for function in (Tiny, lambda: Tiny(3), sized):
+        first, again, other = (state(build_model(function, (4,), 3, seed=seed)) for seed in (0, 0, 1))
+        assert same(first, again)
+        assert not same(first, other)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_a_default_device_of_the_user_does_not_matter() -> None:
+    with torch.device("meta"):
+        model = build_model("cnn", (1, 8, 8), 10, seed=0)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+def test_a_double_model_is_tried_with_double_samples() -> None:
+    assert build_model(nn.Linear(4, 3).double(), (4,), 3, seed=0)
+
+
+def test_a_model_of_tokens_is_tried_with_a_sample() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3))
+    with pytest.raises(FedStrataError, match=r"'Sequential' cannot take inputs of shape \(5,\) and type torch.float32"):
+        build_model(model, (5,), 3, seed=0)
+    assert build_model(model, (5,), 3, seed=0, sample=torch.ones(1, 5, dtype=torch.int64))
+
+
+def test_the_output_must_fit_the_classes() -> None:
+    with pytest.raises(FedStrataError, match=r"'Tiny' turns 2 samples into .* \[2, 3\].* 7 classes and needs \[2, 7\]"):
+        build_model(Tiny, (4,), 7, seed=0)
+    with pytest.raises(FedStrataError, match=r"output of shape \[8\]"):
+        build_model(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)), (4,), 4, seed=0)
+
+
+def test_the_output_must_be_a_tensor() -> None:
+    with pytest.raises(FedStrataError, match="'LSTM' returns a tuple; it must return one tensor"):
+        build_model(nn.LSTM(4, 3), (4,), 3, seed=0)
+
+
+def test_a_model_that_cannot_take_the_input_is_named_with_the_shape_and_the_reason() -> None:
+    with pytest.raises(FedStrataError) as caught:
+        build_model(nn.Linear(4, 3), (5,), 3, seed=0)
+    text = str(caught.value)
+    assert text.startswith("The model 'Linear' cannot take inputs of shape (5,) and type torch.float32: ")
+    assert "shapes cannot be multiplied" in text
+    assert "\n" not in text
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(FedStrataError, match=r"There is no model 'resnet9'\. Did you mean"):
+        build_model("resnet9", (3, 32, 32), 10, seed=0)
+    with pytest.raises(FedStrataError, match="7 is no model"):
+        build_model(7, (4,), 3, seed=0)  # type: ignore[arg-type]
+    with pytest.raises(FedStrataError, match="'<lambda>' needs 1 arguments; it must take none or two"):
+        build_model(lambda classes: Tiny(classes), (4,), 3, seed=0)
+    with pytest.raises(FedStrataError, match="returned a int; it must return an"):
+        build_model(lambda: 3, (4,), 3, seed=0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(FedStrataError, match="'Identity' has no parameters"):
+        build_model(nn.Identity(), (3,), 3, seed=0)
+    with pytest.raises(FedStrataError, match="'weight' of the model 'LazyLinear' has no size yet"):
+        build_model(nn.LazyLinear(3), (4,), 3, seed=0)
+
+
+def test_a_module_that_cannot_be_copied_is_named() -> None:
+    model = nn.Linear(4, 3)
+    model.cache = model.weight * 2
+    with pytest.raises(FedStrataError, match="'Linear' cannot be copied"):
+        build_model(model, (4,), 3, seed=0)

@@ -1,0 +1,190 @@
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.errors import FedStrataError
+from fedstrata.statistics import (
+    Estimate,
+    comparison_rows,
+    estimate,
+    group_runs,
+    holm,
+    notes,
+    paired_comparison,
+    smallest_sign_test_p,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    experiment: dict[str, Any]
+    summary: dict[str, Any]
+    split_hash: str = ""
+
+
+def run(method: str, seed: int, accuracy: float, split: str | None = None, **config: Any) -> Run:
+    return Run(
+        {"data": "digits", "method": method, "seed": seed, **config},
+        {
+            "headline": "client_after",
+            "final": {"client_after.accuracy.mean": accuracy, "client_after.accuracy.worst10": accuracy - 0.2},
+            "last_ten": {"client_after.accuracy.mean": accuracy - 0.01},
+            "best": {"client_after.accuracy.mean": accuracy + 0.01},
+            "bytes_up": 1000 * (seed + 1),
+            "bytes_down": 2000,
+            "seconds": 3.0,
+        },
+        f"split-{seed}" if split is None else split,
+    )
+
+
+def test_estimate_uses_the_sample_standard_deviation() -> None:
+    assert estimate([1.0, 2.0, 3.0, 4.0]) == Estimate(2.5, math.sqrt(5 / 3), 4)
+    assert estimate([0.7]) == Estimate(0.7, None, 1)
+    assert estimate([]) is None
+
+
+def test_paired_t_test_against_the_closed_form_for_two_degrees_of_freedom() -> None:
+    # t = 0.04 / (0.02 / sqrt(3)) = 2 sqrt(3); two degrees of freedom: p = 1 - t / sqrt(t^2 + 2) = 1 - sqrt(12 / 14).
+    compared = paired_comparison([0.02, 0.04, 0.06], "fedavg")
+    assert compared.difference is not None
+    assert compared.difference.mean == pytest.approx(0.04)
+    assert compared.difference.std == pytest.approx(0.02)
+    assert compared.p_value == pytest.approx(1 - math.sqrt(12 / 14))
+    assert compared.adjusted == compared.p_value
+    assert "3 seeds" in compared.note
+    assert "p = 0.25" in compared.note
+
+
+def test_paired_t_test_is_two_sided_and_has_no_note_with_six_pairs() -> None:
+    ahead = paired_comparison([0.01, 0.02, 0.03, 0.02, 0.01, 0.04])
+    behind = paired_comparison([-0.01, -0.02, -0.03, -0.02, -0.01, -0.04])
+    assert ahead.p_value == pytest.approx(behind.p_value)
+    assert ahead.note == behind.note == ""
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([], "nothing to pair"),
+        ([0.1], "no test"),
+        ([0.0, 0.0, 0.0], "Equal to fedavg"),
+        ([0.9 - 0.8, 0.8 - 0.7, 0.3 - 0.2], "the same for every seed"),
+        ([0.1, math.nan], "not a finite number"),
+    ],
+)
+def test_no_test_where_none_is_possible_and_the_reason_is_said(differences: list[float], expected: str) -> None:
+    compared = paired_comparison(differences, "fedavg")
+    assert compared.p_value is None
+    assert compared.adjusted is None
+    assert expected in compared.note
+
+
+def test_smallest_reachable_p_of_the_sign_test() -> None:
+    assert [smallest_sign_test_p(pairs) for pairs in (1, 2, 3, 5, 6)] == [1.0, 0.5, 0.25, 0.0625, 0.03125]
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1: 0.02, 0.03, 0.06, 0.04; the last is raised to the one before.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_lies_between_the_raw_and_the_bonferroni_values_and_keeps_their_order(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    for raw, corrected in zip(p_values, adjusted, strict=True):
+        assert raw <= corrected <= min(1.0, len(p_values) * raw)
+    pairs = sorted(zip(p_values, adjusted, strict=True))
+    assert [corrected for _, corrected in pairs] == sorted(adjusted)
+
+
+def test_groups_hold_each_seed_once_and_repeats_apart() -> None:
+    first, second, again = run("fedavg", 1, 0.8), run("fedavg", 0, 0.7), run("fedavg", 1, 0.8, checkpoint_every=3)
+    (group,) = group_runs([first, second, again])
+    assert group.label == "fedavg"
+    assert group.runs == (second, first)
+    assert group.repeated == (again,)
+
+
+def test_labels_name_what_differs_within_a_method() -> None:
+    runs = [run("fedavg", 0, 0.8, epochs=1), run("fedavg", 0, 0.8, epochs=5, steps=2), run("fedbn", 0, 0.9, epochs=5)]
+    assert [group.label for group in group_runs(runs)] == [
+        "fedavg [epochs=1, steps=none]",
+        "fedavg [epochs=5, steps=2]",
+        "fedbn",
+    ]
+
+
+def test_rows_average_over_seeds_and_pair_by_seed() -> None:
+    # Given out of order, so that only pairing by seed yields the differences 0.02, 0.04 and 0.06.
+    runs = [run("fedavg", seed, accuracy) for seed, accuracy in ((0, 0.5), (1, 0.7), (2, 0.9))]
+    runs += [run("fedbn", seed, accuracy) for seed, accuracy in ((2, 0.96), (0, 0.52), (1, 0.74))]
+    reference, row = comparison_rows(runs)
+    assert reference.comparison is None
+    assert reference.last == Estimate(pytest.approx(0.7), pytest.approx(0.2), 3)
+    assert reference.worst == Estimate(pytest.approx(0.5), pytest.approx(0.2), 3)
+    assert reference.last_ten is not None
+    assert reference.last_ten.mean == pytest.approx(0.69)
+    assert reference.best is not None
+    assert reference.best.mean == pytest.approx(0.71)
+    assert reference.bytes_up == Estimate(2000.0, 1000.0, 3)
+    assert row.seeds == (0, 1, 2)
+    assert row.comparison is not None
+    assert row.comparison.p_value == pytest.approx(1 - math.sqrt(12 / 14))
+
+
+def test_holm_counts_the_tested_methods_only() -> None:
+    base = [run("fedavg", seed, 0.5) for seed in (0, 1, 2)]
+    better = [run("fedbn", seed, 0.5 + step) for seed, step in enumerate((0.02, 0.04, 0.06))]
+    noisy = [run("local", seed, 0.5 + step) for seed, step in enumerate((0.02, -0.04, 0.06))]
+    alone = [run("fedprox", 0, 0.6)]
+    rows = {row.label: row for row in comparison_rows([*base, *better, *noisy, *alone])}
+    raw = 1 - math.sqrt(12 / 14)
+    assert rows["fedbn"].comparison is not None
+    assert rows["fedbn"].comparison.adjusted == pytest.approx(2 * raw)
+    assert rows["fedprox"].comparison is not None
+    assert rows["fedprox"].comparison.adjusted is None
+
+
+def test_another_split_is_not_paired() -> None:
+    _, row = comparison_rows([run("fedavg", 0, 0.5, split="a"), run("fedbn", 0, 0.6, split="b")])
+    assert row.comparison is not None
+    assert row.comparison.difference is None
+
+
+def test_the_reference_can_be_chosen_and_must_exist() -> None:
+    runs = [run("fedavg", 0, 0.5), run("fedbn", 0, 0.6)]
+    first, second = comparison_rows(runs, reference="fedbn")
+    assert second.comparison is None
+    assert first.comparison is not None
+    assert first.comparison.reference == "fedbn"
+    with pytest.raises(FedStrataError, match="Did you mean 'fedbn'"):
+        comparison_rows(runs, reference="fedbm")
+    assert comparison_rows([]) == []
+
+
+def test_a_global_headline_has_no_worst_clients() -> None:
+    one = Run({"method": "fedavg", "seed": 0}, {"headline": "global", "final": {"global.accuracy": 0.8}})
+    (row,) = comparison_rows([one])
+    assert row.last == Estimate(0.8, None, 1)
+    assert row.worst is row.last_ten is row.bytes_up is None
+
+
+def test_notes_say_how_many_seeds_and_which_test() -> None:
+    assert notes(comparison_rows([run("fedavg", 0, 0.5), run("fedbn", 0, 0.6)])) == [
+        "One seed each: no standard deviation over seeds, and no test."
+    ]
+    runs = [run("fedavg", seed, 0.5) for seed in (0, 1, 2)]
+    runs += [run("fedbn", seed, 0.5 + step) for seed, step in enumerate((0.02, 0.04, 0.06))]
+    runs += [run("local", seed, 0.5 - step) for seed, step in enumerate((0.02, 0.05, 0.06))]
+    said = notes(comparison_rows([*runs, run("fedprox", 0, 0.6)]))
+    assert said[0] == "Mean ± sample standard deviation over 1 to 3 seeds."
+    assert said[1] == "p: two-sided paired t-test over seeds against fedavg, corrected after Holm for 2 methods."
+    assert said[2].startswith("fedbn, local: With 3 seeds")
+    assert said[3].startswith("fedprox: One seed in common with fedavg")
