@@ -23,13 +23,13 @@ from fedstrata.simulation import Ingredients, Listener, Simulation
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave: the summary, all metrics, the global model (its shared part), and each client's personal tensors
-    as stacks."""
+    """What a run gave: the summary, all metrics, the global model (its shared part), and what clients keep, as
+    stacks."""
 
     summary: dict[str, Any]
     metrics: MetricLog
     model: dict[str, Tensor]
-    personal: dict[str, Tensor]
+    resident: dict[str, Tensor]
     out: Path | None
 
 
@@ -101,5 +101,5 @@ def _ingredients(data: object, split: Split | None, model: object, method: objec
 
 
 def _result(simulation: Simulation, summary: dict[str, Any], out: Path | None) -> Result:
-    personal = simulation.engine.clients().personal
-    return Result(summary, simulation.metrics, simulation.engine.server.model, personal, out)
+    resident = simulation.engine.clients().resident
+    return Result(summary, simulation.metrics, simulation.engine.server.model, resident, out)

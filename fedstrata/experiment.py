@@ -61,6 +61,7 @@ class Experiment(Spec):
     )
     deterministic: bool = parameter(False, "On a GPU: only operations whose results repeat bit for bit.")
     evaluate_every: int = parameter(1, "Evaluate every so many rounds, and in the last one.", low=1)
+    reference_round: int = parameter(2, "The round against which the layers' inertia (cosine) is measured.", low=1)
     checkpoint_every: int = parameter(10, "Save a checkpoint every so many rounds.", low=1)
 
     @classmethod

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedstrata.errors import FedStrataError
 from fedstrata.spec import Registry, Spec, parameter
 from fedstrata.stack import Tensors, align, squared_norm
 
@@ -53,6 +54,11 @@ class SGD(Optimiser):
     momentum: float = parameter(0.0, "The momentum.", low=0, below=1)
     nesterov: bool = parameter(False, "Look ahead along the momentum (Nesterov).")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise FedStrataError("The optimiser 'sgd' with nesterov=true needs a momentum, such as momentum=0.9.")
+
     def state(self, parameters: Tensors) -> Tensors:
         """Start with zero momentum."""
         return (
@@ -87,26 +93,33 @@ class _AdamFamily(Optimiser):
     epsilon: float = parameter(1e-8, "What keeps the division finite.", above=0)
 
     def state(self, parameters: Tensors) -> Tensors:
-        """Start with zero moments; every client counts its own steps."""
-        zeros = {
+        """Start with zero moments; every client counts the steps of each of its parameters."""
+        moments = {
             f"{moment}/{name}": torch.zeros_like(tensor)
             for moment in ("mean", "square")
             for name, tensor in parameters.items()
         }
-        clients = next(iter(parameters.values()))
-        return {**zeros, "steps": torch.zeros(len(clients), dtype=torch.float64, device=clients.device)}
+        steps = {
+            f"steps/{name}": torch.zeros(len(tensor), dtype=torch.float64, device=tensor.device)
+            for name, tensor in parameters.items()
+        }
+        return {**moments, **steps}
 
     def adam_step_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
         r"""Step by :math:`\eta \hat m / (\sqrt{\hat v} + \epsilon)`, with each client's own bias correction."""
-        state["steps"] += 1
-        correction1 = 1 - self.beta1 ** state["steps"]
-        correction2 = (1 - self.beta2 ** state["steps"]).sqrt()
-        for name, gradient in gradients.items():
+        if not gradients:
+            return
+        counters = [state[f"steps/{name}"] for name in gradients]
+        torch._foreach_add_(counters, 1)
+        steps = torch.stack(counters)
+        rates = learning_rate / (1 - self.beta1**steps)
+        corrections = (1 - self.beta2**steps).sqrt()
+        for (name, gradient), rate, correction in zip(gradients.items(), rates, corrections, strict=True):
             mean, square = state[f"mean/{name}"], state[f"square/{name}"]
             mean.lerp_(gradient, 1 - self.beta1)
             square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-            denominator = square.sqrt().div_(_like(correction2, square)).add_(self.epsilon)
-            parameters[name].sub_(mean * _like(learning_rate / correction1, mean) / denominator)
+            denominator = square.sqrt().div_(_like(correction, square)).add_(self.epsilon)
+            parameters[name].sub_(mean * _like(rate, mean) / denominator)
 
 
 def _like(per_client: Tensor, tensor: Tensor) -> Tensor:

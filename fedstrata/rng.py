@@ -82,7 +82,7 @@ def uniform(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Ten
     """
     count = math.prod(shape)
     words = philox(keys, count, stream)[..., :count]
-    return ((words >> 8).to(torch.float32) * 2.0**-24).reshape(*keys.shape[:-1], *shape)
+    return ((words >> 8).to(torch.float32) * 2.0**-24).reshape(*words.shape[:-1], *shape)
 
 
 def permutation(keys: Tensor, count: int, stream: int | Tensor = 0, valid: Tensor | None = None) -> Tensor:

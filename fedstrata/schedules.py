@@ -58,11 +58,11 @@ class Cosine(Schedule):
 @schedules.register("step")
 @dataclass(frozen=True)
 class StepDown(Schedule):
-    """Multiply the learning rate by ``factor_per_drop`` at 1/2 and 3/4 of the rounds."""
+    """Multiply the learning rate by ``factor_per_drop`` when 1/2 and when 3/4 of the rounds are done."""
 
     factor_per_drop: float = parameter(0.1, "What each drop multiplies the rate by.", above=0, high=1)
 
     def factor(self, round: int, rounds: int) -> float:
         """Return the factor after the drops so far."""
-        drops = sum(round > rounds * place for place in (0.5, 0.75))
+        drops = sum(round - 1 >= rounds * place for place in (0.5, 0.75))
         return float(self.factor_per_drop**drops)

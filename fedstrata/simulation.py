@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedstrata.engines.client import Setting
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import Plan, build_engine, make_plan
-from fedstrata.engines.server import Declared, select
+from fedstrata.engines.server import Declared, select, server_view
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
@@ -31,9 +31,10 @@ from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
 from fedstrata.runs import RunFolder, describe_environment
 from fedstrata.schedules import schedules
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, clone
 
 DEFAULT_CLIENTS = 20
+_REFERENCE = "reference:"
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
@@ -103,6 +104,8 @@ class Simulation:
     setting: Setting
     engine: Engine
     plan: Plan
+    declared: Declared
+    reference: Tensors = field(default_factory=dict)
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
     round: int = 0
@@ -143,6 +146,7 @@ class Simulation:
             layers=layers,
             initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
             personal=personal,
+            resident=personal | method.resident(layers),
             optimiser=optimiser,
             schedule=schedule,
             work=Work(experiment.epochs, experiment.steps, experiment.batch_size, experiment.last_batch),
@@ -156,7 +160,7 @@ class Simulation:
         declared = Declared(torch.from_numpy(split.sizes), data.label_counts)
         plan = plan or make_plan(experiment.engine, experiment.chunk, setting, model, data, declared)
         engine = build_engine(plan, setting, model, data, declared)
-        return cls(experiment, dataset, split, method, setting, engine, plan)
+        return cls(experiment, dataset, split, method, setting, engine, plan, declared)
 
     def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
         """Do the remaining rounds, and return the summary; with a folder, save checkpoints on the way and the results
@@ -181,22 +185,22 @@ class Simulation:
         last = self.round == self.experiment.rounds
         evaluate = last or self.round % self.experiment.evaluate_every == 0
         participants = select(self.setting, self.experiment.participation, self.round)
+        up, down = self.engine.exchange(self.round)
         before = self.engine.server.model
         report = self.engine.round(self.round, participants, evaluate)
         self._synchronise()
         trained = time.perf_counter()
         values = {
             "train.loss": float(report.loss.mean()),
-            "bytes.up": float(report.bytes_up),
-            "bytes.down": float(report.bytes_down),
+            "bytes.up": float(report.bytes_up + up),
+            "bytes.down": float(report.bytes_down + down),
         }
         self._warn_if_diverged(report, participants)
         if evaluate:
             values |= self._evaluate(report, last)
         self.metrics.add_round(self.round, values)
-        self.metrics.add_layers(
-            self.round, "update", layer_updates(self.setting.layers, before, self.engine.server.model)
-        )
+        for metric, numbers in self._layer_metrics(before, participants).items():
+            self.metrics.add_layers(self.round, metric, numbers)
         self._synchronise()
         self.timings.add(self.round, "train", trained - began)
         self.timings.add(self.round, "evaluate", time.perf_counter() - trained)
@@ -222,6 +226,18 @@ class Simulation:
             values |= self._note("client_adapted", self.engine.adapted(self.round))
         return values
 
+    def _layer_metrics(self, before: Tensors, participants: Sequence[int]) -> dict[str, dict[str, float]]:
+        """Measure the layers of the global model: how far they moved, how they lie to the reference round, the method's
+        own."""
+        layers, server = self.setting.layers, self.engine.server
+        if self.round == self.experiment.reference_round:
+            self.reference = clone(server.model)
+        view = server_view(self.setting, server, self.declared, participants, self.round)
+        measured = {"update": layer_updates(layers, before, server.model), **self.method.layer_metrics(view)}
+        return (
+            {**measured, "cosine": layer_cosines(layers, self.reference, server.model)} if self.reference else measured
+        )
+
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
         """Log one number per client, and return the summary over clients for the round."""
         values: dict[str, float] = {}
@@ -245,9 +261,9 @@ class Simulation:
 
     def save(self, folder: RunFolder) -> None:
         """Save a checkpoint of the rounds so far."""
-        folder.save_checkpoint(
-            self.round, pack(self.engine.server, self.engine.clients()), {}, self.metrics, self.timings
-        )
+        reference = {f"{_REFERENCE}{name}": tensor for name, tensor in self.reference.items()}
+        state = {**pack(self.engine.server, self.engine.clients()), **reference}
+        folder.save_checkpoint(self.round, state, {}, self.metrics, self.timings)
 
     def restore(self, folder: RunFolder) -> None:
         """Go on from the newest whole checkpoint, or from the beginning where there is none."""
@@ -256,6 +272,9 @@ class Simulation:
             return
         state = {name: tensor.to(self.setting.device) for name, tensor in checkpoint.state.items()}
         self.engine.restore(*unpack(state))
+        self.reference = {
+            name.removeprefix(_REFERENCE): tensor for name, tensor in state.items() if name.startswith(_REFERENCE)
+        }
         self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
 
     def summary(self, folder: RunFolder | None) -> dict[str, Any]:
@@ -351,6 +370,20 @@ def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str
                 _norm(after[name] - before[name] for name in shared)
                 / _norm(before[name] for name in shared).clamp(min=1e-12)
             )
+    return dict(zip(names, torch.stack(values).tolist(), strict=True)) if values else {}
+
+
+def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[str, float]:
+    r"""Measure inertia: the cosine between each layer's weight now and in the reference round (LIPS, Eq. 1).
+
+    A layer that keeps a cosine near 1 has stopped to learn.
+    """
+    names, values = [], []
+    for layer in layers.weighted:
+        if layer.weight in model and layer.weight in reference:
+            now, then = (tensors[layer.weight].to(torch.float64).flatten() for tensors in (model, reference))
+            names.append(layer.name)
+            values.append(torch.nn.functional.cosine_similarity(now, then, dim=0))
     return dict(zip(names, torch.stack(values).tolist(), strict=True)) if values else {}
 
 

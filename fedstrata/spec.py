@@ -6,8 +6,8 @@ line and in TOML files it is written as a call::
 
     fedprox(mu=0.01)     dirichlet:0.1     cnn     fedbn+lips(tau0=0.5)
 
-``name:value`` is short for ``name(value)``, the first parameter. :meth:`Registry.make` reads such a text,
-``str(spec)`` writes it back in its shortest form.
+``name:value`` is short for ``name(value)``, the first parameter. A value that is more than a word stands in quotes; a
+quote inside it is doubled. :meth:`Registry.make` reads such a text, ``str(spec)`` writes it back in its shortest form.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import numbers
 import re
 import types
 import typing
@@ -119,6 +120,8 @@ class Registry(Generic[T]):
     def make(self, given: str | T) -> T:
         """Build a component from its text, such as ``dirichlet(alpha=0.1)``; a ready component passes through."""
         if isinstance(given, Spec):
+            if given.kind not in ("", self.kind):
+                raise FedStrataError(f"'{given}' is no {self.kind}, it is a {given.kind}.")
             return given
         calls = parse(given, self.kind)
         if len(calls) != 1:
@@ -174,7 +177,8 @@ def format_value(value: Value) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str):
-        return value if _WORD.fullmatch(value) and _read_value(value) == value else f"'{value}'"
+        plain = _WORD.fullmatch(value) and _read_value(value) == value
+        return value if plain else "'" + value.replace("'", "''") + "'"
     return repr(value)
 
 
@@ -237,12 +241,13 @@ def _parse_call(text: str, kind: str) -> Call:
         )
     positional: list[Value] = []
     keywords: list[tuple[str, Value]] = []
-    for item in split_outside(rest[1:-1], ","):
+    items = split_outside(rest[1:-1], ",") if rest[1:-1].strip() else []
+    for item in items:
         if not item.strip():
-            continue
-        key, equals, value = item.partition("=")
-        if equals:
-            keywords.append((key.strip().replace("-", "_"), _read_value(value.strip())))
+            raise FedStrataError(f"In '{text}', a value is missing beside a comma.")
+        key = split_outside(item, "=")[0]
+        if key != item:
+            keywords.append((key.strip().replace("-", "_"), _read_value(item[len(key) + 1 :].strip())))
         elif keywords:
             raise FedStrataError(f"In '{text}', '{item.strip()}' has no name but follows a named parameter.")
         else:
@@ -252,7 +257,7 @@ def _parse_call(text: str, kind: str) -> Call:
 
 def _read_value(text: str) -> Value:
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1]
+        return text[1:-1].replace(text[0] * 2, text[0])
     constants: Mapping[str, Value] = {"true": True, "false": False, "none": None}
     if text.lower() in constants:
         return constants[text.lower()]
@@ -270,9 +275,9 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     where = f"the parameter '{field.name}' of the {owner.kind} '{owner.name or type(owner).__name__}'"
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    allowed, value = _kinds(hint), _plain(value)
+    if float in allowed and type(value) is int:
+        value = _as_float(value)
     matches = any(
         value is None
         if kind in (None, type(None))
@@ -288,11 +293,12 @@ def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) ->
     choices = field.metadata.get("choices")
     if choices and value not in choices:
         raise unknown_name(f"value for {where} called", str(value), [str(choice) for choice in choices])
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FedStrataError(f"{value} does not fit {where}: it takes a finite number.")
     if isinstance(value, int | float) and not isinstance(value, bool):
         limits = {key: field.metadata.get(key) for key in ("low", "high", "above", "below")}
         outside = (
-            math.isnan(value)
-            or (limits["low"] is not None and value < limits["low"])
+            (limits["low"] is not None and value < limits["low"])
             or (limits["high"] is not None and value > limits["high"])
             or (limits["above"] is not None and value <= limits["above"])
             or (limits["below"] is not None and value >= limits["below"])
@@ -305,13 +311,31 @@ def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) ->
 def _range(limits: Mapping[str, float | None]) -> str:
     words = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
     stated = [f"{words[key]} {limits[key]:g}" for key in words if limits[key] is not None]
-    return " and ".join(stated) or "a number"
+    return " and ".join(stated)
 
 
 def _type_name(hint: Any) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return " or ".join(words.get(kind, str(getattr(kind, "__name__", kind))) for kind in kinds)
+    return " or ".join(words.get(kind, str(getattr(kind, "__name__", kind))) for kind in _kinds(hint))
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """List the types that an annotation admits: those of a union, or the one that it is."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _plain(value: Any) -> Any:
+    """Turn numbers of other kinds, such as NumPy's, into Python's."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _count(number: int, noun: str) -> str:

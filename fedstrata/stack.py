@@ -59,8 +59,13 @@ def squared_norm(stack: Mapping[str, Tensor]) -> Tensor:
     >>> squared_norm({"a": torch.tensor([[1.0, 2.0], [0.0, 0.0]]), "b": torch.tensor([[2.0], [3.0]])})
     tensor([9., 9.])
     """
-    norms = [tensor.square().flatten(1).sum(1) for tensor in stack.values()]
+    norms = [per_client(tensor.square()).sum(1) for tensor in stack.values()]
     return torch.stack(norms).sum(0)
+
+
+def per_client(tensor: Tensor) -> Tensor:
+    """Flatten what each client has, ``[K, *shape]``, into a row: ``[K, n]``; a single number becomes a row of one."""
+    return tensor.unsqueeze(-1).flatten(1)
 
 
 def align(weights: Tensor, tensor: Tensor) -> Tensor:

@@ -209,7 +209,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     counts = sorted({len(row.seeds) for row in rows})
     said = []
     if counts == [1]:
-        said.append("One seed each: no standard deviation over seeds, and no test.")
+        each = " each" if len(rows) > 1 else ""
+        said.append(f"One seed{each}: no standard deviation over seeds, and no test.")
     elif counts:
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         said.append(f"Mean ± sample standard deviation over {seeds} seeds.")
@@ -224,6 +225,16 @@ def notes(rows: Sequence[Row]) -> list[str]:
         for note, labels in reasons.items():
             said.append(note if len(labels) == len(compared) else f"{_listed(labels)}: {note}")
     return said
+
+
+ACCURACIES = ("last", "last_ten", "best", "worst")
+"""The columns of a :class:`Row` that hold accuracies."""
+
+
+def highest(rows: Sequence[Row]) -> dict[str, float]:
+    """Find the highest mean of each column of accuracies, where a table of several methods wants to point at it."""
+    means = {name: [value.mean for row in rows if (value := getattr(row, name)) is not None] for name in ACCURACIES}
+    return {name: max(values) for name, values in means.items() if values and len(rows) > 1}
 
 
 def headline_key(headline: str, values: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -49,6 +50,27 @@ class Batch:
     step: int
 
 
+@dataclass(frozen=True)
+class _Shuffled:
+    """Positions in the pool, one client after the other: where each begins, and how far its epochs lie apart."""
+
+    positions: Tensor
+    begins: list[int]
+    strides: list[int]
+
+    def start(self, row: int, epoch: int) -> int:
+        """Tell where a client's epoch begins."""
+        return self.begins[row] + epoch * self.strides[row]
+
+    def read(self, starts: list[int], length: int) -> Tensor:
+        """Read ``[k, length]`` positions, a row from each start; no copy where the starts lie evenly apart."""
+        distance = starts[-1] - starts[-2] if len(starts) > 1 else 0
+        if distance >= 0 and all(after - before == distance for before, after in pairwise(starts)):
+            return self.positions.as_strided((len(starts), length), (distance, 1), starts[0])
+        device = self.positions.device
+        return self.positions[torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)]
+
+
 class DeviceData:
     """A dataset and its split, on the device where training happens."""
 
@@ -74,44 +96,38 @@ class DeviceData:
         sizes = [int(self.split.sizes[client]) for client in clients]
         per_epoch = [work.batches_per_epoch(size) for size in sizes]
         steps = [work.steps_of(size) for size in sizes]
-        shuffled = self._shuffled(
-            clients,
-            sizes,
-            seed,
-            round,
-            purpose,
-            max(-(-count // each) for count, each in zip(steps, per_epoch, strict=True)),
-        )
+        epochs = [-(-count // each) for count, each in zip(steps, per_epoch, strict=True)]
+        shuffled = self._shuffle(clients, sizes, epochs, client_keys(seed, round, clients, purpose, self.device))
         for step in range(max(steps)):
-            groups: dict[int, list[tuple[int, int, int]]] = {}
+            groups: dict[int, tuple[list[int], list[int]]] = {}
             for row, (size, each, count) in enumerate(zip(sizes, per_epoch, steps, strict=True)):
                 if step < count:
                     epoch, index = divmod(step, each)
                     begin = index * work.batch_size
-                    groups.setdefault(min(work.batch_size, size - begin), []).append((row, epoch, begin))
+                    rows, starts = groups.setdefault(min(work.batch_size, size - begin), ([], []))
+                    rows.append(row)
+                    starts.append(shuffled.start(row, epoch) + begin)
             for length in sorted(groups, reverse=True):
-                yield self._batch(shuffled, groups[length], length, step)
+                rows, starts = groups[length]
+                chosen = None if len(rows) == len(clients) else torch.tensor(rows, device=self.device)
+                yield Batch(chosen, shuffled.read(starts, length), step)
 
-    def _shuffled(
-        self, clients: Sequence[int], sizes: Sequence[int], seed: int, round: int, purpose: str, epochs: int
-    ) -> Tensor:
-        """Shuffle every client's samples once per epoch: positions in the pool ``[K, epochs, longest]``."""
-        keys = client_keys(seed, round, clients, purpose, self.device)
-        longest = max(sizes)
-        streams = torch.arange(epochs, device=self.device)[:, None]
-        valid = torch.tensor(sizes, device=self.device)[:, None, None]
-        order = permutation(keys[:, None, :], longest, streams, valid)
-        own = self._train[torch.tensor(list(clients), device=self.device), :longest]
-        return own[:, None, :].expand(-1, epochs, -1).gather(2, order)
-
-    def _batch(self, shuffled: Tensor, group: list[tuple[int, int, int]], length: int, step: int) -> Batch:
-        everybody = len(group) == len(shuffled)
-        if everybody and len({(epoch, begin) for _, epoch, begin in group}) == 1:
-            _, epoch, begin = group[0]
-            return Batch(None, shuffled[:, epoch, begin : begin + length], step)
-        rows, epochs, begins = (torch.tensor(column, device=self.device) for column in zip(*group, strict=True))
-        offsets = begins[:, None] + torch.arange(length, device=self.device)
-        return Batch(None if everybody else rows, shuffled[rows[:, None], epochs[:, None], offsets], step)
+    def _shuffle(self, clients: Sequence[int], sizes: list[int], epochs: list[int], keys: Tensor) -> _Shuffled:
+        """Shuffle every client's samples once per epoch; clients of similar size, which need similar room, at once."""
+        similar: dict[int, list[int]] = {}
+        for row, size in enumerate(sizes):
+            similar.setdefault(size.bit_length(), []).append(row)
+        pieces, begins, strides, filled = [], [0] * len(clients), [0] * len(clients), 0
+        for rows in similar.values():
+            longest, most = max(sizes[row] for row in rows), max(epochs[row] for row in rows)
+            streams = torch.arange(most, device=self.device)[:, None]
+            valid = torch.tensor([sizes[row] for row in rows], device=self.device)[:, None, None]
+            order = permutation(keys[torch.tensor(rows, device=self.device)][:, None, :], longest, streams, valid)
+            own = self._train[torch.tensor([clients[row] for row in rows], device=self.device), :longest]
+            pieces.append(own[:, None, :].expand(-1, most, -1).gather(2, order).flatten())
+            for row in rows:
+                begins[row], strides[row], filled = filled, longest, filled + most * longest
+        return _Shuffled(torch.cat(pieces), begins, strides)
 
     def make(self, positions: Tensor, keys: Tensor | None, step: int = 0) -> tuple[Tensor, Tensor]:
         """Gather samples ``[k, b]`` and prepare them; with keys the random transforms apply too (training)."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.forward import Forward
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Message, Phase, Step
+from fedstrata.methods.base import Clients, Message, Phase, Step, Training
 from fedstrata.methods.composition import Method
 from fedstrata.optimisers import Optimiser
 from fedstrata.rng import client_keys, fold
@@ -31,6 +31,7 @@ class Setting:
     layers: LayerMap
     initial: Tensors
     personal: frozenset[str]
+    resident: frozenset[str]
     optimiser: Optimiser
     schedule: Schedule
     work: Work
@@ -48,26 +49,27 @@ class Setting:
 
 @dataclass(frozen=True)
 class ClientState:
-    """What clients keep between rounds, as stacks: personal tensors, the method's memory, the optimiser's state."""
+    """What clients keep between rounds, as stacks: resident tensors of the model, the method's memory, the
+    optimiser's."""
 
-    personal: Tensors = field(default_factory=dict)
+    resident: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
     optimiser: Tensors = field(default_factory=dict)
 
     def rows(self, rows: Tensor | None) -> ClientState:
         """Pick some clients."""
-        return ClientState(take(self.personal, rows), take(self.memory, rows), take(self.optimiser, rows))
+        return ClientState(take(self.resident, rows), take(self.memory, rows), take(self.optimiser, rows))
 
     def put_(self, rows: Tensor | None, other: ClientState) -> None:
         """Write some clients' state back, in place."""
-        put_(self.personal, rows, other.personal)
+        put_(self.resident, rows, other.resident)
         put_(self.memory, rows, other.memory)
         put_(self.optimiser, rows, other.optimiser)
 
     @classmethod
     def concatenate(cls, states: Sequence[ClientState]) -> ClientState:
         """Join the clients of several states."""
-        kinds = ([getattr(state, kind) for state in states] for kind in ("personal", "memory", "optimiser"))
+        kinds = ([getattr(state, kind) for state in states] for kind in ("resident", "memory", "optimiser"))
         return cls(*(concatenate(kind) for kind in kinds))
 
 
@@ -101,19 +103,19 @@ def view(setting: Setting, data: DeviceData, ids: Sequence[int], round: int, mem
 def first_state(setting: Setting, data: DeviceData, ids: Sequence[int]) -> ClientState:
     """Prepare clients before the first round: everybody starts from the same initial model."""
     model = repeat(setting.initial, len(ids))
-    personal = clone({name: model[name] for name in sorted(setting.personal)})
+    resident = clone({name: model[name] for name in sorted(setting.resident)})
     memory = clone(setting.method.client_memory(view(setting, data, ids, 0, {}), model))
     parameters = {name: model[name] for name in setting.layers.parameter_names}
     optimiser = clone(setting.optimiser.state(parameters)) if setting.optimiser.keep else {}
-    return ClientState(personal, memory, optimiser)
+    return ClientState(resident, memory, optimiser)
 
 
 def own_model(setting: Setting, state: ClientState, broadcast: Message, clients: int) -> Tensors:
-    """Put together each client's model: the shared part as received, the personal part its own."""
+    """Put together each client's model: what was received, and for the rest what it keeps itself."""
     return {
-        name: state.personal[name]
-        if name in setting.personal
-        else broadcast.tensors[name].expand(clients, *tensor.shape)
+        name: broadcast.tensors[name].expand(clients, *tensor.shape)
+        if name in broadcast.tensors
+        else state.resident[name]
         for name, tensor in setting.initial.items()
     }
 
@@ -127,22 +129,29 @@ def client_round(
     broadcast: Message,
     round: int,
 ) -> Outcome:
-    """Download, perturb, train, remember, upload."""
+    """Download, begin, perturb, train, remember, upload."""
+    method = setting.method
     clients = view(setting, data, ids, round, state.memory)
     received = own_model(setting, state, broadcast, len(ids))
-    model = clone(setting.method.perturb(clients, received))
+    clients = replace(clients, memory=method.begin(clients, received))
+    start = method.perturb(clients, received)
+    model = clone(start)
     learning_rate = setting.optimiser.learning_rate * setting.schedule.factor(round, setting.rounds)
     kept = clone(state.optimiser)
-    losses = []
-    for number, phase in enumerate(setting.method.phases()):
+    losses, gradients = [], Tensors()
+    for number, phase in enumerate(method.phases()):
         purpose = f"phase {number}"
-        model, kept, loss = train(setting, forward, data, clients, received, model, kept, phase, learning_rate, purpose)
+        model, kept, loss, last = train(
+            setting, forward, data, clients, received, model, kept, phase, learning_rate, purpose
+        )
         losses.append(loss)
-    memory = setting.method.remember(clients, received, model)
-    personal = {name: model[name] for name in state.personal}
+        gradients |= last
+    training = Training(start, model, gradients)
+    clients = replace(clients, memory=method.remember(clients, training))
+    resident = {name: model[name] for name in state.resident}
     message = Message({name: model[name] for name in setting.initial if name not in setting.personal})
-    reply = setting.method.upload(replace(clients, memory=memory), received, model, message)
-    return Outcome(ClientState(personal, memory, kept), reply, model, torch.stack(losses).mean(0))
+    reply = method.upload(clients, training, message)
+    return Outcome(ClientState(resident, clients.memory, kept), reply, model, torch.stack(losses).mean(0))
 
 
 def adapt(
@@ -174,12 +183,13 @@ def train(
     phase: Phase,
     learning_rate: float,
     purpose: str,
-) -> tuple[Tensors, Tensors, Tensor]:
-    """Train K clients for one phase; return their models, the optimiser's state if it is kept, and the mean loss of
-    each client.
+) -> tuple[Tensors, Tensors, Tensor, Tensors]:
+    """Train K clients for one phase.
 
-    ``model`` and ``optimiser`` belong to this function and are changed in place. ``purpose`` separates the draws of
-    different phases."""
+    Return their models, the optimiser's state if it is kept, the mean loss of each client, and the gradients of each
+    client's last step if the method wants them. ``model`` and ``optimiser`` belong to this function and are changed in
+    place. ``purpose`` separates the draws of different phases.
+    """
     moving = _moving(setting.layers, phase)
     parameters = {name: model[name] for name in setting.layers.parameter_names}
     buffers = {name: model[name] for name in setting.layers.buffer_names}
@@ -190,6 +200,7 @@ def train(
     dropout = client_keys(setting.seed, clients.round, clients.ids, f"{purpose}/dropout", setting.device)
     total = torch.zeros(len(clients.ids), dtype=torch.float64, device=setting.device)
     steps = torch.zeros_like(total)
+    last: Tensors = {}
     for batch in data.batches(clients.ids, work, setting.seed, clients.round, purpose):
         rows = batch.rows
         some = clients.rows(rows)
@@ -213,10 +224,15 @@ def train(
         )
         gradients = dict(zip(moving, torch.autograd.grad(loss.sum(), [current[name] for name in moving]), strict=True))
         with torch.no_grad():
+            if setting.method.wants_gradients():
+                last = last or {name: torch.zeros_like(parameters[name]) for name in moving}
+                put_(last, rows, gradients)
             gradients = setting.method.gradients(some, step, gradients)
             new = {name: tensor.detach() for name, tensor in current.items()}
             setting.optimiser.update_(new, gradients, own_optimiser, learning_rate)
-            new = setting.method.project(some, step, new)
+            for name, value in setting.method.project(some, step, new).items():
+                if value is not new[name]:
+                    new[name].copy_(value)  # a hook may return what it was given; training goes on in its own tensors
             put_(parameters, rows, new)
             put_(buffers, rows, after)
             put_(optimiser, rows, own_optimiser)
@@ -226,7 +242,7 @@ def train(
             else:
                 total.index_add_(0, rows, detached)
                 steps.index_add_(0, rows, torch.ones_like(detached))
-    return {**parameters, **buffers}, optimiser if setting.optimiser.keep else {}, total / steps
+    return {**parameters, **buffers}, optimiser if setting.optimiser.keep else {}, total / steps, last
 
 
 def _moving(layers: LayerMap, phase: Phase) -> list[str]:

@@ -33,6 +33,10 @@ class Engine(Protocol):
         """The server's state."""
         ...
 
+    def exchange(self, round: int) -> tuple[int, int]:
+        """Do what exchanges a method has before a round; return the bytes up and down."""
+        ...
+
     def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
         """Run one round."""
         ...
@@ -60,7 +64,7 @@ def pack(server: ServerState, clients: ClientState) -> Tensors:
     groups = {
         "server.model": server.model,
         "server.memory": server.memory,
-        "clients.personal": clients.personal,
+        "clients.resident": clients.resident,
         "clients.memory": clients.memory,
         "clients.optimiser": clients.optimiser,
     }
@@ -75,4 +79,4 @@ def unpack(state: Tensors) -> tuple[ServerState, ClientState]:
         return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
 
     server = ServerState(group("server.model"), group("server.memory"))
-    return server, ClientState(group("clients.personal"), group("clients.memory"), group("clients.optimiser"))
+    return server, ClientState(group("clients.resident"), group("clients.memory"), group("clients.optimiser"))

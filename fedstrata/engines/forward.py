@@ -10,8 +10,8 @@ per-client keys, so they agree."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
-from fedstrata.engines.operations import stacked_operations
+from fedstrata.engines.operations import Operations, attention, stacked_operations
 from fedstrata.errors import FedStrataError
 from fedstrata.rng import uniform
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, clone
 
 
 class Forward(Protocol):
@@ -40,7 +40,7 @@ class LoopForward:
     """One client after another, each through an ordinary call of the model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model = model.train()
 
     def __call__(
         self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
@@ -48,34 +48,47 @@ class LoopForward:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
         _set_mode(self.model, training)
         outputs, after = [], []
+        # Not an index: the gradient of an index is a whole stack of zeros for each client.
+        pieces = {name: tensor.unbind(0) for name, tensor in parameters.items()}
         for client in range(len(inputs)):
-            own_parameters = {name: tensor[client] for name, tensor in parameters.items()}
+            own_parameters = {name: pieces[name][client] for name in parameters}
             own_buffers = {name: tensor[client].clone() for name, tensor in buffers.items()}
             with KeyedRandomness(keys[client]):
-                outputs.append(functional_call(self.model, (own_parameters, own_buffers), (inputs[client],)))
-            after.append(own_buffers)
+                own_outputs, own_after = _run(self.model, own_parameters, own_buffers, inputs[client])
+            outputs.append(own_outputs)
+            after.append(own_after)
         return torch.stack(outputs), {name: torch.stack([own[name] for own in after]) for name in buffers}
 
 
 class StackedForward:
-    """All clients at once, as one batch of models."""
+    """All clients at once, as one batch of models; ``operations`` replaces those that suit the device of the inputs."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, operations: Operations | None = None) -> None:
+        self.model = model.train()
+        self.operations = operations
 
     def __call__(
         self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
         _set_mode(self.model, training)
-        after = {name: tensor.clone() for name, tensor in buffers.items()}
+        operations = stacked_operations(inputs.device) if self.operations is None else self.operations
 
-        def one_client(own_parameters: Tensors, own_buffers: Tensors, own_inputs: Tensor, own_key: Tensor) -> Tensor:
-            with KeyedRandomness(own_key, stacked_operations(inputs.device)):
-                return functional_call(self.model, (own_parameters, own_buffers), (own_inputs,))  # type: ignore[no-any-return]
+        def one_client(
+            own_parameters: Tensors, own_buffers: Tensors, own_inputs: Tensor, own_key: Tensor
+        ) -> tuple[Tensor, Tensors]:
+            with KeyedRandomness(own_key, operations):
+                return _run(self.model, own_parameters, own_buffers, own_inputs)
 
-        outputs: Tensor = vmap(one_client)(parameters, after, inputs, keys)
+        outputs, after = vmap(one_client)(parameters, clone(buffers), inputs, keys)
         return outputs, after
+
+
+def _run(model: nn.Module, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[Tensor, Tensors]:
+    """Call the model with one client's tensors; its buffers may have been changed in place or replaced by new ones."""
+    state = {**parameters, **buffers}
+    outputs = functional_call(model, state, (inputs,))
+    return outputs, {name: state[name].detach() for name in buffers}
 
 
 class KeyedRandomness(TorchFunctionMode):
@@ -85,7 +98,7 @@ class KeyedRandomness(TorchFunctionMode):
     The n-th random operation of a pass draws from stream n, so a layer draws the same numbers whichever engine runs it.
     """
 
-    def __init__(self, key: Tensor, replacements: dict[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
+    def __init__(self, key: Tensor, replacements: Operations | None = None) -> None:
         super().__init__()
         self.key = key
         self.replacements = replacements or {}
@@ -96,74 +109,111 @@ class KeyedRandomness(TorchFunctionMode):
     ) -> Any:
         """Answer one call of a torch function."""
         keywords = kwargs or {}
-        if func in self.replacements:
-            return self.replacements[func](*args, **keywords)
-        if func in _DROPOUTS:
-            return _DROPOUTS[func](self, *args, **keywords)
-        if func is F.scaled_dot_product_attention and _dropout_of_attention(*args, **keywords) > 0:
-            return self._attention(*args, **keywords)
-        if func in _GLOBAL_DRAWS:
+        if _draws_from_global_stream(func, args, keywords):
             raise FedStrataError(
                 f"The model draws random numbers with '{func.__name__}', which cannot be repeated after a restart; "
                 "use nn.Dropout, or pass the numbers in as inputs."
             )
+        if func is F.batch_norm:
+            _refuse_single_values(*args, **keywords)
+        if func is F.scaled_dot_product_attention and _dropout_of_attention(*args, **keywords) > 0:
+            return attention(*args, **{**keywords, "drop": self.dropout})
+        if func in self.replacements:
+            return self.replacements[func](*args, **keywords)
+        if func is F.dropout:
+            return self.dropout(*args, **keywords)
+        if func in _CHANNEL_DROPOUTS:
+            return self.channel_dropout(_CHANNEL_DROPOUTS[func], *args, **keywords)
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _MULTI_HEAD_ATTENTION(*args, **keywords)
         return func(*args, **keywords)
-
-    def _keep(self, shape: tuple[int, ...], probability: float) -> Tensor:
-        self.draws += 1
-        return uniform(self.key, shape, stream=self.draws) >= probability
 
     def dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """Zero single entries."""
-        return self._drop(input, tuple(input.shape), p, training)
+        return self._drop(input, input.dim(), p, training, inplace)
 
-    def channel_dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Zero whole channels."""
-        return self._drop(input, (*input.shape[:2], *[1] * (input.dim() - 2)), p, training)
+    def channel_dropout(
+        self, alone: int | None, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        """Zero whole channels; an input of ``alone`` dimensions is a single sample without a batch axis."""
+        return self._drop(input, 1 if input.dim() == alone else 2, p, training, inplace)
 
-    def _drop(self, input: Tensor, shape: tuple[int, ...], p: float, training: bool) -> Tensor:
+    def _drop(self, input: Tensor, drawn: int, p: float, training: bool, inplace: bool) -> Tensor:
+        """Draw one number for each index of the first ``drawn`` axes: below ``p`` is zero, the others are scaled up."""
         if not training or p == 0:
             return input
-        return input * self._keep(shape, p).to(input.dtype) / max(1 - p, 1e-12)
-
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        scores = query @ key.transpose(-2, -1) * (scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
-        if is_causal:
-            causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            scores = scores.masked_fill(~causal, -math.inf)
-        if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-        return self.dropout(scores.softmax(-1), dropout_p) @ value
+        self.draws += 1
+        shape = (*input.shape[:drawn], *[1] * (input.dim() - drawn))
+        kept = (uniform(self.key, shape, stream=self.draws) >= p).to(input.dtype) / max(1 - p, 1e-12)
+        return input.mul_(kept) if inplace else input * kept
 
 
 def _dropout_of_attention(*args: Any, **keywords: Any) -> float:
     return float(keywords.get("dropout_p", args[4] if len(args) > 4 else 0.0))
 
 
-_DROPOUTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    F.dropout: KeyedRandomness.dropout,
-    F.dropout1d: KeyedRandomness.channel_dropout,
-    F.dropout2d: KeyedRandomness.channel_dropout,
-    F.dropout3d: KeyedRandomness.channel_dropout,
-}
+def _refuse_single_values(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> None:
+    """Refuse to normalise by the variance of a single number."""
+    if training and input.numel() == input.shape[1]:
+        raise FedStrataError(
+            f"A batch norm layer got a batch of shape {list(input.shape)}, a single value per channel, which has no "
+            "variance; use a larger batch_size, or last_batch=drop, and give every client at least two samples."
+        )
+
+
+def _without_override_check(function: Any) -> Callable[..., Any]:
+    """Copy a function of ``torch.nn.functional`` so that not it itself, but what it calls, goes to the active mode."""
+    namespace = {**function.__globals__, "has_torch_function": lambda arguments: False}
+    return FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)
+
+
+_MULTI_HEAD_ATTENTION = _without_override_check(F.multi_head_attention_forward)
+
+# With the number of dimensions of a sample without a batch axis; two-dimensional dropout always takes the first for it.
+_CHANNEL_DROPOUTS: dict[Callable[..., Any], int | None] = {F.dropout1d: 2, F.dropout2d: None, F.dropout3d: 4}
 
 _GLOBAL_DRAWS: frozenset[Callable[..., Any]] = frozenset(
     (
         torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like, torch.randint_like,
-        torch.bernoulli, torch.multinomial, torch.normal, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout,
-        F.gumbel_softmax, F.rrelu,
+        torch.bernoulli, torch.multinomial, torch.normal, torch.poisson, torch.binomial,
+        torch.Tensor.bernoulli, torch.Tensor.bernoulli_, torch.Tensor.multinomial, torch.Tensor.normal_,
+        torch.Tensor.uniform_, torch.Tensor.random_, torch.Tensor.exponential_, torch.Tensor.geometric_,
+        torch.Tensor.cauchy_, torch.Tensor.log_normal_, F.gumbel_softmax, F.fractional_max_pool2d,
+        F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d, F.fractional_max_pool3d_with_indices,
     )
 )  # fmt: skip
+
+# With the position of the argument that says whether it trains: where it does not, nothing is drawn.
+_DRAWS_IN_TRAINING: dict[Callable[..., Any], int] = {
+    F.alpha_dropout: 2, F.feature_alpha_dropout: 2, F.rrelu: 3, torch.dropout: 2, torch.dropout_: 2,
+    torch.feature_dropout: 2, torch.feature_dropout_: 2, torch.alpha_dropout: 2, torch.alpha_dropout_: 2,
+    torch.feature_alpha_dropout: 2, torch.feature_alpha_dropout_: 2, torch.rrelu: 3, torch.rrelu_: 3,
+}  # fmt: skip
+
+_RECURRENT: frozenset[Callable[..., Any]] = frozenset((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu))
+
+
+def _draws_from_global_stream(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    if func in _DRAWS_IN_TRAINING:
+        place = _DRAWS_IN_TRAINING[func]
+        named = keywords.get("training", keywords.get("train", False))
+        return bool(args[place] if len(args) > place else named)
+    if func in _RECURRENT:
+        # After the list of weights: whether there are biases, the number of layers, the dropout between them, training.
+        weights = next(place for place, argument in enumerate(args) if isinstance(argument, list))
+        dropout, training = args[weights + 3 : weights + 5]
+        return bool(dropout and training)
+    return func in _GLOBAL_DRAWS
 
 
 def _set_mode(model: nn.Module, training: bool) -> None:

@@ -11,12 +11,29 @@ import torch
 from torch import nn
 
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.client import ClientState, Outcome, Setting, adapt, client_round, first_state, own_model
+from fedstrata.engines.client import (
+    ClientState,
+    Outcome,
+    Setting,
+    adapt,
+    client_round,
+    first_state,
+    own_model,
+)
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Evaluator, Scores
+from fedstrata.engines.exchange import adopt_announcement, answer_survey
 from fedstrata.engines.forward import LoopForward
-from fedstrata.engines.server import Declared, ServerState, broadcast, first_server_state, server_round
+from fedstrata.engines.server import (
+    Declared,
+    ServerState,
+    broadcast,
+    conclude,
+    first_server_state,
+    server_round,
+)
 from fedstrata.methods.base import Message
+from fedstrata.methods.composition import Exchange
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import decode, encode
 
@@ -38,6 +55,17 @@ class LoopClient:
         self.state = outcome.state
         return encode(outcome.reply), outcome
 
+    def answer_survey(self, exchange: Exchange, message: bytes, round: int) -> bytes:
+        """Answer a survey before a round."""
+        received = decode(message, self.setting.device)
+        ids = [self.number]
+        return encode(answer_survey(self.setting, self.forward, self.data, ids, self.state, exchange, received, round))
+
+    def adopt(self, exchange: Exchange, message: bytes, round: int) -> None:
+        """Take in what the server concluded."""
+        received = decode(message, self.setting.device)
+        self.state = adopt_announcement(self.setting, self.data, [self.number], self.state, exchange, received, round)
+
     def model(self, message: bytes) -> Tensors:
         """Put the client's own model together from a broadcast."""
         return own_model(self.setting, self.state, decode(message, self.setting.device), 1)
@@ -57,10 +85,18 @@ class LoopServer:
 
     def messages(self, participants: Sequence[int], round: int) -> list[bytes]:
         """Encode what each participant gets; what is the same for everybody is encoded once."""
-        message = broadcast(self.setting, self.state, self.declared, participants, round)
+        return self._encoded(broadcast(self.setting, self.state, self.declared, participants, round), len(participants))
+
+    def conclude(self, exchange: Exchange, replies: list[bytes], round: int) -> list[bytes]:
+        """Conclude a survey of all clients, and encode the announcement for each."""
+        joined = Message.join([decode(reply, self.setting.device) for reply in replies])
+        self.state, announcement = conclude(self.setting, self.state, self.declared, exchange, joined, round)
+        return self._encoded(announcement, len(replies))
+
+    def _encoded(self, message: Message, clients: int) -> list[bytes]:
         if message.common:
-            return [encode(message)] * len(participants)
-        rows = torch.arange(len(participants), device=self.setting.device)
+            return [encode(message)] * clients
+        rows = torch.arange(clients, device=self.setting.device)
         return [encode(message.rows(row[None])) for row in rows]
 
     def receive(self, replies: dict[int, bytes], round: int) -> None:
@@ -85,6 +121,22 @@ class LoopEngine:
         """The server's state."""
         return self._server.state
 
+    def exchange(self, round: int) -> tuple[int, int]:
+        """Do what exchanges the method has before a round; return the bytes up and down."""
+        up = down = 0
+        for exchange in self.setting.method.exchanges_before(round):
+            messages = self._server.messages(range(self.setting.clients), round)
+            replies = [
+                member.answer_survey(exchange, message, round)
+                for member, message in zip(self.members, messages, strict=True)
+            ]
+            announcements = self._server.conclude(exchange, replies, round)
+            for member, announcement in zip(self.members, announcements, strict=True):
+                member.adopt(exchange, announcement, round)
+            up += sum(map(len, replies))
+            down += sum(map(len, (*messages, *announcements)))
+        return up, down
+
     def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
         """Run one round."""
         messages = self._server.messages(participants, round)
@@ -105,7 +157,7 @@ class LoopEngine:
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
         messages = self._server.messages(range(self.setting.clients), round + 1)
-        if not self.setting.personal and len(set(messages)) == 1:
+        if not self.setting.resident and len(set(messages)) == 1:
             return self.evaluator.common_model(self.forward, take_first(self.members[0].model(messages[0])))
         return self._test(member.model(message) for member, message in zip(self.members, messages, strict=True)), None
 

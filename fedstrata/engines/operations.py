@@ -1,4 +1,4 @@
-"""Hand-made operations for many clients at once, used inside ``vmap`` where its generic rule is slow.
+"""Hand-made operations for many clients at once, used inside ``vmap`` where its generic rule is slow, or wrong.
 
 ``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their
 speed. Here images of all clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one
@@ -7,7 +7,9 @@ needs no copy. To the model nothing changes: it still sees ``[batch, channels, h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,12 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_TRITON = find_spec("triton") is not None
+
 Operations = dict[Callable[..., Any], Callable[..., Any]]
 
 
 def stacked_operations(device: torch.device) -> Operations:
-    """Tell which torch functions to replace on a device: on a CPU the generic rules are the faster ones."""
-    return IMAGE_OPERATIONS if device.type == "cuda" else {}
+    """Tell which torch functions to replace on a device.
+
+    On a CPU the generic rules for images are the faster ones, but for attention there is none; on a GPU there is.
+    """
+    return CORRECTED_OPERATIONS | (IMAGE_OPERATIONS if device.type == "cuda" else ATTENTION_OPERATIONS)
 
 
 class StackedConvolution(torch.autograd.Function):
@@ -60,6 +67,10 @@ def _windows(
     images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
 ) -> tuple[Tensor, tuple[int, int, int]]:
     """Unfold ``[K, C, B, H, W]`` into columns ``[K, C * h * w, B * H' * W']``, and tell ``(B, H', W')``."""
+    if images.is_cuda and _TRITON:
+        from fedstrata.engines import kernels
+
+        return kernels.windows(images, kernel, stride, padding)
     if padding != (0, 0):
         images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
     windows = images.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
@@ -219,11 +230,58 @@ def _max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Tensor:
+) -> Any:
+    options = (kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices or input.dim() != 4:
-        return torch.max_pool2d(input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)
-    pooled: Tensor = _MaxPool.apply(input, (kernel_size, stride, padding, dilation, ceil_mode))
-    return pooled
+        return F.max_pool2d(input, *options, return_indices)  # type: ignore[call-overload]
+    return _MaxPool.apply(input, options)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    drop: Callable[[Tensor, float], Tensor] | None = None,
+) -> Tensor:
+    """Compute scaled dot-product attention by matrix products; ``drop`` is the dropout of its weights."""
+    if enable_gqa:
+        key, value = (shared.repeat_interleave(query.shape[-3] // shared.shape[-3], -3) for shared in (key, value))
+    scores = query @ key.transpose(-2, -1) * (scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    if is_causal:
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~causal, -math.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    weights = scores.softmax(-1)
+    return (weights if drop is None else drop(weights, dropout_p)) @ value
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Look rows up; the padding row gets no gradient, which the generic rule forgets for all clients but the first."""
+    rows = F.embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if padding_idx is None:
+        return rows
+    return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
+
+
+def _rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """Outside of training a randomised leaky rectifier takes the mean slope; the generic rule does not know it."""
+    return F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -234,5 +292,9 @@ IMAGE_OPERATIONS: Operations = {
     torch.conv2d: _conv2d,
     F.conv2d: _conv2d,
     F.batch_norm: _batch_norm,
-    torch.max_pool2d: _max_pool2d,
+    F.max_pool2d: _max_pool2d,
 }
+
+ATTENTION_OPERATIONS: Operations = {F.scaled_dot_product_attention: attention}
+
+CORRECTED_OPERATIONS: Operations = {F.embedding: _embedding, F.rrelu: _rrelu}

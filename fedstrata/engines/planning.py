@@ -109,7 +109,8 @@ def clients_that_fit(setting: Setting, model: nn.Module, data: DeviceData) -> in
 def _free_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return 0.7 * torch.cuda.mem_get_info(device)[0]
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if hasattr(os, "sysconf") else 2**32
+    known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {})
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if known else 2**32
     return min(0.4 * available, 4 * 2**30)
 
 

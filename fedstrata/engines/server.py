@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedstrata.engines.client import Setting
 from fedstrata.methods.base import Message, Server
+from fedstrata.methods.composition import Exchange
 from fedstrata.rng import numpy_generator
 from fedstrata.stack import Tensors, clone
 
@@ -77,6 +78,16 @@ def broadcast(
     """Build what the server sends: by default the shared tensors, the same for everybody."""
     message = Message({name: tensor.unsqueeze(0) for name, tensor in state.model.items()})
     return setting.method.broadcast(server_view(setting, state, declared, participants, round), message)
+
+
+def conclude(
+    setting: Setting, state: ServerState, declared: Declared, exchange: Exchange, replies: Message, round: int
+) -> tuple[ServerState, Message]:
+    """Conclude a survey of all clients: the next state, and the announcement to everybody."""
+    everybody = range(setting.clients)
+    model, memory = exchange.conclude(server_view(setting, state, declared, everybody, round), replies)
+    state = ServerState({**state.model, **model}, memory)
+    return state, exchange.announce(server_view(setting, state, declared, everybody, round))
 
 
 def server_round(

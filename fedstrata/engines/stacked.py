@@ -8,11 +8,26 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.client import ClientState, Setting, adapt, client_round, first_state, own_model
+from fedstrata.engines.client import (
+    ClientState,
+    Setting,
+    adapt,
+    client_round,
+    first_state,
+    own_model,
+)
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Evaluator, Scores
+from fedstrata.engines.exchange import adopt_announcement, answer_survey
 from fedstrata.engines.forward import StackedForward
-from fedstrata.engines.server import Declared, ServerState, broadcast, first_server_state, server_round
+from fedstrata.engines.server import (
+    Declared,
+    ServerState,
+    broadcast,
+    conclude,
+    first_server_state,
+    server_round,
+)
 from fedstrata.methods.base import Message
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import encoded_sizes
@@ -30,6 +45,34 @@ class StackedEngine:
         self.evaluator = Evaluator(setting, data)
         self.server = first_server_state(setting, declared)
         self._clients = first_state(setting, data, range(setting.clients))
+
+    def exchange(self, round: int) -> tuple[int, int]:
+        """Do what exchanges the method has before a round; return the bytes up and down."""
+        up = down = 0
+        everybody = range(self.setting.clients)
+        for exchange in self.setting.method.exchanges_before(round):
+            message = broadcast(self.setting, self.server, self.declared, everybody, round)
+            replies = [
+                answer_survey(
+                    self.setting,
+                    self.forward,
+                    self.data,
+                    ids,
+                    self._clients.rows(rows),
+                    exchange,
+                    message.rows(places),
+                    round,
+                )
+                for places, ids, rows in self._chunks(everybody)
+            ]
+            joined = Message.join(replies)
+            self.server, announcement = conclude(self.setting, self.server, self.declared, exchange, joined, round)
+            self._clients = adopt_announcement(
+                self.setting, self.data, everybody, self._clients, exchange, announcement, round
+            )
+            up += sum(encoded_sizes(joined, len(everybody)))
+            down += sum(encoded_sizes(message, len(everybody)) + encoded_sizes(announcement, len(everybody)))
+        return up, down
 
     def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
         """Run one round."""
@@ -56,7 +99,7 @@ class StackedEngine:
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
         message = self._next_broadcast(round)
-        if message.common and not self.setting.personal:
+        if message.common and not self.setting.resident:
             return self.evaluator.common_model(self.forward, take_first(message.tensors))
         scores = [self.evaluator.own_models(self.forward, model, ids) for ids, _, model in self._models(message)]
         return Scores.join(scores), None

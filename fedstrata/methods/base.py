@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -133,6 +133,28 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Training:
+    """What local training did: where it started, where it ended, and the gradients of the last step if a part wants
+    them."""
+
+    start: Tensors
+    trained: Tensors
+    gradients: Tensors
+
+
+class Probe(Protocol):
+    """What a client can find out about a model with its own data, beside training."""
+
+    def gradients(self, model: Tensors, batch_size: int, batches: int = 1, balanced: bool = False) -> Tensors:
+        """Return the gradients of the mean loss on some minibatches, balanced over the client's classes if asked."""
+        ...
+
+    def train(self, model: Tensors, epochs: int) -> Tensors:
+        """Return the model after some epochs of local training."""
+        ...
+
+
+@dataclass(frozen=True)
 class Phase:
     """A stretch of local training: which parameters move, and for how many epochs (``None``: as the experiment
     says)."""
@@ -170,11 +192,19 @@ class Part(Spec):
         """Name the parameters and buffers that never leave a client."""
         return ()
 
+    def resident(self, layers: LayerMap) -> Iterable[str]:
+        """Name further ones that a client keeps between rounds, because they do not travel in every round."""
+        return ()
+
     # Client hooks -----------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Prepare what each client remembers, as stacks; ``model`` is the common initial model as a stack."""
         return {}
+
+    def begin(self, clients: Clients, received: Tensors) -> Tensors:
+        """Look at what was received, at the start of a round, and return the client's new memory."""
+        return clients.memory
 
     def perturb(self, clients: Clients, start: Tensors) -> Tensors:
         """Change the weights with which local training starts."""
@@ -196,11 +226,15 @@ class Part(Spec):
         """Change the parameters after the optimiser's step."""
         return parameters
 
-    def remember(self, clients: Clients, received: Tensors, trained: Tensors) -> Tensors:
+    def wants_gradients(self) -> bool:
+        """Tell whether :meth:`remember` needs the gradients of the last local step."""
+        return False
+
+    def remember(self, clients: Clients, training: Training) -> Tensors:
         """Return the client's new memory after local training."""
         return clients.memory
 
-    def upload(self, clients: Clients, received: Tensors, trained: Tensors, message: Message) -> Message:
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Change what leaves the client; the message already holds the shared tensors."""
         return message
 
@@ -236,9 +270,36 @@ class Part(Spec):
         """Turn the merged model into the new one, and return it with the server's new memory (exclusive)."""
         return merged, server.memory
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> Tensors:
-        """Change the new global model last, for instance shrink its layers."""
-        return new
+    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+        """Change the new global model last, for instance shrink its layers; return it and the server's new memory."""
+        return new, server.memory
+
+    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+        """Tell numbers of layers worth keeping: from the name of a metric to layers to values."""
+        return {}
+
+    # An exchange of its own, before a round: the server asks, clients answer, the server announces --------------------
+
+    def exchanges_before(self, round: int) -> bool:
+        """Tell whether a round is preceded by an exchange with all clients, such as a saliency round before the
+        first."""
+        return False
+
+    def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
+        """Answer the server's question, at a client that has just received the current model."""
+        return Message()
+
+    def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
+        """Draw the server's conclusion: the model and the server's memory from now on."""
+        return server.model, server.memory
+
+    def announce(self, server: Server) -> Message:
+        """Tell all clients what was concluded."""
+        return Message()
+
+    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
+        """Return the client's memory after the announcement."""
+        return clients.memory
 
 
 EXCLUSIVE_HOOKS: dict[str, str] = {

@@ -10,7 +10,19 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import EXCLUSIVE_HOOKS, Clients, Message, Part, Phase, Server, Step, defines, first_defining
+from fedstrata.methods.base import (
+    EXCLUSIVE_HOOKS,
+    Clients,
+    Message,
+    Part,
+    Phase,
+    Probe,
+    Server,
+    Step,
+    Training,
+    defines,
+    first_defining,
+)
 from fedstrata.methods.registry import methods
 from fedstrata.spec import parse
 from fedstrata.stack import Tensors
@@ -71,11 +83,20 @@ class Method:
         """All names that never leave a client."""
         return frozenset(name for part in self.parts for name in part.personal(layers))
 
+    def resident(self, layers: LayerMap) -> frozenset[str]:
+        """All names that a client keeps between rounds."""
+        kept = frozenset(name for part in self.parts for name in part.resident(layers))
+        return kept | self.personal(layers)
+
     # Client hooks -----------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Collect the parts' first memories."""
         return _join((part, part.client_memory(clients, model)) for part in self.parts)
+
+    def begin(self, clients: Clients, received: Tensors) -> Tensors:
+        """Collect the parts' memories after a look at what was received."""
+        return _join((part, part.begin(_own(clients, part), received)) for part in self.parts)
 
     def perturb(self, clients: Clients, start: Tensors) -> Tensors:
         """Let every part change the starting weights."""
@@ -102,15 +123,17 @@ class Method:
         """Let every part change the parameters after a step."""
         return self._chain("project", parameters, lambda part, value: part.project(_own(clients, part), step, value))
 
-    def remember(self, clients: Clients, received: Tensors, trained: Tensors) -> Tensors:
-        """Collect the parts' new memories."""
-        return _join((part, part.remember(_own(clients, part), received, trained)) for part in self.parts)
+    def wants_gradients(self) -> bool:
+        """Tell whether a part needs the gradients of the last local step."""
+        return any(part.wants_gradients() for part in self.parts)
 
-    def upload(self, clients: Clients, received: Tensors, trained: Tensors, message: Message) -> Message:
+    def remember(self, clients: Clients, training: Training) -> Tensors:
+        """Collect the parts' new memories."""
+        return _join((part, part.remember(_own(clients, part), training)) for part in self.parts)
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Let every part change what leaves the client."""
-        return self._chain(
-            "upload", message, lambda part, value: part.upload(_own(clients, part), received, trained, value)
-        )
+        return self._chain("upload", message, lambda part, value: part.upload(_own(clients, part), training, value))
 
     def adaptation(self) -> Phase | None:
         """Return the final adaptation, if there is one."""
@@ -131,11 +154,21 @@ class Method:
         weigher, merger, stepper = (first_defining(self.parts, hook) for hook in ("weigh", "merge", "step"))
         shares = weigher.weigh(_own(server, weigher), replies)
         merged = merger.merge(_own(server, merger), replies, shares)
-        new, own_memory = stepper.step(_own(server, stepper), merged)
-        memory = {**server.memory, **_join([(stepper, own_memory)])}
-        return self._chain(
-            "refine", new, lambda part, value: part.refine(_own(server, part), replies, shares, value)
-        ), memory
+        new, memory = stepper.step(_own(server, stepper), merged)
+        memories = {**server.memory, **_join([(stepper, memory)])}
+        for part in self.parts:
+            if defines(part, "refine"):
+                new, memory = part.refine(_own(server, part), replies, shares, new)
+                memories |= _join([(part, memory)])
+        return new, memories
+
+    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+        """Collect the parts' numbers of layers."""
+        return {name: values for part in self.parts for name, values in part.layer_metrics(_own(server, part)).items()}
+
+    def exchanges_before(self, round: int) -> list[Exchange]:
+        """List the parts that exchange something with all clients before a round."""
+        return [Exchange(part) for part in self.parts if part.exchanges_before(round)]
 
     def _chain(self, hook: str, value: _Value, call: Callable[[Part, _Value], _Value]) -> _Value:
         for part in self.parts:
@@ -145,6 +178,30 @@ class Method:
 
 
 _Value = TypeVar("_Value", Tensors, Message)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One part's exchange before a round, as the engines see it: the hooks of that part, each with its own memory."""
+
+    part: Part
+
+    def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
+        """Answer at the clients."""
+        return self.part.survey(_own(clients, self.part), model, probe)
+
+    def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
+        """Conclude at the server."""
+        model, memory = self.part.conclude(_own(server, self.part), replies)
+        return model, {**server.memory, **_join([(self.part, memory)])}
+
+    def announce(self, server: Server) -> Message:
+        """Announce to all clients."""
+        return self.part.announce(_own(server, self.part))
+
+    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
+        """Take the announcement in at the clients."""
+        return {**clients.memory, **_join([(self.part, self.part.adopt(_own(clients, self.part), announcement))])}
 
 
 def _own(view: View, part: Part) -> View:

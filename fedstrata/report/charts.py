@@ -1,14 +1,14 @@
 """The charts, in Altair. They take plain rows and know nothing of runs, pages or files.
 
-Colours and fonts come from a theme that is applied when a chart is drawn, so that one chart serves a light and a dark page.
-Charts with several methods have a parameter ``chosen``: the methods in colour, in front of all others in grey.
+Colours and fonts come from a theme that is applied when a chart is drawn, so that one chart serves a light and a dark
+page. Charts with several methods have a parameter ``chosen``: the methods in colour, in front of all others in grey.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fedstrata.report.series import SKEW_CLIENTS, ClientRows, Rows, distinct, sk
 if TYPE_CHECKING:
     import altair as alt
 
-    Chart = alt.Chart | alt.LayerChart
+    Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
 HOW_TO_GET_CHARTS = "pip install 'fedstrata[report]'"
 
@@ -65,7 +65,7 @@ DARK = Theme(
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart and the rows it names. They meet in the specification only: Altair would check each row, which takes long."""
+    """A chart and the rows it names. They meet in the specification only, since Altair would check every row."""
 
     chart: Chart
     rows: Mapping[str, Rows] = field(default_factory=dict)
@@ -136,16 +136,15 @@ def theme_config(theme: Theme) -> dict[str, Any]:
             "heatmap": [theme.grid, theme.accent],
         },
         "style": {
-            "muted": {"stroke": theme.muted},
-            "muted-point": {"fill": theme.muted},
-            "accent": {"fill": theme.accent},
-            "text-mark": {"stroke": theme.text},
+            "muted": {"color": theme.muted},
+            "accent": {"color": theme.accent},
+            "contrast": {"color": theme.text},
         },
     }
 
 
 def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str, title: str, percent: bool) -> Drawing:
-    """One line per method over the rounds, with a band of one standard deviation; ``shown`` is the first metric shown."""
+    """One line per method over the rounds, with a band of one standard deviation, for the metric ``shown``."""
     import altair as alt
 
     base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown")
@@ -155,10 +154,12 @@ def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("round:Q", title="round"),
         alt.Tooltip("value:Q", title="mean over seeds", format=".2%" if percent else ".4~g"),
-        alt.Tooltip("spread:Q", title="standard deviation over seeds", format=".2%" if percent else ".3~g"),
-        alt.Tooltip("seeds:Q", title="seeds"),
+        alt.Tooltip("spread:Q", title="± over seeds", format=".2%" if percent else ".3~g"),
     ]
-    band = base.transform_filter(_IN_COLOUR).mark_area(opacity=0.14, clip=True)
+    low, high = "datum.value - datum.spread", "datum.value + datum.spread"
+    edges = {"low": f"max(0, {low})", "high": f"min(1, {high})"} if percent else {"low": low, "high": high}
+    band = base.transform_filter(f"{_IN_COLOUR} && isValid(datum.spread)").transform_calculate(**edges)
+    band = band.mark_area(opacity=alt.expr("length(chosen) > 4 ? 0.07 : 0.14"))
     band = band.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=_method_colour(methods))
     layers = alt.layer(band, *_lines(base, x, y, methods, tooltip))
     sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="shown", value=shown)), 320)
@@ -169,7 +170,11 @@ def cost(rows: Rows, methods: Sequence[str], chosen: Sequence[str]) -> Drawing:
     """Accuracy against what it took: bytes or seconds, by the parameter ``measure``."""
     import altair as alt
 
-    base = alt.Chart(alt.NamedData("rows")).transform_calculate(cost="datum[measure]").transform_filter("isValid(datum.cost)")
+    base = (
+        alt.Chart(alt.NamedData("rows"))
+        .transform_calculate(both="datum.up + datum.down", cost="datum[measure]")
+        .transform_filter("isValid(datum.cost)")
+    )
     label = "measure === 'seconds' ? format(datum.value, ',~r') + ' s' : format(datum.value, '.3~s') + 'B'"
     x = alt.X("cost:Q").title(None).axis(labelExpr=label, tickCount=_TICKS).scale(zero=True, nice=False)
     y = alt.Y("value:Q").title("accuracy").axis(**_number_axis(True)).scale(zero=False, nice=True)
@@ -195,7 +200,9 @@ def clients(rows: ClientRows, methods: Sequence[str], chosen: Sequence[str], sho
     points = alt.Chart(alt.NamedData("points")).transform_filter("datum.metric === shown")
     boxes = alt.Chart(alt.NamedData("boxes")).transform_filter("datum.metric === shown")
     offset = alt.YOffset("offset:Q").scale(domain=[-0.35, 1.35])
-    value = alt.X("value:Q").title("accuracy").axis(grid=True, format="~%", tickCount=_TICKS).scale(zero=False, nice=True)
+    value = (
+        alt.X("value:Q").title("accuracy").axis(grid=True, format="~%", tickCount=_TICKS).scale(zero=False, nice=True)
+    )
     about_client = [
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("client:N", title="client"),
@@ -210,17 +217,17 @@ def clients(rows: ClientRows, methods: Sequence[str], chosen: Sequence[str], sho
         alt.Tooltip("median:Q", title="median", format=".1%"),
         alt.Tooltip("high:Q", title="upper quartile", format=".1%"),
     ]
-    dot = {"size": 22, "opacity": 0.5}
+    dot: dict[str, Any] = {"size": 22, "opacity": 0.5}
     in_colour, in_grey = points.transform_filter(_IN_COLOUR), points.transform_filter(_IN_GREY)
     step = 40 if len(methods) <= COLOURS else 22
-    bar = {"size": 0.66 * step, "opacity": 0.28, "cornerRadius": 3}
+    bar: dict[str, Any] = {"size": 0.66 * step, "opacity": 0.28, "cornerRadius": 3}
     low, high = alt.X("low:Q"), alt.X2("high:Q")
     layers = alt.layer(
-        in_grey.mark_circle(**dot, style="muted-point").encode(x=value, y=y, yOffset=offset, tooltip=about_client),
-        in_colour.mark_circle(**dot).encode(x=value, y=y, yOffset=offset, color=colour, tooltip=about_client),
-        boxes.transform_filter(_IN_GREY).mark_bar(**bar, style="muted-point").encode(x=low, x2=high, y=y, tooltip=about_box),
+        boxes.transform_filter(_IN_GREY).mark_bar(**bar, style="muted").encode(x=low, x2=high, y=y, tooltip=about_box),
         boxes.transform_filter(_IN_COLOUR).mark_bar(**bar).encode(x=low, x2=high, y=y, color=colour, tooltip=about_box),
-        boxes.mark_tick(thickness=2, size=0.66 * step, style="text-mark").encode(x=alt.X("median:Q"), y=y),
+        in_grey.mark_circle(**dot, style="muted").encode(x=value, y=y, yOffset=offset, tooltip=about_client),
+        in_colour.mark_circle(**dot).encode(x=value, y=y, yOffset=offset, color=colour, tooltip=about_client),
+        boxes.mark_tick(thickness=2, size=0.66 * step, style="contrast").encode(x=alt.X("median:Q"), y=y),
     )
     sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="shown", value=shown)), step * len(methods))
     return Drawing(sized, {"points": rows.points, "boxes": rows.boxes})
@@ -231,7 +238,13 @@ def traffic(rows: Rows, methods: Sequence[str]) -> Drawing:
     import altair as alt
 
     label = "format(datum.value, '.3~s') + 'B'"
-    return _bars(rows, methods, alt.X("bytes:Q").title(None).axis(labelExpr=label, grid=True, tickCount=_TICKS), "direction", ".4~s")
+    return _bars(
+        rows,
+        methods,
+        alt.X("bytes:Q").title(None).axis(labelExpr=label, grid=True, tickCount=_TICKS),
+        "direction",
+        ".4~s",
+    )
 
 
 def time(rows: Rows, methods: Sequence[str]) -> Drawing:
@@ -248,7 +261,14 @@ def layers(rows: Rows) -> Drawing:
     names = distinct(rows, "layer")
     tooltip = [alt.Tooltip(f"{name}:{kind}") for name, kind in (("layer", "N"), ("round", "Q"), ("value", "Q"))]
     base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown && datum.method === of")
-    legend = alt.Legend(orient="bottom", title=None, columns=alt.expr("max(1, floor(width / 150))"), symbolType="stroke")
+    legend = alt.Legend(
+        orient="bottom",
+        title=None,
+        columns=alt.expr("max(1, floor(width / 150))"),
+        symbolType="stroke",
+        symbolOpacity=1,
+        symbolStrokeWidth=2,
+    )
     encoded = base.encode(
         x=alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=_TICKS).scale(nice=False),
         y=alt.Y("value:Q").title(None).scale(zero=False),
@@ -270,7 +290,7 @@ def skew(rows: Rows, clients: int, class_names: Sequence[str], split: str) -> Dr
     return Drawing(marks, {"rows": rows})
 
 
-def skew_chart(label_counts: np.ndarray | Sequence[Sequence[int]], class_names: Sequence[str]) -> alt.Chart:
+def skew_chart(label_counts: np.ndarray | Sequence[Sequence[int]], class_names: Sequence[str]) -> Chart:
     """Draw the label skew of one split: ``label_counts`` is ``[clients, classes]``, as of ``Split.label_counts``."""
     require_charts()
     import altair as alt
@@ -281,24 +301,29 @@ def skew_chart(label_counts: np.ndarray | Sequence[Sequence[int]], class_names: 
             f"Label counts of shape {list(counts.shape)} do not fit {len(class_names)} class names; "
             "give one row per client and one column per class."
         )
-    return _skew_marks(alt.Chart(alt.Data(values=skew_rows(counts, class_names))), len(counts), class_names)
+    return _skew_marks(alt.Chart(alt.InlineData(values=skew_rows(counts, class_names))), len(counts), class_names)
 
 
-def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> alt.Chart:
+def skew_is_bubbles(clients: int, classes: int) -> bool:
+    """Tell whether bubbles would be large enough to be seen; else the chart is a heat map."""
+    return clients <= 60 and classes <= 30
+
+
+def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Chart:
     """A bubble per client and class; a heat map where there are too many for bubbles."""
     import altair as alt
 
     shown = min(clients, SKEW_CLIENTS)
-    x = alt.X("client:O").title("client").scale(domain=list(range(shown))).axis(labelAngle=0)
+    x = alt.X("client:O").title("client").scale(domain=list(range(shown))).axis(labelAngle=0, labelSeparation=8)
     y = alt.Y("class:N").title("class").sort(list(class_names)).scale(domain=list(class_names))
-    y = y.axis(labelLimit=_LABEL_LIMIT, labelOverlap="greedy")
+    y = y.axis(labelLimit=_LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
     tooltip = [
         alt.Tooltip("client:O"),
         alt.Tooltip("class:N"),
         alt.Tooltip("count:Q", title="samples"),
         alt.Tooltip("share:Q", title="of the client's samples", format=".0%"),
     ]
-    if shown <= 60 and len(class_names) <= 30:
+    if skew_is_bubbles(clients, len(class_names)):
         step = 24
         largest = alt.expr(f"pow(min({step}, width / {shown}), 2) * 0.72")
         size = alt.Size("count:Q").scale(zero=True, range=[0, largest]).legend(None)
@@ -310,7 +335,9 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> al
     return _sized(marks, step * len(class_names))
 
 
-_PARTS: Literal["diverging"] = "diverging"  # A theme can set only the ranges that Vega-Lite names; this one is free for the parts of bars.
+_PARTS: Literal["diverging"] = (
+    "diverging"  # A theme can set only the ranges that Vega-Lite names; this one is free for the parts of bars.
+)
 _IN_COLOUR = "indexof(chosen, datum.method) >= 0"
 _IN_GREY = "indexof(chosen, datum.method) < 0"
 _TICKS: Mapping[str, str] = {"expr": "ceil(width / 80)"}
@@ -341,14 +368,14 @@ def _lines(base: alt.Chart, x: alt.X, y: alt.Y, methods: Sequence[str], tooltip:
     dashes = [list(dash_of(position)) for position in range(len(methods))]
     dash = alt.StrokeDash("method:N").scale(domain=list(methods), range=dashes).legend(None)
     front, back = base.transform_filter(_IN_COLOUR), base.transform_filter(_IN_GREY)
-    near = alt.selection_point(name="near", on="pointerover", nearest=True, clear="pointerout", fields=["method", "round"])
+    near = alt.selection_point(name="near", on="pointerover", clear="pointerout", fields=["method", "round"])
     pointed = alt.condition(near, alt.value(1), alt.value(0), empty=False)
-    single = front.transform_filter("datum.alone")
+    single = front.transform_joinaggregate(points="count()", groupby=["method"]).transform_filter("datum.points === 1")
     return [
         back.mark_line(strokeWidth=1, opacity=0.7, style="muted").encode(x=x, y=y, detail="method:N"),
         front.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash),
         single.mark_circle(size=60).encode(x=x, y=y, color=colour),
-        front.mark_circle(size=60).encode(x=x, y=y, color=colour, opacity=pointed, tooltip=tooltip).add_params(near),
+        front.mark_circle(size=160).encode(x=x, y=y, color=colour, opacity=pointed, tooltip=tooltip).add_params(near),
     ]
 
 
@@ -372,10 +399,7 @@ def _bars(rows: Rows, methods: Sequence[str], x: alt.X, part: str, number_format
     return Drawing(_sized(chart, step * len(methods)), {"rows": ordered})
 
 
-C = TypeVar("C", "alt.Chart", "alt.LayerChart")
-
-
-def _sized(chart: C, height: int) -> C:
+def _sized(chart: Chart, height: int) -> Chart:
     """As wide as the place it is drawn in."""
     import altair as alt
 

@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from importlib import resources
 from string import Template
@@ -20,7 +21,7 @@ from fedstrata.report.markup import Markup, element, join
 
 
 def document(title: str, body: Markup, charts: Mapping[str, Drawing], methods: Sequence[str] = ()) -> str:
-    """Assemble a page. Each chart is drawn into the element ``chart-<name>``; ``methods`` are in the order of colours."""
+    """Assemble a page. A chart is drawn into the element ``chart-<name>``; ``methods`` are in the order of colours."""
     scripts = [_resource("page.js")]
     data = Markup("")
     if charts:
@@ -78,19 +79,20 @@ def _resource(name: str) -> str:
     return resources.files("fedstrata.report").joinpath(name).read_text(encoding="utf-8")
 
 
+@cache
 def _chart_library() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script, of the version for which Altair writes its charts."""
+    """Vega, Vega-Lite and Vega-Embed in one script, of the version for which Altair writes its charts.
+
+    It stands in a function of its own, because its short names at the top level would become names of the page.
+    """
     import vl_convert
 
-    library: str = vl_convert.javascript_bundle(vl_version=vega_lite_version())
-    return re.sub(r"</(script)", r"<\\/\1", library, flags=re.IGNORECASE)
+    library: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vega_lite_version())
+    return re.sub(r"</(script)", r"<\\/\1", f"(function () {{\n{library}\n}})();", flags=re.IGNORECASE)
 
 
-def vega_lite_version() -> str | None:
-    """The newest Vega-Lite that vl-convert has among those of Altair's major version; none for its own choice."""
+def vega_lite_version() -> str:
+    """The version of Vega-Lite for which Altair writes its charts, as vl-convert names it, such as ``6.4``."""
     import altair
-    import vl_convert
 
-    major = altair.SCHEMA_VERSION.removeprefix("v").split(".")[0]
-    fitting = [version for version in vl_convert.get_vegalite_versions() if version.split(".")[0] == major]
-    return max(fitting, key=lambda version: [int(part) for part in version.split(".")], default=None)
+    return ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])

@@ -42,12 +42,9 @@ def _picture(chart: Chart, suffix: str) -> bytes | str:
     import vl_convert
 
     spec = {**chart.to_dict(), "width": _WIDTH, "config": {**theme_config(LIGHT), "background": "white"}}
-    options = {"vl_spec": json.dumps(spec), "vl_version": vega_lite_version()}
-    picture: bytes | str
+    text, version = json.dumps(spec), vega_lite_version()
     if suffix == ".svg":
-        picture = vl_convert.vegalite_to_svg(**options)
-    elif suffix == ".pdf":
-        picture = vl_convert.vegalite_to_pdf(**options)
-    else:
-        picture = vl_convert.vegalite_to_png(**options, scale=2)
-    return picture
+        return str(vl_convert.vegalite_to_svg(text, version))
+    if suffix == ".pdf":
+        return bytes(vl_convert.vegalite_to_pdf(text, version))
+    return bytes(vl_convert.vegalite_to_png(text, version, scale=2))

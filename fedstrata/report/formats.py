@@ -66,20 +66,15 @@ def data_size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a duration with the two units that matter.
+    """Write a duration in the unit that suits it.
 
-    >>> duration(4.25), duration(75), duration(3725)
-    ('4.2 s', '1 min 15 s', '1 h 02 min')
+    >>> duration(4.25), duration(75), duration(3725), duration(400_000)
+    ('4.2 s', '75 s', '62 min', '111 h')
     """
     if seconds is None:
         return ABSENT
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    value, unit = next((seconds / size, unit) for size, unit, limit in _UNITS_OF_TIME if round(seconds / size) < limit)
+    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -89,6 +84,9 @@ def plural(count: int, noun: str) -> str:
     ('1 seed', '1,200 clients')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+_UNITS_OF_TIME = ((1, "s", 100), (60, "min", 100), (3600, "h", math.inf))
 
 
 def _number(value: float, digits: int) -> str:

@@ -16,7 +16,8 @@ class Label:
 LABELS = {
     "train": Label(
         "Training",
-        "The mean loss over the local training steps of the round, on the training samples of the clients that took part.",
+        "The mean loss over the local training steps of the round, on the training samples of the clients that "
+        "took part.",
     ),
     "global": Label(
         "Global model, global test set",

@@ -18,8 +18,8 @@ class Markup(str):
 def element(name: str, *children: str | None, **attributes: str | bool | None) -> Markup:
     """Build one element. Children that are not :class:`Markup`, and all attribute values, are escaped.
 
-    ``class_`` stands for ``class`` and ``data_sort`` for ``data-sort``; an attribute of true stands alone, one of none or
-    false is left out.
+    ``class_`` stands for ``class`` and ``data_sort`` for ``data-sort``; an attribute of true stands alone, one of none
+    or false is left out.
 
     >>> element("td", "a < b", class_="number")
     '<td class="number">a &lt; b</td>'
@@ -41,10 +41,12 @@ def breakable(text: str) -> Markup:
     >>> breakable("fedbn+lips(tau=1)")
     'fedbn+<wbr>lips(<wbr>tau=1)'
     """
-    return join(piece if place % 2 == 0 else join((piece, element("wbr"))) for place, piece in enumerate(_BREAKS.split(text)))
+    return join(
+        piece if place % 2 == 0 else join((piece, element("wbr"))) for place, piece in enumerate(_BREAKS.split(text))
+    )
 
 
-_BREAKS = re.compile(r"([(\[+,/]+)")
+_BREAKS = re.compile(r"([(\[+,/_]+)")
 
 
 def _attribute(key: str, value: str | bool | None) -> str:

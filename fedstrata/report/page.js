@@ -111,7 +111,7 @@
   function paintChips() {
     chips.forEach((chip, position) => {
       const pressed = chip.getAttribute("aria-pressed") === "true";
-      const colour = pressed ? theme().range.category[position % colours] : theme().style.muted.stroke;
+      const colour = pressed ? theme().range.category[position % colours] : theme().style.muted.color;
       const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       line.setAttribute("viewBox", "0 0 24 12");
       line.setAttribute("width", "24");

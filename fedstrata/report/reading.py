@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from fedstrata.metrics import MetricLog, TimingLog
+from fedstrata import files
+from fedstrata.metrics import METRIC_SCHEMAS, TimingLog
 from fedstrata.runs import RunFolder
 
 _HEADLINES_OF_AN_UNFINISHED_RUN = ("client_adapted", "client_after", "global_on_clients", "global")
@@ -53,46 +56,58 @@ class Run:
         return str(self.data["split_hash"])
 
     @cached_property
-    def metrics(self) -> MetricLog:
-        """All that was measured."""
-        return self.folder.metrics()
-
-    @cached_property
     def timings(self) -> TimingLog:
         """How long everything took."""
         return self.folder.timings()
+
+    @cached_property
+    def series(self) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+        """Every metric of the round table: the rounds in which it was noted, and its values."""
+        table = self._table("rounds")
+        rounds, values = table.column("round").to_numpy(), table.column("value").to_numpy()
+        encoded = table.column("metric").combine_chunks().dictionary_encode()
+        codes = np.asarray(encoded.indices)
+        chosen = {str(name): codes == code for code, name in enumerate(encoded.dictionary.to_pylist())}
+        return {name: (rounds[rows], values[rows]) for name, rows in chosen.items()}
+
+    @cached_property
+    def clients(self) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+        """Every metric of single clients in the last round that has it: the clients, and their values."""
+        table = self._table("clients")
+        last = table.group_by("metric", use_threads=False).aggregate([("round", "max")])
+        found = {}
+        for metric, number in zip(*(last.column(name).to_pylist() for name in ("metric", "round_max")), strict=True):
+            rows = table.filter((pc.field("metric") == metric) & (pc.field("round") == number))
+            found[metric] = (rows.column("client").to_numpy(), rows.column("value").to_numpy())
+        return found
+
+    @cached_property
+    def layers(self) -> Mapping[str, np.ndarray]:
+        """The columns of the layer table."""
+        table = self._table("layers")
+        return {name: table.column(name).to_numpy() for name in table.column_names}
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
         """The summary of the run; of an unfinished one, the same numbers up to its newest checkpoint."""
         if self.finished:
             return self.folder.summary()
-        final = self.metrics.latest()
-        labels = {metric.split(".", 1)[0] for metric in final if ".accuracy" in metric}
+        metrics = self.folder.metrics()
+        labels = {metric.split(".", 1)[0] for metric in self.series if ".accuracy" in metric}
         return {
             "headline": next((label for label in _HEADLINES_OF_AN_UNFINISHED_RUN if label in labels), "client_after"),
-            "final": final,
-            "last_ten": self.metrics.last_ten(),
-            "best": self.metrics.best(),
-            "bytes_up": float(self.metrics.series("bytes.up")[1].sum()),
-            "bytes_down": float(self.metrics.series("bytes.down")[1].sum()),
+            "final": metrics.latest(),
+            "last_ten": metrics.last_ten(),
+            "best": metrics.best(),
+            "bytes_up": float(metrics.series("bytes.up")[1].sum()),
+            "bytes_down": float(metrics.series("bytes.down")[1].sum()),
             "seconds": sum(self.timings.totals().values()),
         }
 
     @property
     def rounds_done(self) -> int:
         """The last round for which there are numbers."""
-        rounds = self.table("rounds")["round"]
-        return int(rounds.max(initial=0))
-
-    def table(self, name: str) -> dict[str, np.ndarray]:
-        """The columns of the table ``rounds``, ``clients`` or ``layers``."""
-        table = self._tables[name]
-        return {column: table.column(column).to_numpy() for column in table.column_names}
-
-    @cached_property
-    def _tables(self) -> Mapping[str, Any]:
-        return self.metrics.to_tables()
+        return max((int(rounds[-1]) for rounds, _ in self.series.values()), default=0)
 
     def cumulative_seconds(self) -> tuple[np.ndarray, np.ndarray]:
         """The rounds that took time, and the seconds from the beginning to the end of each."""
@@ -100,6 +115,13 @@ class Run:
         rounds, seconds = table.column("round").to_numpy(), table.column("seconds").to_numpy()
         distinct, position = np.unique(rounds, return_inverse=True)
         return distinct, np.cumsum(np.bincount(position, weights=seconds, minlength=len(distinct)))
+
+    def _table(self, name: str) -> pa.Table:
+        """Read one table of metrics; of a finished run straight from its file, which may hold millions of rows."""
+        if not self.finished:
+            return self.folder.metrics().to_tables()[name]
+        path = self.path / "metrics" / f"{name}.parquet"
+        return files.from_parquet(files.read_bytes(path), METRIC_SCHEMAS[name], path)
 
 
 def read_run(path: Path) -> Run:

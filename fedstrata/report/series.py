@@ -1,4 +1,4 @@
-"""From runs to the rows that charts draw: averaged over seeds, thinned where there are too many, plain data throughout."""
+"""From runs to the rows that charts draw: plain data, averaged over seeds, thinned where there is too much of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstrata.statistics import Group, headline_key
 Rows = list[dict[str, Any]]
 Groups = Sequence[Group[Run]]
 
-CURVE_POINTS = 40_000
+CURVE_POINTS = 24_000
 """How many points all curves of one chart may have together, so that a page stays small."""
 CLIENT_POINTS = 6_000
 """How many clients the distribution chart may show one by one."""
@@ -32,13 +32,11 @@ class Series:
     rounds: np.ndarray
     mean: np.ndarray
     std: np.ndarray | None
-    seeds: int
 
 
 def over_seeds(group: Group[Run], metric: str) -> Series | None:
-    """Average a metric over the seeds that have it, at the rounds that all of those have; none where there is no such round."""
-    found = [run.metrics.series(metric) for run in group.runs]
-    found = [(rounds, values) for rounds, values in found if len(rounds)]
+    """Average a metric over the seeds that have it, at the rounds that all of those have; none without such a round."""
+    found = [run.series[metric] for run in group.runs if metric in run.series]
     if not found:
         return None
     common = found[0][0]
@@ -47,7 +45,7 @@ def over_seeds(group: Group[Run], metric: str) -> Series | None:
     if not len(common):
         return None
     values = np.stack([values[np.searchsorted(rounds, common)] for rounds, values in found])
-    return Series(common, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None, len(values))
+    return Series(common, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None)
 
 
 def thin(x: np.ndarray, y: np.ndarray, limit: int) -> np.ndarray:
@@ -73,13 +71,13 @@ def thin(x: np.ndarray, y: np.ndarray, limit: int) -> np.ndarray:
 
 def metric_names(groups: Groups, kind: str) -> list[str]:
     """List the metrics of the round table that a chart of ``kind`` (``accuracy`` or ``loss``) can show."""
-    names = dict.fromkeys(metric for group in groups for run in group.runs for metric in run.metrics.latest())
+    names = dict.fromkeys(metric for group in groups for run in group.runs for metric in run.series)
     endings = (f".{kind}", f".{kind}.mean", f".{kind}.worst10")
     return [metric for metric in names if metric.endswith(endings)]
 
 
 def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
-    """One row per method, metric and round: the mean over seeds, and the band of one standard deviation around it."""
+    """One row per method, metric and round: the mean over seeds, and the standard deviation as its spread."""
     limit = int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 40, 500))
     rows: Rows = []
     for group in groups:
@@ -89,22 +87,14 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
                 continue
             finite = np.flatnonzero(np.isfinite(series.mean))
             kept = finite[thin(series.rounds[finite], series.mean[finite], limit)]
-            bounded = ".accuracy" in metric
             for position in kept:
-                mean = float(series.mean[position])
-                spread = math.nan if series.std is None else float(series.std[position])
-                low, high = mean - spread, mean + spread
                 rows.append(
                     {
                         "method": group.label,
                         "metric": metric,
                         "round": int(series.rounds[position]),
-                        "value": _short(mean),
-                        "low": _short(max(0.0, low) if bounded else low),
-                        "high": _short(min(1.0, high) if bounded else high),
-                        "spread": _short(spread),
-                        "seeds": series.seeds,
-                        "alone": len(kept) == 1,
+                        "value": _short(float(series.mean[position])),
+                        "spread": None if series.std is None else _short(float(series.std[position])),
                     }
                 )
     return rows
@@ -112,7 +102,7 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
 
 def cost_rows(groups: Groups) -> Rows:
     """The headline accuracy beside what it took to get there: bytes and seconds since the beginning of the run."""
-    limit = int(np.clip(CURVE_POINTS / max(1, len(groups)), 40, 500))
+    limit = int(np.clip(CURVE_POINTS / max(1, len(groups)), 40, 200))
     rows: Rows = []
     for group in groups:
         metric = _headline_metric(group)
@@ -129,10 +119,8 @@ def cost_rows(groups: Groups) -> Rows:
                     "method": group.label,
                     "round": int(series.rounds[position]),
                     "value": _short(float(series.mean[position])),
-                    "alone": len(kept) == 1,
                     "up": _short(float(up[position])),
                     "down": _short(float(down[position])),
-                    "both": _short(float(up[position] + down[position])),
                     "seconds": _short(float(seconds[position])),
                 }
             )
@@ -163,9 +151,7 @@ def time_rows(groups: Groups) -> Rows:
 
 def client_metrics(groups: Groups) -> list[str]:
     """List the accuracies that were measured client by client."""
-    names = dict.fromkeys(
-        metric for group in groups for run in group.runs for metric in np.unique(run.table("clients")["metric"])
-    )
+    names = dict.fromkeys(metric for group in groups for run in group.runs for metric in run.clients)
     return [metric for metric in names if metric.endswith(".accuracy")]
 
 
@@ -178,15 +164,13 @@ class ClientRows:
 
 
 def client_rows(groups: Groups, metrics: Sequence[str]) -> ClientRows:
-    """Gather the last value of every client. Where there are too many, evenly spaced ones of the sorted clients remain."""
+    """Gather the last value of every client; of too many, evenly spaced ones from the worst to the best."""
     limit = max(20, CLIENT_POINTS // max(1, len(groups) * len(metrics)))
     points: Rows = []
     boxes: Rows = []
     for group in groups:
         for metric in metrics:
-            members = sorted(
-                ((value, client, seed) for client, seed, value in _last_of_clients(group, metric)),
-            )
+            members = _last_of_clients(group, metric)
             if not members:
                 continue
             common = {"method": group.label, "metric": metric}
@@ -276,8 +260,7 @@ def layer_rows(groups: Groups) -> Rows:
     gathered: dict[tuple[str, str, str], dict[int, list[float]]] = {}
     for group in groups:
         for run in group.runs:
-            table = run.table("layers")
-            columns = (table["metric"], table["layer"], table["round"], table["value"])
+            columns = (run.layers[name] for name in ("metric", "layer", "round", "value"))
             for metric, layer, number, value in zip(*columns, strict=True):
                 gathered.setdefault((group.label, metric, layer), {}).setdefault(int(number), []).append(float(value))
     limit = int(np.clip(CURVE_POINTS / max(1, len(gathered)), 20, 500))
@@ -310,12 +293,12 @@ def _headline_metric(group: Group[Run]) -> str:
 
 
 def _cumulative(group: Group[Run], metric: str, rounds: np.ndarray) -> np.ndarray:
-    totals = []
-    for run in group.runs:
-        noted, values = run.metrics.series(metric)
-        totals.append(_at(noted, np.cumsum(values), rounds))
-    mean: np.ndarray = np.mean(totals, axis=0)
-    return mean
+    """The running total of a metric, as the mean over the seeds that have it; nothing where none has."""
+    totals = [
+        _at(noted, np.cumsum(values), rounds)
+        for noted, values in (run.series[metric] for run in group.runs if metric in run.series)
+    ]
+    return np.mean(totals, axis=0) if totals else np.full(len(rounds), math.nan)
 
 
 def _at(noted: np.ndarray, totals: np.ndarray, rounds: np.ndarray) -> np.ndarray:
@@ -323,19 +306,17 @@ def _at(noted: np.ndarray, totals: np.ndarray, rounds: np.ndarray) -> np.ndarray
     return np.concatenate(([0.0], totals))[np.searchsorted(noted, rounds, side="right")]
 
 
-def _last_of_clients(group: Group[Run], metric: str) -> list[tuple[int, int, float]]:
-    found = []
-    for run in group.runs:
-        table = run.table("clients")
-        chosen = table["metric"] == metric
-        if chosen.any():
-            last = chosen & (table["round"] == table["round"][chosen].max())
-            members = zip(table["client"][last], table["value"][last], strict=True)
-            seed = int(run.experiment["seed"])
-            found += [(int(client), seed, float(value)) for client, value in members if math.isfinite(value)]
-    return found
+def _last_of_clients(group: Group[Run], metric: str) -> list[tuple[float, int, int]]:
+    """The finite values of all clients of all seeds, from the worst to the best, each with its client and seed."""
+    return sorted(
+        (float(value), int(client), int(run.experiment["seed"]))
+        for run in group.runs
+        if metric in run.clients
+        for client, value in zip(*run.clients[metric], strict=True)
+        if math.isfinite(value)
+    )
 
 
 def _short(value: float) -> float | None:
-    """Round to five significant digits, which no screen can tell from the rest; JSON has no NaN, so none stands for it."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    """Round to four significant digits, which no screen can tell from more; JSON has no NaN, so none stands for it."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -29,11 +29,17 @@ class Cell:
     hint: str = ""
 
 
-def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], sortable: bool = True) -> Markup:
-    """Build a table whose first cell of each row is its heading. The caption names it for everyone, also for ears."""
+Line = Sequence[Cell | str]
+
+
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Line], sortable: bool = True) -> Markup:
+    """Build a table; the first cell of each row is the heading of the row."""
     can_sort = sortable and len(rows) > 1
     heads = element("tr", *(_head(column, can_sort) for column in columns))
-    body = join(element("tr", *(_cell(cell, column) for cell, column in zip(row, columns, strict=True))) for row in rows)
+    body = join(
+        element("tr", *(_cell(*pair, heading=place == 0) for place, pair in enumerate(zip(row, columns, strict=True))))
+        for row in rows
+    )
     content = element(
         "table",
         element("caption", caption),
@@ -67,7 +73,7 @@ def _head(column: Column, can_sort: bool) -> Markup:
     return element("th", inner, scope="col", class_=kind, title=column.hint or None)
 
 
-def _cell(cell: Cell | str, column: Column) -> Markup:
+def _cell(cell: Cell | str, column: Column, heading: bool) -> Markup:
     cell = cell if isinstance(cell, Cell) else Cell(cell)
     classes = " ".join(
         name
@@ -75,9 +81,10 @@ def _cell(cell: Cell | str, column: Column) -> Markup:
         if holds
     )
     return element(
-        "td",
+        "th" if heading else "td",
         cell.text if column.numeric else breakable(cell.text),
         class_=classes or None,
         data_sort=None if cell.number is None else repr(cell.number),
         title=cell.hint or None,
+        scope="row" if heading else None,
     )

@@ -20,11 +20,14 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.base import Message
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, per_client
 
 _MAGIC = b"FSM1"
 _LENGTHS = struct.Struct("<IQ")
 _CHECKSUM_BYTES = 8
+# What masks may unpack to: a bit of a mask stands for one value, or for many where it broadcasts.
+_BYTES_PER_MASK_BIT = 8
+_BROADCAST_BYTES = 2**28
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -70,17 +73,22 @@ def decode(data: bytes, device: torch.device | str = "cpu") -> Message:
     try:
         header = json.loads(data[start : start + header_length])
         reader = _Reader(memoryview(data)[start + header_length : -_CHECKSUM_BYTES], device)
-        tensors, masks = {}, {}
+        tensors: Tensors = {}
+        masks: Tensors = {}
+        numbers: Tensors = {}
         for name, dtype, shape, mask_shape in header["tensors"]:
+            _check_name(name, tensors)
             if mask_shape is None:
                 tensors[name] = reader.values(dtype, shape)
             else:
                 masks[name] = reader.mask(mask_shape)
                 tensors[name] = reader.values_under(masks[name], dtype, shape)
-        numbers = {name: reader.values(dtype, shape) for name, dtype, shape in header["numbers"]}
+        for name, dtype, shape in header["numbers"]:
+            _check_name(name, numbers)
+            numbers[name] = reader.values(dtype, shape)
         reader.finish()
     except (KeyError, TypeError, ValueError, RuntimeError, UnicodeDecodeError) as error:
-        raise WireError(f"The content of a message does not fit its description ({error}).") from None
+        raise WireError(f"The content of a message does not fit its description ({str(error)[:200]}).") from None
     return Message(tensors, masks, numbers)
 
 
@@ -92,7 +100,7 @@ def encoded_sizes(message: Message, clients: int) -> list[int]:
         sizes += math.prod(tensor.shape[1:]) * tensor.element_size()
     for name, mask in message.masks.items():
         tensor = message.tensors[name]
-        held = mask.expand(tensor.shape).flatten(1).sum(1).cpu()
+        held = per_client(mask.expand(max(len(mask), len(tensor)), *tensor.shape[1:])).sum(1).cpu()
         sizes += -(-math.prod(mask.shape[1:]) // 8) + held * tensor.element_size()
     return [int(size) for size in sizes]
 
@@ -106,9 +114,12 @@ def _header(message: Message) -> bytes:
         return [1, *tensor.shape[1:]]
 
     def dtype(tensor: Tensor) -> str:
-        return str(tensor.dtype).removeprefix("torch.")
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name not in _DTYPES:
+            raise FedStrataError(f"Tensors of type {name} cannot be sent; use one of {', '.join(_DTYPES)}.")
+        return name
 
-    masks: Tensors = message.masks
+    masks = message.masks
     tensors = [
         [name, dtype(tensor), shape(tensor), shape(masks[name]) if name in masks else None]
         for name, tensor in message.tensors.items()
@@ -133,6 +144,7 @@ class _Reader:
         self.payload = payload
         self.device = device
         self.position = 0
+        self.allowance = _BYTES_PER_MASK_BIT * 8 * len(payload) + _BROADCAST_BYTES
 
     def values(self, dtype: str, shape: list[int]) -> Tensor:
         return self._flat(_dtype(dtype), _count(shape)).reshape(shape)
@@ -144,7 +156,9 @@ class _Reader:
         return torch.from_numpy(bits).to(self.device).reshape(shape)
 
     def values_under(self, mask: Tensor, dtype: str, shape: list[int]) -> Tensor:
-        _count(shape)
+        self.allowance -= _count(shape) * _dtype(dtype).itemsize
+        if self.allowance < 0:
+            raise ValueError("it would unpack to far more than it holds")
         held = mask.expand(shape)
         values = torch.zeros(shape, dtype=_dtype(dtype), device=self.device)
         values[held] = self._flat(values.dtype, int(held.sum()))
@@ -155,7 +169,9 @@ class _Reader:
             raise ValueError(f"{len(self.payload) - self.position} bytes are left over")
 
     def _flat(self, dtype: torch.dtype, count: int) -> Tensor:
-        raw = bytearray(self._bytes(count * torch.empty((), dtype=dtype).element_size()))
+        raw = bytearray(self._bytes(count * dtype.itemsize))
+        if dtype == torch.bool and raw.strip(b"\0\1"):
+            raise ValueError("a truth value is neither 0 nor 1")
         return (
             torch.frombuffer(raw, dtype=dtype).to(self.device)
             if count
@@ -175,11 +191,17 @@ def _dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
+def _check_name(name: Any, known: Tensors) -> None:
+    if not isinstance(name, str) or name in known:
+        raise ValueError(f"{name!r} is no name, or stands there twice")
+
+
 def _count(shape: Any) -> int:
     if (
         not isinstance(shape, list)
-        or not all(isinstance(size, int) and size >= 0 for size in shape)
+        or not all(type(size) is int and size >= 0 for size in shape)
         or shape[:1] != [1]
+        or math.prod(max(size, 1) for size in shape) >= 2**62
     ):
         raise ValueError(f"impossible shape {shape!r}")
     return math.prod(shape)

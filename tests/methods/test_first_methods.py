@@ -92,7 +92,7 @@ def test_fedbn_keeps_every_norm_personal_also_in_the_shortcut():
     }
     assert simulation.setting.personal == expected
     simulation.step()
-    weights = simulation.engine.clients().personal["shortcut.1.weight"]
+    weights = simulation.engine.clients().resident["shortcut.1.weight"]
     assert len({tuple(row) for row in weights.tolist()}) == 5
     assert not expected & simulation.engine.server.model.keys()
 
@@ -106,7 +106,7 @@ def test_local_sends_nothing_and_everybody_differs():
     simulation = prepare("local")
     simulation.step()
     assert simulation.engine.server.model == {}
-    heads = simulation.engine.clients().personal["head.weight"]
+    heads = simulation.engine.clients().resident["head.weight"]
     assert len({tuple(row.flatten().tolist()) for row in heads}) == 5
     latest = simulation.metrics.latest()
     assert latest["client_before.accuracy.mean"] == latest["client_after.accuracy.mean"]

@@ -1,0 +1,185 @@
+"""How fast a round is: ratios measured side by side in one run.
+
+    python benchmarks/speed.py                     the CPU table (and the GPU table where there is a GPU)
+    python benchmarks/speed.py --growth            how time and memory grow with the number of clients
+
+Three ways to train the same clients for one round: ``usual`` is the loop that most federated-learning code has (one
+``nn.Module``, ``torch.optim``, client after client, no messages); ``loop`` is FedStrata's reference engine, which also encodes
+and decodes every message; ``stacked`` trains all clients as one batch of models. Every way does the same local steps on the same
+number of samples. Repetitions alternate between the ways; the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import fedstrata  # noqa: F401 - sets the environment before torch is imported
+
+import torch  # isort: skip
+import torch.nn.functional as F  # isort: skip
+
+from fedstrata.data import Split, from_arrays
+from fedstrata.engines.planning import Plan
+from fedstrata.experiment import Experiment
+from fedstrata.models import build_model
+from fedstrata.simulation import Ingredients, Simulation
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting to measure."""
+
+    name: str
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    samples: int
+    batch_size: int
+    epochs: int = 5
+    precision: str = "fp32"
+
+
+CPU_CASES = [
+    Case("digits CNN, 20 clients x 40", "cnn", (1, 8, 8), 10, 20, 40, 32),
+    Case("MLP 64-64-10, 100 clients x 40", "mlp(hidden=64)", (1, 8, 8), 10, 100, 40, 10),
+    Case("ResNet-8, 20 clients x 100", "resnet8", (3, 32, 32), 100, 20, 100, 100, epochs=1),
+    Case("ResNet-8, 20 clients x 100, batch 10", "resnet8", (3, 32, 32), 100, 20, 100, 10, epochs=1),
+]
+GPU_CASES = [
+    Case(f"LIPS: ResNet-8, 100 clients x 100, {precision}", "resnet8", (3, 32, 32), 100, 100, 100, 100, precision=precision)
+    for precision in ("fp32", "tf32", "bf16")
+]
+
+
+def simulation(case: Case, engine: str, device: str, chunk: int | None = None) -> Simulation:
+    """Prepare a federation with random data of the right shape."""
+    generator = torch.Generator().manual_seed(0)
+    total = case.clients * case.samples
+    inputs = torch.randn(total, *case.shape, generator=generator)
+    labels = torch.randint(0, case.classes, (total,), generator=generator)
+    dataset = from_arrays(inputs, labels, class_names=tuple(map(str, range(case.classes))), test_fraction=0.0)
+    positions = torch.arange(total).reshape(case.clients, case.samples).numpy()
+    split = Split(tuple(positions), tuple(positions[:, :0]))
+    experiment = Experiment(
+        model=case.model,
+        method="fedbn",
+        epochs=case.epochs,
+        batch_size=case.batch_size,
+        precision=case.precision,
+        device=device,
+        engine=engine,
+        chunk=chunk,
+        transforms="none",
+        rounds=1000,
+    )
+    plan = Plan("loop", 1) if engine == "loop" else None
+    return Simulation.prepare(experiment, Ingredients(dataset=dataset, split=split), plan)
+
+
+def usual_loop(case: Case, device: str) -> Callable[[], None]:
+    """Build the loop of most federated-learning code: one module, one optimiser per client and round."""
+    model = build_model(case.model, case.shape, case.classes, 0).to(device).train()
+    inputs = torch.randn(case.clients, case.samples, *case.shape, device=device)
+    labels = torch.randint(0, case.classes, (case.clients, case.samples), device=device)
+    server = copy.deepcopy(model.state_dict())
+
+    def one_round() -> None:
+        total = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in server.items()}
+        for client in range(case.clients):
+            model.load_state_dict(server)
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            for _ in range(case.epochs):
+                order = torch.randperm(case.samples, device=device)
+                for begin in range(0, case.samples, case.batch_size):
+                    chosen = order[begin : begin + case.batch_size]
+                    optimiser.zero_grad()
+                    with torch.autocast(device, dtype=torch.bfloat16, enabled=case.precision == "bf16"):
+                        outputs = model(inputs[client, chosen])
+                    F.cross_entropy(outputs.float(), labels[client, chosen]).backward()
+                    optimiser.step()
+            for name, tensor in model.state_dict().items():
+                total[name] += tensor / case.clients
+        for name, tensor in server.items():
+            tensor.copy_(total[name])
+
+    return one_round
+
+
+def seconds(one_round: Callable[[], None], device: str) -> float:
+    """Time one round, with everything on the device done."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    one_round()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def rounds_of(prepared: Simulation) -> Callable[[], None]:
+    """Run round after round without evaluation."""
+    everybody = range(prepared.setting.clients)
+    counter = iter(range(1, 10**6))
+    return lambda: [prepared.engine.round(next(counter), everybody, evaluate=False), None][1]
+
+
+def measure(case: Case, device: str, repetitions: int) -> None:
+    """Print one row: the median of each way, and how many times faster than the usual loop."""
+    ways = {
+        "usual": usual_loop(case, device),
+        "loop": rounds_of(simulation(case, "loop", device)),
+        "stacked": rounds_of(simulation(case, "stacked", device)),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for repetition in range(repetitions + 1):
+        for way, one_round in ways.items():
+            spent = seconds(one_round, device)
+            if repetition:  # the first one warms up
+                times[way].append(spent)
+    medians = {way: statistics.median(values) for way, values in times.items()}
+    cells = " | ".join(f"{medians[way]:.3f}" for way in ways)
+    ratios = " | ".join(f"{medians['usual'] / medians[way]:.1f}" for way in ("loop", "stacked"))
+    print(f"| {case.name} | {cells} | {ratios} |", flush=True)
+
+
+def growth(device: str, repetitions: int) -> None:
+    """Print how the time of a round and the memory grow with the number of clients."""
+    gpu = device == "cuda"
+    model, shape, classes, samples = ("resnet8", (3, 32, 32), 100, 100) if gpu else ("cnn", (1, 8, 8), 10, 40)
+    print(f"\n| clients ({model} x {samples} samples, {device}) | seconds a round | at once | peak memory, GiB |\n|---|---|---|---|")
+    for clients in (10, 30, 100, 300, 1000):
+        case = Case("", model, shape, classes, clients, samples, 100 if gpu else 32, precision="tf32" if gpu else "fp32")
+        if gpu:
+            torch.cuda.reset_peak_memory_stats()
+        prepared = simulation(case, "stacked", device)
+        one_round = rounds_of(prepared)
+        one_round()
+        spent = statistics.median(seconds(one_round, device) for _ in range(repetitions))
+        peak = torch.cuda.max_memory_allocated() / 2**30 if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"| {clients} | {spent:.3f} | {prepared.plan.chunk} | {peak:.2f} |", flush=True)
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--growth", action="store_true", help="how time and memory grow with clients, instead of the ratios")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repetitions", type=int, default=3)
+    arguments = parser.parse_args()
+    if arguments.growth:
+        growth(arguments.device, arguments.repetitions)
+        return
+    print("| setting (seconds a round) | usual | loop | stacked | loop: times usual | stacked: times usual |\n|---|---|---|---|---|---|")
+    for case in CPU_CASES if arguments.device == "cpu" else GPU_CASES:
+        measure(case, arguments.device, arguments.repetitions)
+
+
+if __name__ == "__main__":
+    main()

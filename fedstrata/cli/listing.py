@@ -1,0 +1,225 @@
+"""The commands that tell what there is: methods, models, datasets, partitions, and the layers of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fedstrata.cli.options import Json, add_command
+from fedstrata.cli.terminal import new_table, print_json, results
+from fedstrata.cli.words import readable
+from fedstrata.errors import FedStrataError, unknown_name
+
+if TYPE_CHECKING:
+    from fedstrata.methods import Part
+    from fedstrata.spec import Registry
+
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, to see its parameters; or a pattern such as 'fed*'.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for function in (methods, models, datasets, partitions):
+        add_command(app, function)
+    add_command(app, layers, examples=("fedstrata layers --model resnet8 --shape 3,32,32 --classes 100 --method fedbn",))
+
+
+def methods(name: Name = None, json: Json = False) -> None:
+    """List the methods, or tell all about one."""
+    from fedstrata.methods import methods as registry
+
+    _list(registry, name, json)
+
+
+def models(name: Name = None, json: Json = False) -> None:
+    """List the models, or tell all about one."""
+    from fedstrata.models import models as registry
+
+    _list(registry, name, json)
+
+
+def datasets(name: Name = None, json: Json = False) -> None:
+    """List the datasets, or tell all about one."""
+    from fedstrata.data import datasets as registry
+
+    _list(registry, name, json)
+
+
+def partitions(name: Name = None, json: Json = False) -> None:
+    """List the ways to divide data among clients."""
+    from fedstrata.data import partitions as registry
+
+    _list(registry, name, json)
+
+
+def layers(
+    model: Annotated[str, typer.Option(metavar="TEXT", help="The model.")] = "cnn",
+    data: Annotated[str, typer.Option(metavar="TEXT", help="The dataset whose shape and classes the model is built for.")] = "digits",
+    data_root: Annotated[str | None, typer.Option(metavar="TEXT", help="Where the dataset's files lie.")] = None,
+    shape: Annotated[str | None, typer.Option(metavar="C,H,W", help="The shape of one input, instead of a dataset.")] = None,
+    classes: Annotated[int, typer.Option(min=1, help="The number of classes, with --shape.")] = 10,
+    method: Annotated[str | None, typer.Option(metavar="TEXT", help="Mark what this method keeps at the clients.")] = None,
+    json: Json = False,
+) -> None:
+    """Show the layers of a model as methods see them."""
+    from fedstrata.experiment import Experiment
+    from fedstrata.layers import LayerMap
+    from fedstrata.methods import Method
+    from fedstrata.models import build_model
+    from fedstrata.simulation import load_data
+
+    if shape is None:
+        dataset = load_data(Experiment(data=data, data_root=data_root))
+        input_shape, count = dataset.input_shape, dataset.classes
+    else:
+        input_shape, count = read_shape(shape), classes
+    found = LayerMap.read(build_model(model, input_shape, count, seed=0), input_shape)
+    personal = frozenset[str]() if method is None else Method.make(method).personal(found)
+    rows: list[dict[str, Any]] = [
+        {**row, **({} if method is None else {"personal": _share(layer.names, personal)})}
+        for layer, row in zip(found.all, found.table(), strict=True)
+    ]
+    if json:
+        print_json(rows)
+        return
+    shown = [column for column in rows[0] if column != "tensors"]
+    table = new_table(*(f"stays with {method}" if column == "personal" else column for column in shown), right=("parameters",))
+    for row in rows:
+        table.add_row(*(Text(f"{row[column]:,}" if isinstance(row[column], int) else row[column]) for column in shown))
+    results.print(table)
+    total = sum(layer.size for layer in found.all)
+    results.print()
+    results.print(Text(f"{model} for inputs {'x'.join(map(str, input_shape))} and {count} classes: {total:,} parameters."), soft_wrap=True)
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """Read a shape.
+
+    >>> read_shape("3,32,32")
+    (3, 32, 32)
+    """
+    try:
+        shape = tuple(int(piece) for piece in text.replace("x", ",").split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise FedStrataError(f"'{text}' is not a shape; write the sizes of one input like 3,32,32.")
+    return shape
+
+
+def _share(names: tuple[str, ...], personal: frozenset[str]) -> str:
+    kept = sum(name in personal for name in names)
+    return "all" if kept == len(names) else "" if kept == 0 else "a part"
+
+
+def _list(registry: Registry[Any], pattern: str | None, json: bool) -> None:
+    names = registry.names(pattern or "*")
+    if not names:
+        raise unknown_name(registry.kind, pattern or "", registry.names())
+    described = [_describe(registry, name) for name in names]
+    if json:
+        print_json(described)
+    elif pattern is not None and len(described) == 1:
+        _print_details(described[0])
+    else:
+        _print_list(described, registry.kind)
+
+
+def _describe(registry: Registry[Any], name: str) -> dict[str, Any]:
+    from fedstrata.methods import Part
+
+    cls = registry.get(name)
+    return {**registry.describe(name), **(method_facts(cls()) if issubclass(cls, Part) else {})}
+
+
+def method_facts(method: Part) -> dict[str, Any]:
+    """Tell what is true of a method: what its author says, and what its hooks show."""
+    from fedstrata.methods.base import EXCLUSIVE_HOOKS, defines
+
+    parts = method.parts()
+
+    def some_define(hook: str) -> bool:
+        return any(defines(part, hook) for part in parts)
+
+    obstacles = [part.facts.not_on_network for part in (method, *parts) if part.facts.not_on_network]
+    return {
+        "family": method.facts.family,
+        "paper": method.facts.paper,
+        "link": method.facts.link,
+        "personal_layers": some_define("personal"),
+        "client_state": some_define("personal") or some_define("client_memory"),
+        "server_state": some_define("server_memory"),
+        "decides_alone": [what for hook, what in EXCLUSIVE_HOOKS.items() if some_define(hook)],
+        "on_network": not obstacles,
+        "not_on_network": obstacles[0] if obstacles else None,
+    }
+
+
+def _print_list(described: list[dict[str, Any]], kind: str) -> None:
+    table = new_table(kind, "what it is")
+    families = dict.fromkeys(entry.get("family") for entry in described)
+    for family in families:
+        members = [entry for entry in described if entry.get("family") == family]
+        if family is not None:
+            table.add_row(Text(family, style="dim italic"), "")
+        for entry in members:
+            table.add_row(Text(entry["name"], style="bold"), Text(readable(entry["summary"])), end_section=entry is members[-1] and len(families) > 1)
+    results.print(table)
+    hint = f"\n'fedstrata {kind}s NAME' tells the parameters of one."
+    if kind == "method":
+        hint += " Methods are combined with '+', such as 'fedbn+fedprox(mu=0.01)'."
+    results.print(Text(hint, style="dim"))
+
+
+def _print_details(entry: dict[str, Any]) -> None:
+    results.print(Text(entry["name"], style="bold"))
+    results.print(Text(readable(entry["description"])))
+    if entry["parameters"]:
+        table = new_table("parameter", "default", "meaning")
+        for one in entry["parameters"]:
+            table.add_row(Text(one["name"], style="bold"), Text(_default(one["default"])), Text(_meaning(one)))
+        results.print()
+        results.print(table)
+    results.print()
+    facts = Table.grid(padding=(0, 2))
+    for name, value in {**_facts(entry), "written as": example(entry)}.items():
+        facts.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
+    results.print(facts)
+
+
+def example(entry: dict[str, Any]) -> str:
+    """Show how a component is written, with its first parameters that have a value."""
+    given = [f"{one['name']}={_default(one['default'])}" for one in entry["parameters"] if one["default"] is not None][:2]
+    return f"{entry['name']}({', '.join(given)})" if given else str(entry["name"])
+
+
+def _facts(entry: dict[str, Any]) -> dict[str, str]:
+    """Word the facts about a method."""
+    if "family" not in entry:
+        return {}
+    alone = " and ".join(entry["decides_alone"])
+    facts = {
+        "family": entry["family"],
+        "paper": entry["paper"],
+        "link": entry["link"],
+        "personal layers": "yes, they never leave the client" if entry["personal_layers"] else "no",
+        "client remembers": "yes, from round to round" if entry["client_state"] else "no",
+        "server remembers": "yes, from round to round" if entry["server_state"] else "no",
+        "real network": "yes" if entry["on_network"] else f"no: {entry['not_on_network']}",
+        "combining": f"it {alone}, so with no other method that does" if alone else "with any other method",
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _meaning(described: dict[str, Any]) -> str:
+    choices = [*map(str, described["choices"] or ()), *(["none"] if "none" in described["type"] else [])]
+    return f"{described['meaning']} One of: {', '.join(choices)}." if described["choices"] else str(described["meaning"])
+
+
+def _default(value: Any) -> str:
+    from fedstrata.spec import format_value
+
+    return format_value(value)

@@ -1,0 +1,145 @@
+"""Options that several commands share: those of the experiment are made from its fields, so that nothing is listed twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata.cli.terminal import guarded
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+
+EXPERIMENT_KEYS = tuple(field.name for field in dataclasses.fields(Experiment))
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.html.")]
+ExperimentFile = Annotated[
+    Path | None, typer.Argument(metavar="EXPERIMENT.TOML", help="A file with the keys of an experiment; options change what it says.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment, such as method='fedprox(mu=0.01)'; may be repeated."),
+]
+LearningRate = Annotated[str | None, typer.Option(metavar="X", help="Change the learning rate of the optimiser, and nothing else of it.")]
+_Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def add_command(app: typer.Typer, function: Callable[..., None], keys: Sequence[str] = (), examples: Sequence[str] = ()) -> None:
+    """Make a function a command that turns errors into sentences.
+
+    For the experiment's ``keys`` it gets options; the function receives those that the user gave as the dictionary ``changes``.
+    """
+    parameters = [
+        *(_option(field) for field in dataclasses.fields(Experiment) if field.name in keys),
+        *(_keyword(one.name, one.annotation, one.default) for one in _own_parameters(function)),
+        _keyword("debug", _Debug, False),
+        _keyword("context", typer.Context, inspect.Parameter.empty),
+    ]
+
+    @functools.wraps(function)
+    def run(*, context: typer.Context, debug: bool, **given: Any) -> None:
+        with guarded(debug):
+            values = {key: given.pop(key) for key in keys}
+            changes = {key: read_value(key, value) for key, value in values.items() if _was_given(context, key)}
+            function(**given, **({"changes": changes} if keys else {}))
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    # The control character keeps the lines of a paragraph as they are.
+    epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)]) if examples else None
+    app.command(epilog=epilog)(run)
+
+
+def read_experiment(
+    path: Path | None, settings: Sequence[str] | None, changes: dict[str, Any], learning_rate: str | None = None
+) -> Experiment:
+    """Put an experiment together: the file (or the defaults), then ``--set``, then single options."""
+    start = Experiment() if path is None else Experiment.read(path)
+    experiment = start.with_changes({**dict(map(read_setting, settings or ())), **changes})
+    return experiment if learning_rate is None else with_learning_rate(experiment, learning_rate)
+
+
+def with_learning_rate(experiment: Experiment, text: str) -> Experiment:
+    """Change the learning rate inside the text of the optimiser.
+
+    >>> with_learning_rate(Experiment(optimiser="sgd(momentum=0.9)"), "0.5").optimiser
+    'sgd(learning_rate=0.5, momentum=0.9)'
+    """
+    from fedstrata.optimisers import optimisers
+
+    rate: Any = _as_number(float, text)
+    return experiment.with_changes({"optimiser": str(dataclasses.replace(optimisers.make(experiment.optimiser), learning_rate=rate))})
+
+
+def read_setting(text: str) -> tuple[str, Any]:
+    """Read ``key=value``.
+
+    >>> read_setting("method=fedprox(mu=0.01)"), read_setting("rounds=5")
+    (('method', 'fedprox(mu=0.01)'), ('rounds', 5))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise FedStrataError(f"'--set {text}' is not of the form KEY=VALUE; write it like --set rounds=50.")
+    key = key.strip().replace("-", "_")
+    return key, read_value(key, value)
+
+
+def read_value(key: str, value: Any) -> Any:
+    """Turn the text of a value into what a key of the experiment takes; what does not fit, the experiment will refuse."""
+    kinds = _kinds(key) if key in EXPERIMENT_KEYS else ()
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    if bool in kinds:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    for kind in (int, float):
+        if kind in kinds:
+            return _as_number(kind, text)
+    return value
+
+
+def _as_number(kind: type[int] | type[float], text: str) -> int | float | str:
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def _kinds(key: str) -> tuple[Any, ...]:
+    hint = typing.get_type_hints(Experiment)[key]
+    return typing.get_args(hint) or (hint,)
+
+
+def _own_parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
+    return [one for name, one in inspect.signature(function, eval_str=True).parameters.items() if name != "changes"]
+
+
+def _option(field: dataclasses.Field[Any]) -> inspect.Parameter:
+    flag = f"--{field.name.replace('_', '-')}"
+    kinds = _kinds(field.name)
+    text = field.metadata["doc"]
+    if bool in kinds:
+        return _keyword(field.name, Annotated[bool, typer.Option(f"{flag}/--no-{flag.removeprefix('--')}", help=text)], field.default)
+    choices = field.metadata.get("choices")
+    metavar = "|".join(choices) if choices else "N" if int in kinds else "X" if float in kinds else "TEXT"
+    default = None if field.default is None else str(field.default)
+    return _keyword(field.name, Annotated[str | None, typer.Option(flag, metavar=metavar, help=text)], default)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _was_given(context: typer.Context, key: str) -> bool:
+    source = context.get_parameter_source(key)
+    return source is not None and source.name == "COMMANDLINE"

@@ -1,0 +1,191 @@
+"""The commands that train, and those that show what training gave: run, compare, resume, report."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata.cli.options import (
+    EXPERIMENT_KEYS,
+    ExperimentFile,
+    Json,
+    LearningRate,
+    NoReport,
+    Quiet,
+    Settings,
+    add_command,
+    read_experiment,
+)
+from fedstrata.cli.terminal import Stopped, messages
+from fedstrata.experiment import Experiment
+
+PAGE = "report.html"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    add_command(
+        app,
+        run,
+        EXPERIMENT_KEYS,
+        (
+            "fedstrata run --method fedbn --partition dirichlet:0.1 --rounds 30",
+            "fedstrata run --data cifar100 --model resnet8 --clients 100 --learning-rate 0.05",
+            "fedstrata run experiment.toml --set 'method=fedprox(mu=0.01)' --out runs/a",
+        ),
+    )
+    add_command(
+        app,
+        compare,
+        tuple(key for key in EXPERIMENT_KEYS if key != "method"),
+        (
+            "fedstrata compare 'fedavg, fedbn, local' --seeds 3",
+            "fedstrata compare 'fedavg, fedprox:0.01, fedprox:0.1' --rounds 50 --out runs/fedprox",
+        ),
+    )
+    add_command(app, resume)
+    add_command(app, report, examples=("fedstrata report runs/a runs/b -o page.html", "fedstrata report runs/compare"))
+
+
+def run(
+    changes: dict[str, Any],
+    experiment_file: ExperimentFile = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the run; by default one in runs/, named after method, data and seed.")] = None,
+    learning_rate: LearningRate = None,
+    settings: Settings = None,
+    no_report: NoReport = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment.
+
+    Everything about it is kept in a folder, from which it can be resumed, compared and reported.
+    """
+    experiment = read_experiment(experiment_file, settings, changes, learning_rate)
+    from fedstrata import api
+    from fedstrata.cli.showing import show_run
+    from fedstrata.progress import show_progress
+
+    folder = out or unused_folder(experiment)
+    with stoppable(f"fedstrata resume {shlex.quote(str(folder))}", folder), show_progress(messages, 1, experiment.rounds, quiet) as progress:
+        progress.begin(f"{experiment.method}, seed {experiment.seed}")
+        api.run(experiment, out=folder, listener=progress.note)
+    show_run(folder, None if no_report else folder / PAGE, json, quiet)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    no_report: NoReport = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with an interrupted run.
+
+    The result is the same as without the interruption.
+    """
+    from fedstrata import api
+    from fedstrata.cli.showing import show_run
+    from fedstrata.compare import PlannedRun
+    from fedstrata.progress import show_progress
+    from fedstrata.runs import RunFolder
+
+    planned = PlannedRun.find(RunFolder.open(folder).experiment, folder)
+    with stoppable(f"fedstrata resume {shlex.quote(str(folder))}", folder), show_progress(messages, 1, planned.rounds_left, quiet) as progress:
+        progress.begin(planned.name)
+        api.resume(folder, listener=progress.note)
+    show_run(folder, None if no_report else folder / PAGE, json, quiet)
+
+
+def compare(
+    changes: dict[str, Any],
+    methods: Annotated[str, typer.Argument(help="The methods, such as 'fedavg, fedbn, fedprox(mu=0.01)', or 'all'.")],
+    experiment_file: ExperimentFile = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds to run each method with, from --seed on.")] = 1,
+    out: Annotated[Path, typer.Option(help="The folder of the runs; what is finished there already is not done again.")] = Path("runs/compare"),
+    learning_rate: LearningRate = None,
+    settings: Settings = None,
+    no_report: NoReport = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods on the same data, side by side.
+
+    The outcome is a table and a report. Interrupted, it goes on where it was when it is called again in the same way.
+    """
+    experiment = read_experiment(experiment_file, settings, changes, learning_rate)
+    from fedstrata import compare as comparison
+    from fedstrata.cli.showing import show_comparison
+    from fedstrata.progress import show_progress
+
+    planned = comparison.plan(experiment, comparison.read_methods(methods), seeds, out)
+    to_do = [one for one in planned if one.state != "finished"]
+    if len(to_do) < len(planned) and not quiet:
+        messages.print(f"{len(planned) - len(to_do)} of {len(planned)} runs are finished already and taken from '{out}'.", soft_wrap=True)
+    with stoppable("the same command", out), show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet) as progress:
+        comparison.perform(planned, lambda one: progress.begin(one.name), progress.note)
+    show_comparison([one.path for one in planned], None if no_report else out / PAGE, json, quiet)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold such folders.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page to write; by default report.html in the (first) folder.")] = None,
+    title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a page over one or more runs.
+
+    The page is one file that needs no network; the table of the runs is printed too.
+    """
+    from fedstrata.cli.showing import show_comparison
+
+    show_comparison(run_folders(runs), output or runs[0] / PAGE, json, quiet, title)
+
+
+def unused_folder(experiment: Experiment) -> Path:
+    """Find a folder in ``runs/`` that does not exist yet, named after method, data and seed."""
+    from fedstrata.compare import file_name
+
+    stem = f"{file_name(experiment.method)}-{file_name(experiment.data)}-seed{experiment.seed}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 10_000)))
+    return next(path for name in names if not (path := Path("runs") / name).exists())
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Take each path as a run, or as a folder of runs."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        inside = sorted(path.glob("*/experiment.toml")) if not (path / "experiment.toml").exists() else []
+        found |= dict.fromkeys([file.parent for file in inside] or [path])
+    return list(found)
+
+
+@contextmanager
+def stoppable(how_to_go_on: str, folder: Path) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end a command with a word about what is saved and how to go on."""
+    from fedstrata.simulation import Interrupted
+
+    def terminate(number: int, frame: object) -> None:
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except Interrupted as stop:
+        raise Stopped(f"Round {stop.round} is saved in '{stop.out}'; go on with: {how_to_go_on}", 128 + stop.signal_number) from None
+    except (KeyboardInterrupt, _Terminated) as stop:
+        code = 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
+        begun = (folder / "experiment.toml").exists() or any(folder.glob("*/experiment.toml"))
+        raise Stopped(f"Go on from the last checkpoint with: {how_to_go_on}" if begun else "Nothing was begun, nothing is lost.", code) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came outside the rounds of a run."""

@@ -1,0 +1,115 @@
+"""What a run or a comparison gave, for people and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fedstrata.cli.terminal import messages, new_table, print_json, results
+from fedstrata.experiment import Experiment
+from fedstrata.report import read_run, rich_table, write_report
+from fedstrata.report.formats import data_size, duration, plural
+from fedstrata.report.labels import LABELS, meaning, short_name
+from fedstrata.statistics import Row, comparison_rows, notes
+
+
+def show_run(folder: Path, page: Path | None, json: bool, quiet: bool) -> None:
+    """Write the report of a finished run, and print its summary."""
+    run = read_run(folder)
+    _write_page([folder], page)
+    if json:
+        print_json({**run.summary, "report": None if page is None else str(page)})
+    elif not quiet:
+        experiment = run.folder.experiment
+        results.print(summary_of_run(experiment, run.summary))
+        _print_places({"run": folder, "report": page})
+        results.print(Text.assemble("\nNext, see it beside another method:\n  ", (next_command(experiment), "bold")), soft_wrap=True)
+
+
+def show_comparison(folders: Sequence[Path], page: Path | None, json: bool, quiet: bool, title: str | None = None) -> None:
+    """Write the report over several runs, and print their table."""
+    rows = comparison_rows([read_run(folder) for folder in folders])
+    _write_page(folders, page, title)
+    if json:
+        print_json(
+            {
+                "methods": [comparison_as_data(row) for row in rows],
+                "notes": notes(rows),
+                "runs": [str(folder) for folder in folders],
+                "report": None if page is None else str(page),
+            }
+        )
+    elif not quiet:
+        results.print(Group(rich_table(rows), *explanation(rows)))
+        _print_places({"report": page})
+
+
+def comparison_as_data(row: Row) -> dict[str, Any]:
+    """Give a row of a comparison as plain data, its label under the name ``method``."""
+    values = dataclasses.asdict(row)
+    return {"method": values.pop("label"), **values}
+
+
+def explanation(rows: Sequence[Row]) -> list[Text]:
+    """Say what the numbers of a comparison mean."""
+    headlines = dict.fromkeys(row.headline for row in rows)
+    said = [f"{short_name(headline)}: {meaning(headline)}" for headline in headlines]
+    return [Text(sentence, style="dim") for sentence in ("Accuracy in percent, in the last round.", *said, *notes(rows))]
+
+
+def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> RenderableType:
+    """Set the result of a run as text: what it cost, and each accuracy under its own name, the most telling one first."""
+    head = Text.assemble((f"{summary['method']} on {experiment.data}", "bold"))
+    setting = Text(
+        f"{plural(experiment.clients or 0, 'client')} ({experiment.partition}), {experiment.model}, seed {experiment.seed}, "
+        f"{plural(summary['rounds'], 'round')}: {duration(summary['seconds'])}, "
+        f"{data_size(summary['bytes_up'])} up, {data_size(summary['bytes_down'])} down"
+    )
+    final = summary["final"]
+    labels = [label for label in LABELS if f"{label}.accuracy" in final or f"{label}.accuracy.mean" in final]
+    labels.sort(key=lambda label: label != summary["headline"])
+    headings = ("mean", "std over\nclients", "worst 10 %\nof clients")
+    table = new_table("accuracy in the last round, in %", *headings, right=headings)
+    for label in labels:
+        values = [final.get(f"{label}.accuracy.{statistic}") for statistic in ("mean", "std", "worst10")]
+        values[0] = final.get(f"{label}.accuracy", values[0])
+        table.add_row(short_name(label), *map(_percent, values), style="bold" if label == summary["headline"] else "")
+    explained = Text(f"{short_name(summary['headline'])}: {meaning(summary['headline'])}", style="dim")
+    return Group(head, setting, "", table, "", explained)
+
+
+def next_command(experiment: Experiment) -> str:
+    """Write the command that compares this experiment with another method."""
+    other = "fedbn" if experiment.method == "fedavg" else "fedavg"
+    parts = ["fedstrata", "compare", f"{other}, {experiment.method}", "--seeds", "3"]
+    for field in dataclasses.fields(experiment):
+        value = getattr(experiment, field.name)
+        if value == field.default or field.name == "method":
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        parts += [flag] if value is True else [flag, str(value)]
+    return shlex.join(parts)
+
+
+def _write_page(folders: Sequence[Path], page: Path | None, title: str | None = None) -> None:
+    if page is not None:
+        with messages.status("writing the report"):
+            write_report(folders, page, title)
+
+
+def _print_places(places: Mapping[str, Path | None]) -> None:
+    width = max(map(len, places))
+    for name, place in places.items():
+        if place is not None:
+            results.print(Text.assemble(f"\n{name:<{width}}  ", (str(place), "bold")), soft_wrap=True, end="")
+    results.print()
+
+
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{100 * fraction:.1f}"

@@ -1,0 +1,119 @@
+"""What the command line says, and where: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedstrata.errors import FedStrataError, FedStrataWarning
+
+results = Console(highlight=False)
+messages = Console(stderr=True, highlight=False)
+
+
+class Stopped(Exception):  # noqa: N818 - not an error
+    """The user has stopped the command; the message says what is saved and how to go on."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def print_plain(text: str) -> None:
+    """Write text to standard output as it is."""
+    sys.stdout.write(text)
+
+
+def print_json(content: Any) -> None:
+    """Write the one JSON document of a command to standard output; what is not a finite number becomes null."""
+    from fedstrata.files import to_json
+
+    print_plain(to_json(content))
+
+
+def new_table(*columns: str, right: Collection[str] = ()) -> Table:
+    """Begin a table without frames; columns named in ``right`` hold numbers."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def print_error(sentence: str) -> None:
+    """Say in one line what went wrong."""
+    _print_line("Error", sentence, "bold red")
+
+
+def _print_line(word: str, sentence: str, style: str) -> None:
+    messages.print(Text.assemble((f"{word}:", style), " ", " ".join(sentence.split())), soft_wrap=True)
+
+
+@contextmanager
+def guarded(debug: bool) -> Iterator[None]:
+    """Run a command: warnings become clean lines, and errors one sentence and an exit code; tracebacks only to debug."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FedStrataWarning)
+        warnings.showwarning = _warning_printer(debug)
+        try:
+            yield
+            sys.stdout.flush()
+        except (typer.Exit, SystemExit):
+            raise
+        except BrokenPipeError:
+            # Whoever read the output has had enough of it; nothing may be written to the pipe when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except (Exception, KeyboardInterrupt) as error:
+            if debug:
+                traceback.print_exc()
+            sentence, exit_code = explain(error)
+            print_error(sentence) if not isinstance(error, Stopped) else _print_line("Stopped", sentence, "bold")
+            raise typer.Exit(exit_code) from None
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """Put an exception into a sentence and an exit code."""
+    if isinstance(error, Stopped):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "The command was interrupted.", 130
+    if isinstance(error, FedStrataError):
+        return str(error), 2
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "There is not enough memory; train fewer clients at once with --chunk, or use a smaller --batch-size.", 2
+    if isinstance(error, OSError):
+        where = f"'{error.filename}': " if error.filename else ""
+        return f"The system refuses: {where}{(error.strerror or str(error)).lower()}.", 2
+    return (
+        f"This is a bug in FedStrata ({type(error).__name__}: {error}); please report it with the traceback that the option --debug shows.",
+        1,
+    )
+
+
+def _warning_printer(debug: bool) -> Any:
+    """Show each warning of FedStrata once, on a line of its own; those of other packages only to debug."""
+    shown: set[str] = set()
+    print_other = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    ) -> None:
+        if issubclass(category, FedStrataWarning):
+            if str(message) not in shown:
+                shown.add(str(message))
+                _print_line("Warning", str(message), "bold yellow")
+        elif debug:
+            print_other(message, category, filename, lineno, file, line)
+
+    return show

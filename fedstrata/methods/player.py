@@ -1,0 +1,146 @@
+"""PLayer-FL: measure which layers to share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from fedstrata.errors import unknown_name
+from fedstrata.functional import federation_sensitivity, split_point
+from fedstrata.layers import LayerMap
+from fedstrata.methods.base import Clients, Facts, Message, Part, Probe, Server, Training
+from fedstrata.methods.registry import methods
+from fedstrata.rng import numpy_generator
+from fedstrata.spec import parameter
+from fedstrata.stack import Tensors
+
+
+@methods.register("player")
+@dataclass(frozen=True)
+class PLayer(Part):
+    r"""Share only the first layers: those before the point where the federation sensitivity jumps.
+
+    Every client trains one epoch from the common initial model and measures :math:`F_l = \sum_{k \le l} \mathrm{mean}_p
+    (\theta_p \, g_p)^2` (Eq. 2) on one batch; the server sums over clients and shares the layers up to the first p with
+    :math:`F_{p+1} / F_p > t` (Eq. 3), all of them if there is none. That epoch is a survey of its own: training then
+    begins at the initial model. The layers after p stay with each client, norms and running statistics with the layer
+    before them.
+
+    The paper gives no value for t and the released code has no threshold but lists of layers picked by eye; the default
+    2 is ours. ``up_to`` shares the layers up to a named one instead, without a survey. ``random`` shares a random
+    prefix, neither all layers nor the measured ones (PLayer-FL-Random). The curve and the choice are in the run's layer
+    metrics as ``federation_sensitivity`` and ``federated``."""
+
+    facts: ClassVar[Facts] = Facts(
+        "layers", "PLayer-FL: A Principled Approach to Personalized Layer-wise Cross-Silo Federated Learning"
+    )
+
+    threshold: float = parameter(
+        2.0, "By how much the sensitivity must grow from one layer to the next to end the shared part.", above=0
+    )
+    random: bool = parameter(False, "Share a random prefix instead.")
+    up_to: str | None = parameter(None, "Share the layers up to the one of this name instead.")
+    batch_size: int = parameter(128, "Samples in the batch on which gradients are taken.", low=1)
+
+    def resident(self, layers: LayerMap) -> Iterable[str]:
+        """Any layer but the first may turn out to be local."""
+        first = set(self._names_up_to(layers, 1))
+        return [name for name in (*layers.parameter_names, *layers.buffer_names) if name not in first]
+
+    def notes(self, layers: LayerMap) -> Iterable[str]:
+        """Refuse a layer name that does not exist before anything runs."""
+        if self.up_to is not None:
+            self._position(layers, self.up_to)
+        return ()
+
+    # The survey
+    # ---------------------------------------------------------------------------------------------------------
+
+    def exchanges_before(self, round: int) -> bool:
+        """Measure before the first round, unless the layers are given."""
+        return round == 1 and self.up_to is None
+
+    def server_memory(self, server: Server) -> Tensors:
+        """Share everything until something is concluded."""
+        return {"federated": torch.tensor(self._start(server.layers))}
+
+    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
+        """Share everything until something is announced."""
+        return {"federated": torch.full((len(clients.ids),), self._start(clients.layers))}
+
+    def _start(self, layers: LayerMap) -> int:
+        return len(layers.weighted) if self.up_to is None else self._position(layers, self.up_to) + 1
+
+    def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
+        """Train one epoch and measure every layer's sensitivity on one batch."""
+        trained = probe.train(model, epochs=1)
+        gradients = probe.gradients(trained, self.batch_size)
+        names = [layer.weight for layer in clients.layers.weighted if layer.weight is not None]
+        weights, slopes = [trained[name] for name in names], [gradients[name] for name in names]
+        return Message({"sensitivity": federation_sensitivity(weights, slopes, batched=True)})
+
+    def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
+        """Sum over clients and find the transition point."""
+        curve = replies.tensors["sensitivity"].sum(0)
+        measured = split_point(curve, self.threshold)
+        federated = self._random_prefix(server, measured) if self.random else measured
+        return {}, {"federated": torch.tensor(federated), "curve": curve}
+
+    def _random_prefix(self, server: Server, measured: int) -> int:
+        choices = [count for count in range(1, len(server.layers.weighted)) if count != measured]
+        if not choices:
+            return measured
+        return int(numpy_generator(server.seed, "player", "prefix").choice(choices))
+
+    def announce(self, server: Server) -> Message:
+        """Tell how many layers are shared."""
+        return Message(numbers={"federated": server.memory["federated"][None]})
+
+    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
+        """Note how many layers are shared."""
+        return {"federated": announcement.numbers["federated"].expand(len(clients.ids))}
+
+    # What travels
+    # -------------------------------------------------------------------------------------------------------
+
+    def broadcast(self, server: Server, message: Message) -> Message:
+        """Send only the shared layers."""
+        return self._shared_only(message, server.layers, int(server.memory["federated"]))
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
+        """Send only the shared layers."""
+        return self._shared_only(message, clients.layers, int(clients.memory["federated"][0]))
+
+    def _shared_only(self, message: Message, layers: LayerMap, count: int) -> Message:
+        shared = set(self._names_up_to(layers, count))
+        return replace(message, tensors={name: tensor for name, tensor in message.tensors.items() if name in shared})
+
+    def _names_up_to(self, layers: LayerMap, count: int) -> Iterable[str]:
+        """Name all tensors from the input up to the layer with weights number ``count``, with what follows it before
+        the next."""
+        met = 0
+        for layer in layers.all:
+            met += layer in layers.weighted
+            if met <= count:
+                yield from layer.names
+
+    def _position(self, layers: LayerMap, name: str) -> int:
+        names = [layer.name for layer in layers.weighted]
+        if name not in names:
+            raise unknown_name("layer with weights called", name, names)
+        return names.index(name)
+
+    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+        """Tell the curve and the choice, once."""
+        if server.round != 1:
+            return {}
+        names = [layer.name for layer in server.layers.weighted]
+        federated = int(server.memory["federated"])
+        metrics = {"federated": {name: float(place < federated) for place, name in enumerate(names)}}
+        if "curve" in server.memory:
+            measured = [layer.name for layer in server.layers.weighted if layer.weight is not None]
+            metrics["federation_sensitivity"] = dict(zip(measured, server.memory["curve"].tolist(), strict=True))
+        return metrics

@@ -1,0 +1,30 @@
+"""Which layers a method works on, as its parameter ``layers`` says."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from fedstrata.errors import unknown_name
+from fedstrata.layers import Layer, LayerMap
+
+
+def choose_layers(layers: LayerMap, pattern: str) -> tuple[Layer, ...]:
+    """Choose layers with weights by role (``first``, ``middle``, ``last``), ``all``, or names with wildcards joined by
+    '|'.
+
+    The weights of norm layers are never chosen.
+    """
+    if pattern == "all":
+        return layers.weighted
+    if pattern in ("first", "middle", "last"):
+        return tuple(layer for layer in layers.weighted if layer.role == pattern)
+    patterns = pattern.split("|")
+    for one in patterns:
+        if not any(fnmatchcase(layer.name, one) for layer in layers.weighted):
+            raise unknown_name("layer with weights that matches", one, [layer.name for layer in layers.weighted])
+    return tuple(layer for layer in layers.weighted if any(fnmatchcase(layer.name, one) for one in patterns))
+
+
+def weights_of(layers: LayerMap, pattern: str) -> list[str]:
+    """Name the weight tensors of the chosen layers, without biases."""
+    return [layer.weight for layer in choose_layers(layers, pattern) if layer.weight is not None]

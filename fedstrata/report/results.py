@@ -1,0 +1,133 @@
+"""The results as tables: the headline, and every labelled number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedstrata.report import formats
+from fedstrata.report.labels import LABELS, label_of, meaning, short_name
+from fedstrata.report.markup import Markup, element, join
+from fedstrata.report.tables import Cell, Column, table
+from fedstrata.report.view import Section, View
+from fedstrata.statistics import Estimate, Row, estimate, highest, notes
+
+_Shown = tuple[Column, Callable[[Row], Cell | str]]
+
+
+def results(view: View) -> Section:
+    """The table that a reader looks for first, with the notes without which it could be misread."""
+    rows = view.rows
+    headlines = list(dict.fromkeys(row.headline for row in rows))
+    columns = _columns(view, headlines)
+    cells = [[write(row) for _, write in columns] for row in rows]
+    measured = [f"Accuracy: {short_name(headlines[0]).lower()}. {meaning(headlines[0])}"] if len(headlines) == 1 else []
+    body = (
+        table("Accuracy, traffic and time of each method", [column for column, _ in columns], cells),
+        element("ul", *(element("li", note) for note in [*measured, *notes(rows)]), class_="notes"),
+        _all_numbers(view),
+    )
+    return Section("results", "Results", join(body))
+
+
+def _columns(view: View, headlines: list[str]) -> list[_Shown]:
+    """The columns with what each shows of a row; columns that would say the same everywhere are left out."""
+    rows = view.rows
+    best = highest(rows)
+
+    def accuracy(name: str) -> Callable[[Row], Cell]:
+        def write(row: Row) -> Cell:
+            value: Estimate | None = getattr(row, name)
+            number = None if value is None else value.mean
+            return Cell(formats.percent(value), number, best=number is not None and number == best.get(name))
+
+        return write
+
+    group = "Accuracy, %"
+    columns: list[_Shown] = [
+        (Column("Method", numeric=False), lambda row: row.label),
+        (Column("Last round", "Accuracy in the last round, in percent", group=group), accuracy("last")),
+        (
+            Column("Last ten", "Mean accuracy of the last ten evaluations, in percent", group=group),
+            accuracy("last_ten"),
+        ),
+        (Column("Best round", "Accuracy in the best round, a choice made on test data", group=group), accuracy("best")),
+        (
+            Column("Worst 10 %", "Mean accuracy of the worst 10 % of clients, last round", group=group),
+            accuracy("worst"),
+        ),
+        (Column("Up", "Bytes from the clients to the server", group="Traffic"), lambda row: _size(row.bytes_up)),
+        (Column("Down", "Bytes from the server to the clients", group="Traffic"), lambda row: _size(row.bytes_down)),
+        (Column("Time", "Wall-clock time of a run"), lambda row: _time(row.seconds)),
+    ]
+    if len(rows) > 1:
+        group = f"Against {rows[0].label}"
+        columns[5:5] = [
+            (Column("Points", "Difference in the last round, in percentage points", group=group), _difference),
+            (Column("p", "Paired t-test over seeds, corrected after Holm", group=group), _p_value),
+        ]
+    if len(headlines) > 1:
+        hint = "Which model on which test set"
+        columns.insert(1, (Column("Measured", hint, numeric=False), lambda row: short_name(row.headline)))
+    if len({len(row.seeds) for row in rows}) > 1:
+        columns.append((Column("Seeds"), lambda row: Cell(str(len(row.seeds)), float(len(row.seeds)))))
+    return columns
+
+
+def _difference(row: Row) -> Cell:
+    if row.comparison is None:
+        return Cell("reference")
+    difference = row.comparison.difference
+    return Cell(formats.points(difference), None if difference is None else difference.mean)
+
+
+def _p_value(row: Row) -> Cell:
+    if row.comparison is None:
+        return Cell(formats.ABSENT)
+    return Cell(formats.p_value(row.comparison.adjusted), row.comparison.adjusted, hint=row.comparison.note)
+
+
+def _size(value: Estimate | None) -> Cell:
+    return Cell(formats.ABSENT) if value is None else Cell(formats.data_size(value.mean), value.mean)
+
+
+def _time(value: Estimate | None) -> Cell:
+    return Cell(formats.ABSENT) if value is None else Cell(formats.duration(value.mean), value.mean)
+
+
+def _all_numbers(view: View) -> Markup | None:
+    metrics = [
+        metric
+        for metric in dict.fromkeys(metric for run in view.runs for metric in run.summary["final"])
+        if label_of(metric) in LABELS or ".accuracy" in metric
+    ]
+    if not metrics:
+        return None
+    columns = [
+        Column("Method", numeric=False),
+        *(Column(_statistic(metric), group=_measure(metric)) for metric in metrics),
+    ]
+    cells = []
+    for group in view.groups:
+        line: list[Cell | str] = [group.label]
+        for metric in metrics:
+            values = [run.summary["final"].get(metric) for run in group.runs]
+            found = estimate(float(value) for value in values if value is not None)
+            in_percent = ".accuracy" in metric
+            text = formats.percent(found) if in_percent else formats.number(found)
+            line.append(Cell(text, None if found is None else found.mean))
+        cells.append(line)
+    return element(
+        "details",
+        element("summary", "Every labelled number of the last round"),
+        table("Last round, mean ± standard deviation over seeds; accuracies in percent", columns, cells),
+    )
+
+
+def _measure(metric: str) -> str:
+    kind = "accuracy" if ".accuracy" in metric else "loss"
+    return f"{short_name(label_of(metric))}: {kind}"
+
+
+def _statistic(metric: str) -> str:
+    words = {"mean": "mean", "std": "std over clients", "worst10": "worst 10 %"}
+    return words.get(metric.rsplit(".", 1)[-1], "value")

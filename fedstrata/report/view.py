@@ -1,0 +1,74 @@
+"""What every section of the report looks at, and what it hands back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedstrata.report import charts
+from fedstrata.report.charts import Drawing
+from fedstrata.report.markup import Markup
+from fedstrata.report.reading import Run
+from fedstrata.statistics import Group, Row, comparison_rows, group_runs
+
+
+@dataclass(frozen=True)
+class View:
+    """The runs of a report. ``methods`` are in the order of their colours, ``chosen`` those shown in colour first."""
+
+    title: str
+    groups: list[Group[Run]]
+    rows: list[Row]
+    methods: list[str]
+    chosen: list[str]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], title: str | None) -> View:
+        """Group the runs and decide on title and colours."""
+        groups, rows = group_runs(runs), comparison_rows(runs)
+        methods = [row.label for row in rows]
+        if len(methods) > charts.COLOURS:
+            methods = [row.label for row in sorted(rows, key=accuracy_or_nothing, reverse=True)]
+            # The reference keeps its colour, whatever its rank: everything is compared with it.
+            methods.remove(rows[0].label)
+            methods.insert(0, rows[0].label)
+        return cls(title or _default_title(groups), groups, rows, methods, methods[: charts.COLOURS])
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs that count, method by method."""
+        return [run for group in self.groups for run in group.runs]
+
+    def names(self) -> dict[Path, str]:
+        """Short names of the runs: their folders, as seen from the folder that holds them all."""
+        paths = {run.path: run.path.resolve() for group in self.groups for run in (*group.runs, *group.repeated)}
+        root = Path(os.path.commonpath([path.parent for path in paths.values()]))
+        return {path: place.relative_to(root).as_posix() for path, place in paths.items()}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with its charts, by the names of the figures that they are drawn into."""
+
+    anchor: str
+    title: str
+    body: Markup
+    charts: Mapping[str, Drawing] = field(default_factory=dict)
+
+
+def accuracy_or_nothing(row: Row) -> float:
+    """The accuracy that methods are ranked by; those without one come last."""
+    return -1.0 if row.last is None or not np.isfinite(row.last.mean) else row.last.mean
+
+
+def _default_title(groups: Sequence[Group[Run]]) -> str:
+    datasets = " and ".join(dict.fromkeys(str(run.data["dataset"]) for group in groups for run in group.runs))
+    methods = [group.label for group in groups]
+    if len(methods) > 4:
+        return f"{len(methods)} methods on {datasets}"
+    listed = methods[0] if len(methods) == 1 else f"{', '.join(methods[:-1])} and {methods[-1]}"
+    return f"{listed} on {datasets}"

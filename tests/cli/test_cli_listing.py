@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from cli_calls import Call
+
+from fedstrata.cli.listing import method_facts, read_shape
+from fedstrata.cli.words import readable
+from fedstrata.data import datasets, partitions
+from fedstrata.methods import Facts, Part, methods
+from fedstrata.models import models
+
+
+@pytest.mark.parametrize(("command", "registry"), [("methods", methods), ("models", models), ("datasets", datasets), ("partitions", partitions)])
+def test_lists_name_everything(call: Call, command: str, registry: object) -> None:
+    names = registry.names()  # type: ignore[attr-defined]
+    listed = call(command, "--json").json
+    assert [entry["name"] for entry in listed] == names
+    assert all({"summary", "parameters"} <= set(entry) for entry in listed)
+    text = call(command).out
+    for name in names:
+        assert name in text
+
+
+@pytest.mark.parametrize(("command", "registry"), [("methods", methods), ("models", models), ("datasets", datasets), ("partitions", partitions)])
+def test_every_single_one_can_be_shown(call: Call, command: str, registry: object) -> None:
+    for name in registry.names():  # type: ignore[attr-defined]
+        outcome = call(command, name)
+        assert outcome.code == 0
+        assert outcome.out.startswith(f"{name}\n")
+        assert "math:" not in outcome.out
+
+
+def test_one_method_in_detail(call: Call) -> None:
+    text = call("methods", "fedavgm").out
+    for expected in ("beta", "0.9", "The momentum.", "Hsu et al.", "arxiv.org/abs/1909.06335", "decides the server's step"):
+        assert expected in text
+
+
+def test_a_pattern_lists_what_matches(call: Call) -> None:
+    assert [entry["name"] for entry in call("methods", "fedavg*", "--json").json] == methods.names("fedavg*")
+    assert "fedprox" not in call("methods", "fedavg*").out.replace("fedbn+fedprox", "")
+
+
+def test_facts_follow_from_the_hooks() -> None:
+    fedbn = method_facts(methods.get("fedbn")())
+    assert (fedbn["personal_layers"], fedbn["client_state"], fedbn["server_state"], fedbn["on_network"]) == (True, True, False, True)
+    fedavgm = method_facts(methods.get("fedavgm")())
+    assert (fedavgm["personal_layers"], fedavgm["client_state"], fedavgm["server_state"]) == (False, False, True)
+    assert fedavgm["decides_alone"] == ["decides the server's step"]
+
+
+@dataclass(frozen=True)
+class AmongPeers(Part):
+    """Not registered: a method that cannot run on a network."""
+
+    facts: ClassVar[Facts] = Facts("peers", "nobody", not_on_network="clients see one another")
+
+
+def test_a_method_that_cannot_run_on_a_network_says_why() -> None:
+    facts = method_facts(AmongPeers())
+    assert (facts["on_network"], facts["not_on_network"]) == (False, "clients see one another")
+
+
+def test_layers_of_a_model(call: Call) -> None:
+    rows = call("layers", "--model", "resnet8", "--shape", "3,32,32", "--classes", "100", "--method", "fedbn", "--json").json
+    assert rows[0]["role"] == "first"
+    assert rows[-1]["role"] == "last"
+    assert {row["personal"] for row in rows if row["kind"] == "norm"} == {"all"}
+    assert {row["personal"] for row in rows if row["kind"] != "norm"} == {""}
+    text = call("layers", "--model", "mlp(hidden=8)").out
+    assert "610 parameters" in text  # 64 * 8 + 8 + 8 * 10 + 10
+
+
+def test_shapes() -> None:
+    assert read_shape("3x32x32") == read_shape("3, 32, 32") == (3, 32, 32)
+
+
+def test_docstrings_become_readable() -> None:
+    assert readable(r":math:`v \leftarrow \beta v + \Delta`, see :class:`Part`") == "v ← β v + Δ, see Part"
+    assert readable("two\nlines\n\n    kept\n    as is") == "two lines\n\n    kept\n    as is"

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from cli_calls import TINY, Call
+
+from fedstrata.cli.running import run_folders, unused_folder
+from fedstrata.cli.showing import next_command
+from fedstrata.experiment import Experiment
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    return tomllib.loads(path.read_text())
+
+
+def test_run_writes_a_folder_and_prints_a_summary(call: Call, tmp_path: Path) -> None:
+    outcome = call("run", *TINY, "--rounds", "2", "--method", "fedprox:0.1", "--out", "runs/a")
+    assert outcome.code == 0
+    for expected in ("fedprox:0.1 on digits", "4 clients", "2 rounds", "Own model after aggregation", "worst 10 %", "runs/a/report.html"):
+        assert expected in outcome.out.replace("fedprox(mu=0.1)", "fedprox:0.1")
+    assert "fedstrata compare 'fedavg, fedprox:0.1'" in outcome.out
+    assert "accuracy" in outcome.err
+    assert {"summary.json", "experiment.toml", "report.html", "metrics"} <= {path.name for path in (tmp_path / "runs/a").iterdir()}
+
+
+def test_json_is_the_only_thing_on_standard_output(shell: Call) -> None:
+    outcome = shell("run", *TINY, "--rounds", "1", "--method", "fedbn", "--json", "--no-report", "--out", "a")
+    summary = outcome.json
+    assert outcome.code == 0
+    assert {"method", "rounds", "final", "bytes_up", "bytes_down", "seconds", "out"} <= set(summary)
+    assert summary["method"] == "fedbn"
+    assert summary["rounds"] == 1
+    assert summary["out"] == "a"
+    assert summary["report"] is None
+    assert all(isinstance(value, int | float) for value in summary["final"].values())
+    assert "Warning: The model has no normalisation layers" in outcome.err
+
+
+def test_what_is_not_a_number_is_null_in_json(call: Call) -> None:
+    outcome = call("run", *TINY, "--rounds", "2", "--learning-rate", "1e30", "--json", "--no-report")
+    assert outcome.code == 0
+    assert outcome.json["final"]["train.loss"] is None
+    assert outcome.err.count("training has diverged") >= 1
+    assert len(set(re.findall("Warning: .*", outcome.err))) == len(re.findall("Warning: .*", outcome.err))
+
+
+def test_quiet_says_nothing(call: Call) -> None:
+    outcome = call("run", *TINY, "--rounds", "1", "--quiet", "--no-report", "--out", "a")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_options_change_what_the_file_and_set_say(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text("rounds = 5\nclients = 3\nepochs = 1\nmodel = 'mlp(hidden=8)'\nbatch_size = 16\n")
+    arguments = ("--set", "clients=4", "--set", "method=fedprox(mu=0.5)", "--set", "seed=7", "--rounds", "1", "--seed", "0", "--learning-rate", "0.01")
+    outcome = call("run", "experiment.toml", *arguments, "--out", "a", "--no-report", "--json")
+    assert outcome.code == 0
+    written = read_toml(tmp_path / "a" / "experiment.toml")
+    expected = {"rounds": 1, "clients": 4, "method": "fedprox(mu=0.5)", "batch_size": 16, "seed": 0}
+    assert {key: written[key] for key in expected} == expected
+    assert written["optimiser"] == "sgd(learning_rate=0.01, momentum=0.9)"
+
+
+def test_an_option_equal_to_the_default_still_counts(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text("batch_size = 16\nmodel = 'mlp(hidden=8)'\nclients = 2\nepochs = 1\ndeterministic = true\n")
+    call("run", "experiment.toml", "--batch-size", "32", "--rounds", "1", "--no-deterministic", "--out", "a", "--no-report")
+    written = read_toml(tmp_path / "a" / "experiment.toml")
+    assert (written["batch_size"], written["deterministic"]) == (32, False)
+
+
+def test_a_run_folder_is_the_input_for_the_same_run(call: Call) -> None:
+    first = call("run", *TINY, "--rounds", "1", "--out", "a", "--no-report", "--json").json
+    again = call("run", "a/experiment.toml", "--out", "b", "--no-report", "--json").json
+    assert first["final"] == again["final"]
+
+
+def test_a_finished_run_is_neither_overwritten_nor_resumed(call: Call, tmp_path: Path) -> None:
+    assert call("run", *TINY, "--rounds", "1", "--out", "a", "--no-report").code == 0
+    before = (tmp_path / "a" / "summary.json").read_bytes()
+    assert "already holds a finished run" in call("run", *TINY, "--rounds", "1", "--out", "a").sentence
+    assert "finished already" in call("resume", "a").sentence
+    assert (tmp_path / "a" / "summary.json").read_bytes() == before
+
+
+def test_the_default_folder_is_named_after_the_experiment_and_never_reused(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    experiment = Experiment(method="fedbn+fedprox(mu=0.01)", data="image_folder(path='a b/c')", seed=3)
+    first = unused_folder(experiment)
+    assert first == Path("runs/fedbn+fedprox-mu=0.01-image_folder-path=-a-b-c-seed3")
+    first.mkdir(parents=True)
+    assert unused_folder(experiment) == first.with_name(first.name + "-2")
+
+
+def test_compare_makes_a_table_and_does_not_repeat_what_is_done(call: Call, tmp_path: Path) -> None:
+    arguments = ("compare", "fedavg, local", *TINY, "--rounds", "2", "--out", "c")
+    first = call(*arguments, "--no-report", "--json")
+    assert first.code == 0
+    assert [row["method"] for row in first.json["methods"]] == ["fedavg", "local"]
+    assert first.json["runs"] == ["c/fedavg-seed0", "c/local-seed0"]
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("c/*/summary.json")}
+    second = call(*arguments, "--seeds", "2")
+    assert second.code == 0
+    assert "2 of 4 runs are finished already" in second.err
+    assert "±" in second.out
+    assert "paired t-test" in second.out
+    assert "c/report.html" in second.out
+    assert (tmp_path / "c/report.html").exists()
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_compare_refuses_to_mix_experiments(call: Call) -> None:
+    assert call("compare", "fedavg", *TINY, "--rounds", "1", "--out", "c", "--no-report").code == 0
+    sentence = call("compare", "fedavg, local", *TINY, "--rounds", "2", "--out", "c").sentence
+    assert "rounds is 1 there, not 2" in sentence
+
+
+def test_compare_finds_a_bad_method_before_anything_runs(call: Call, tmp_path: Path) -> None:
+    assert "Did you mean 'fedbn'?" in call("compare", "local, fedbm", *TINY, "--rounds", "1").sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_report_takes_runs_and_folders_of_runs(call: Call, tmp_path: Path) -> None:
+    call("compare", "fedavg, local", *TINY, "--rounds", "1", "--out", "c", "--no-report")
+    outcome = call("report", "c", "-o", "page.html", "--title", "All of them")
+    assert outcome.code == 0
+    assert "fedavg" in outcome.out
+    assert "All of them" in (tmp_path / "page.html").read_text()
+    assert run_folders([Path("c/local-seed0"), Path("c")]) == [Path("c/local-seed0"), Path("c/fedavg-seed0")]
+
+
+def test_the_next_command_has_the_settings_of_this_one() -> None:
+    experiment = Experiment(method="fedbn", clients=5, partition="dirichlet(alpha=0.3, samples=40)", deterministic=True)
+    assert next_command(experiment) == (
+        "fedstrata compare 'fedavg, fedbn' --seeds 3 --clients 5 --partition 'dirichlet(alpha=0.3, samples=40)' --deterministic"
+    )

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from cli_calls import ROOT, Call, environment
+
+import fedstrata
+from fedstrata.experiment import Experiment
+
+
+def test_without_a_command_it_tells_how_to_begin(call: Call) -> None:
+    outcome = call()
+    assert outcome.code == 0
+    assert "fedstrata run" in outcome.out
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("version",)])
+def test_version(call: Call, arguments: tuple[str, ...]) -> None:
+    outcome = call(*arguments)
+    assert (outcome.code, outcome.out) == (0, f"fedstrata {fedstrata.__version__}\n")
+
+
+def test_help_lists_every_key_of_the_experiment_with_its_default(call: Call) -> None:
+    outcome = call("run", "--help")
+    text = " ".join(outcome.out.split())
+    assert outcome.code == 0
+    for field in dataclasses.fields(Experiment):
+        assert f"--{field.name.replace('_', '-')} " in text
+        assert field.metadata["doc"] in text
+    assert "[default: dirichlet:0.1]" in text
+
+
+def test_the_package_and_its_help_start_without_torch() -> None:
+    code = "import sys, fedstrata.cli; fedstrata.cli.main(['run', '--help']); fedstrata.cli.main(['run', '--nonsense']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, capture_output=True, timeout=60)
+
+
+def test_it_runs_as_a_module_from_a_checkout() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedstrata", "--version"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"fedstrata {fedstrata.__version__}\n")
+
+
+def test_all_public_names_are_there() -> None:
+    for name in fedstrata.__all__:
+        assert getattr(fedstrata, name) is not None
+        assert name in dir(fedstrata)
+    with pytest.raises(AttributeError, match="nonsense"):
+        fedstrata.nonsense  # noqa: B018
+
+
+def test_methods_is_the_registry_even_after_its_package_is_imported() -> None:
+    code = (
+        "import fedstrata.methods.base, fedstrata; from fedstrata.methods import methods; "
+        "assert fedstrata.methods is methods and 'fedavg' in fedstrata.methods.names()"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstrata import compare
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+from fedstrata.methods import methods
+
+TINY = Experiment(model="mlp(hidden=8)", clients=3, epochs=1, rounds=4, engine="stacked", checkpoint_every=1)
+
+
+class Kill(BaseException):
+    pass
+
+
+def test_methods_are_read_checked_and_counted_once() -> None:
+    assert compare.read_methods("fedavg,fedprox( mu=0.5 ), fedavg,") == ["fedavg", "fedprox(mu=0.5)"]
+    assert compare.read_methods("all") == methods.names()
+    with pytest.raises(FedStrataError, match="Did you mean 'fedavg'"):
+        compare.read_methods("fedavg, fedavgg")
+
+
+def test_file_names_are_safe_for_shells() -> None:
+    assert compare.file_name("a(b='c d', e=1)") == "a-b=-c-d-e=1"
+    assert compare.file_name("../..") == "run"
+
+
+def test_runs_are_planned_seed_by_seed(tmp_path: Path) -> None:
+    planned = compare.plan(Experiment(seed=5), ["fedavg", "fedbn"], 2, tmp_path)
+    assert [run.name for run in planned] == ["fedavg, seed 5", "fedbn, seed 5", "fedavg, seed 6", "fedbn, seed 6"]
+    assert {run.state for run in planned} == {"new"}
+    assert planned[3].path == tmp_path / "fedbn-seed6"
+
+
+def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
+    def kill_in_the_second_run(update: object) -> None:
+        if (update.method, update.round) == ("local", 3):  # type: ignore[attr-defined]
+            raise Kill
+
+    texts = ["fedavg", "local", "fedbn"]
+    with pytest.raises(Kill), pytest.warns(UserWarning, match="no normalisation"):
+        compare.perform(compare.plan(TINY, texts, 1, tmp_path), lambda run: None, kill_in_the_second_run)
+    planned = compare.plan(TINY, texts, 1, tmp_path)
+    assert [run.state for run in planned] == ["finished", "unfinished", "new"]
+    assert [run.rounds_left for run in planned] == [0, 2, 4]
+    begun = []
+    rounds = []
+    with pytest.warns(UserWarning, match="no normalisation"):
+        compare.perform(planned, lambda run: begun.append(run.name), lambda update: rounds.append((update.method, update.round)))
+    assert begun == ["local, seed 0", "fedbn, seed 0"]
+    assert rounds[:3] == [("local", 3), ("local", 4), ("fedbn", 1)]
+    assert {run.state for run in compare.plan(TINY, texts, 1, tmp_path)} == {"finished"}
+
+
+def test_the_number_of_clients_is_found_again_when_it_was_left_open(tmp_path: Path) -> None:
+    experiment = TINY.with_changes({"clients": None, "rounds": 1, "partition": "iid"})
+    compare.perform(compare.plan(experiment, ["fedavg"], 1, tmp_path), lambda run: None, lambda update: None)
+    assert [run.state for run in compare.plan(experiment, ["fedavg"], 1, tmp_path)] == ["finished"]
+    with pytest.raises(FedStrataError, match="clients is 20 there, not 5"):
+        compare.plan(experiment.with_changes({"clients": 5}), ["fedavg"], 1, tmp_path)
+
+
+def test_what_decides_no_number_does_not_make_another_experiment(tmp_path: Path) -> None:
+    compare.perform(compare.plan(TINY, ["fedavg"], 1, tmp_path), lambda run: None, lambda update: None)
+    changed = TINY.with_changes({"checkpoint_every": 2, "data_root": "elsewhere"})
+    assert compare.plan(changed, ["fedavg"], 1, tmp_path)[0].state == "finished"

@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up_runs import MakeRun
+
+from fedstrata.errors import FedStrataError
+from fedstrata.report import read_run, skew_chart, write_chart
+from fedstrata.report.charts import DARK, LIGHT, Theme
+from fedstrata.report.document import compact
+from fedstrata.report.sections import clients, costs, curves, data, layers
+from fedstrata.report.view import View
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+
+COUNTS = np.array([[5, 0, 1], [0, 7, 2]])
+NAMES = ("cat", "dog", "eel")
+
+
+@pytest.mark.parametrize("build", [curves, clients, data, costs, layers])
+def test_charts_are_valid_vega_lite_and_hold_finite_data(build: object, make_run: MakeRun) -> None:
+    runs = [read_run(make_run(method, method=method, layers=True)) for method in ("fedavg", "fedbn")]
+    section = build(View.of(runs, None), True)  # type: ignore[operator]
+    assert section.charts
+    for drawing in section.charts.values():
+        drawing.chart.to_dict()
+        assert json.dumps(drawing.specification(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "beginning"), [(".png", b"\x89PNG"), (".svg", b"<svg"), (".pdf", b"%PDF"), (".html", b"<!doctype html>")]
+)
+def test_the_label_skew_can_be_written_in_every_format(tmp_path: Path, suffix: str, beginning: bytes) -> None:
+    path = write_chart(skew_chart(COUNTS, NAMES), tmp_path / "new" / f"skew{suffix}", "Label skew")
+    assert path.read_bytes().startswith(beginning)
+
+
+def test_bubbles_for_few_clients_and_a_heat_map_for_many() -> None:
+    assert skew_chart(COUNTS, NAMES).to_dict()["mark"]["type"] == "circle"
+    many = np.ones((100, 3), dtype=int)
+    assert skew_chart(many, NAMES).to_dict()["mark"]["type"] == "rect"
+
+
+def test_a_wrong_ending_and_wrong_counts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedStrataError, match=r"must end in one of \.html, \.png, \.svg, \.pdf"):
+        write_chart(skew_chart(COUNTS, NAMES), tmp_path / "skew.jpeg")
+    with pytest.raises(FedStrataError, match=r"shape \[2, 3\] do not fit 2 class names"):
+        skew_chart(COUNTS, NAMES[:2])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compact_turns_rows_into_columns_with_each_text_once() -> None:
+    rows = [{"a": 1.5, "b": "x"}, {"a": None, "b": "y"}, {"a": 2, "b": "x"}]
+    assert compact({"mark": "bar", "datasets": {"rows": rows}}) == {
+        "mark": "bar",
+        "datasets": {"rows": {"a": [1.5, None, 2], "b": {"texts": ["x", "y"], "codes": [0, 1, 0]}}},
+    }
+
+
+@pytest.mark.parametrize(("theme", "background"), [(LIGHT, "#ffffff"), (DARK, "#1b2026")])
+def test_colours_can_be_seen_and_texts_read(theme: Theme, background: str) -> None:
+    # The thresholds of WCAG 2.1: 3 for graphics, 4.5 for text.
+    assert all(_contrast(colour, background) >= 3 for colour in theme.methods)
+    assert all(_contrast(colour, background) >= 4.5 for colour in (theme.text, theme.faint))
+
+
+def _contrast(first: str, second: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)

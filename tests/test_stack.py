@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedstrata.stack import (
+    align,
+    clone,
+    concatenate,
+    per_client,
+    put_,
+    repeat,
+    squared_norm,
+    subtract,
+    take,
+    take_first,
+    weighted_mean,
+)
+
+
+@pytest.fixture
+def stack():
+    return {"weight": torch.arange(12.0).reshape(3, 2, 2), "scale": torch.tensor([1.0, 2.0, 3.0])}
+
+
+def test_take_and_put_are_inverse(stack):
+    rows = torch.tensor([2, 0])
+    taken = take(stack, rows)
+    assert taken["weight"].tolist() == [[[8, 9], [10, 11]], [[0, 1], [2, 3]]]
+    assert taken["scale"].tolist() == [3, 1]
+    put_(stack, rows, {"weight": -taken["weight"], "scale": taken["scale"] + 10})
+    assert stack["weight"].tolist() == [[[0, -1], [-2, -3]], [[4, 5], [6, 7]], [[-8, -9], [-10, -11]]]
+    assert stack["scale"].tolist() == [11, 2, 13]
+
+
+def test_take_everybody_copies_nothing(stack):
+    taken = take(stack, None)
+    assert taken["weight"] is stack["weight"]
+    new = torch.zeros(3)
+    put_(stack, None, {"scale": new})
+    assert stack["scale"] is new
+    assert "weight" in stack
+
+
+def test_put_leaves_autograd_behind(stack):
+    put_(stack, torch.tensor([1]), {"scale": torch.tensor([5.0], requires_grad=True)})
+    assert stack["scale"].tolist() == [1, 5, 3]
+    assert not stack["scale"].requires_grad
+
+
+def test_repeat_clone_and_first(stack):
+    model = take_first(stack)
+    assert model["scale"].tolist() == 1
+    many = repeat(model, 4)
+    assert many["weight"].shape == (4, 2, 2)
+    own = clone(many)
+    own["weight"][0] += 1
+    assert torch.equal(many["weight"][1], model["weight"])
+    assert torch.equal(own["weight"][1], model["weight"])
+    transposed = clone({"weight": torch.zeros(2, 3, requires_grad=True).T})["weight"]
+    assert transposed.is_contiguous()
+    assert not transposed.requires_grad
+
+
+def test_concatenate_and_subtract(stack):
+    both = concatenate([take(stack, torch.tensor([0])), take(stack, torch.tensor([1, 2]))])
+    assert all(torch.equal(both[name], stack[name]) for name in stack)
+    assert concatenate([]) == {}
+    less = subtract({"scale": stack["scale"]}, {**stack, "scale": torch.ones(3)})
+    assert list(less) == ["scale"]
+    assert less["scale"].tolist() == [0, 1, 2]
+
+
+def test_squared_norm_over_tensors_of_any_rank(stack):
+    # 0 + 1 + 4 + 9 + 1, 16 + 25 + 36 + 49 + 4, 64 + 81 + 100 + 121 + 9
+    assert squared_norm(stack).tolist() == [15, 130, 375]
+    assert squared_norm({"empty": torch.zeros(2, 0), "one": torch.tensor([[3.0], [4.0]])}).tolist() == [9, 16]
+
+
+def test_per_client_flattens_all_but_the_clients():
+    assert per_client(torch.zeros(3, 4, 5)).shape == (3, 20)
+    assert per_client(torch.zeros(3)).shape == (3, 1)
+    assert per_client(torch.zeros(3, 0, 2)).shape == (3, 0)
+
+
+def test_align():
+    tensor = torch.ones(2, 3, 4)
+    assert (align(torch.tensor([1.0, 2.0]), tensor) * tensor)[:, 0, 0].tolist() == [1, 2]
+
+
+def test_weighted_mean():
+    tensor = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 8.0]])
+    shares = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    mean = weighted_mean(tensor, shares)
+    assert mean.tolist() == [2.5, 4.0]
+    assert mean.dtype == torch.float32
+
+
+def test_weighted_mean_under_masks_is_over_those_who_hold_the_entry():
+    tensor = torch.tensor([[1.0, 2.0, 0.0, 7.0], [3.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False, True], [True, False, False, False]])
+    shares = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    # Both: (0.25 + 2.25) / 1; the first alone: its own value; nobody: what the server has.
+    assert weighted_mean(tensor, shares, mask, torch.tensor([9.0, 9.0, 9.0, 9.0])).tolist() == [2.5, 2.0, 9.0, 7.0]
+    assert weighted_mean(tensor, shares, mask).tolist() == [2.5, 2.0, 0.0, 7.0]
+
+
+def test_weighted_mean_with_a_mask_that_broadcasts():
+    tensor = torch.arange(8.0).reshape(2, 2, 2)
+    rows = torch.tensor([[[True], [False]], [[True], [True]]])
+    shares = torch.tensor([0.5, 0.5])
+    assert weighted_mean(tensor, shares, rows, torch.full((2, 2), -1.0)).tolist() == [[2, 3], [6, 7]]
+    common = torch.tensor([[[True], [False]]])
+    assert weighted_mean(tensor, shares, common, torch.full((2, 2), -1.0)).tolist() == [[2, 3], [-1, -1]]
+
+
+def test_a_holder_without_a_share_counts_as_nobody():
+    tensor, mask = torch.tensor([[5.0], [0.0]]), torch.tensor([[True], [False]])
+    assert weighted_mean(tensor, torch.tensor([0.0, 1.0]), mask, torch.tensor([3.0])).tolist() == [3.0]
+
+
+def test_weighted_mean_of_counters_is_rounded():
+    counters = torch.tensor([10, 11, 13])
+    mean = weighted_mean(counters, torch.tensor([0.25, 0.25, 0.5]))
+    assert mean.tolist() == 12  # 11.75
+    assert mean.dtype == torch.int64
+    large = torch.tensor([[2**40 + 1], [2**40 + 3]])
+    assert weighted_mean(large, torch.tensor([0.5, 0.5])).tolist() == [2**40 + 2]
+    held = torch.tensor([[True], [False]])
+    assert weighted_mean(large, torch.tensor([0.5, 0.5]), held, torch.tensor([7])).tolist() == [2**40 + 1]
+
+
+def test_weighted_mean_keeps_the_gradient():
+    tensor = torch.tensor([[1.0], [2.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(weighted_mean(tensor, torch.tensor([0.25, 0.75])).sum(), tensor)
+    assert gradient.tolist() == [[0.25], [0.75]]
