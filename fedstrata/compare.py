@@ -56,7 +56,7 @@ class PlannedRun:
 
 
 def read_methods(text: str) -> list[str]:
-    """Read a list such as ``fedavg, fedprox(mu=0.01)``, or ``all``; an unknown name is refused. Each method counts once.
+    """Read a list such as ``fedavg, fedprox(mu=0.01)``, or ``all``. Each method counts once; unknown ones are refused.
 
     >>> read_methods("fedavg, fedbn+fedprox:0.1, fedavg")
     ['fedavg', 'fedbn+fedprox(mu=0.1)']
@@ -69,7 +69,7 @@ def read_methods(text: str) -> list[str]:
 
 
 def plan(experiment: Experiment, texts: Sequence[str], seeds: int, out: Path) -> list[PlannedRun]:
-    """List the runs, seed by seed, each in its own folder below ``out``; a folder that holds anything else is refused."""
+    """List the runs, seed by seed, each in its own folder in ``out``; a folder that holds anything else is refused."""
     if seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
     if experiment.clients is None and any(out.glob("*/experiment.toml")):
@@ -110,6 +110,6 @@ def _refuse_other_experiment(folder: RunFolder, experiment: Experiment) -> None:
     for key in {**asked, **there}:
         if key not in NOT_DECISIVE and there.get(key) != asked.get(key):
             raise FedStrataError(
-                f"'{folder.path}' holds a run of another experiment ({key} is {there.get(key, 'none')} there, not {asked.get(key, 'none')}); "
-                "choose another --out, or delete that folder."
+                f"'{folder.path}' holds a run of another experiment ({key} is {there.get(key, 'none')} there, "
+                f"not {asked.get(key, 'none')}); choose another --out, or delete that folder."
             )

@@ -1,4 +1,4 @@
-"""How far a run, or a comparison of many runs, has come: a live display in a terminal, now and then a line elsewhere."""
+"""How far one or more runs have come: a live display in a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ class Progress(ABC):
             self.done += 1
             self.show_end(update)
 
+    @abstractmethod
     def show_beginning(self) -> None:
         """Show that a run is being prepared."""
 
@@ -88,12 +89,17 @@ class Progress(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return None
 
 
 class Silence(Progress):
     """Shows nothing."""
+
+    def show_beginning(self) -> None:
+        """Show nothing."""
 
     def show_round(self, update: Update) -> None:
         """Show nothing."""
@@ -110,6 +116,9 @@ class Lines(Progress):
         self._console = console
         self._clock = clock
         self._last_line = clock()
+
+    def show_beginning(self) -> None:
+        """Write nothing yet."""
 
     def show_round(self, update: Update) -> None:
         """Write a line if the last one is long ago."""
@@ -130,7 +139,12 @@ class Live(Progress):
 
     def __init__(self, runs: int, rounds: int, console: Console) -> None:
         super().__init__(runs, rounds)
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24), TextColumn("{task.fields[state]}", markup=False))
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(24),
+            TextColumn("{task.fields[state]}", markup=False),
+        )
         self._bars = Bars(*columns, console=console, transient=True, refresh_per_second=5)
         self._run = self._bars.add_task("", total=None, state="preparing")
         self._all = self._bars.add_task(f"run 1 of {runs}", total=rounds, state="", visible=runs > 1)
@@ -157,12 +171,14 @@ class Live(Progress):
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bars.stop()
 
 
 def show_progress(console: Console, runs: int, rounds: int, quiet: bool = False) -> Progress:
-    """Choose the display: live in a terminal, lines elsewhere, nothing if asked. ``rounds`` are those of all runs together."""
+    """Choose the display: live in a terminal, lines elsewhere, or nothing. ``rounds`` are those of all runs."""
     if quiet:
         return Silence(runs, rounds)
     return Live(runs, rounds, console) if console.is_terminal else Lines(runs, rounds, console)

@@ -173,7 +173,7 @@ class Simulation:
                     self.save(folder)
                 if stop and self.round < self.experiment.rounds:
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
-        summary = self.summary(folder)
+        summary = self.summary()
         if folder is not None:
             folder.finish(self.engine.server.model, self.metrics, self.timings, summary)
         return summary
@@ -277,7 +277,7 @@ class Simulation:
         }
         self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
 
-    def summary(self, folder: RunFolder | None) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name."""
         headline = "client_adapted" if self.method.adaptation() is not None else "client_after"
         rounds, accuracy = self.metrics.series("client_after.accuracy.mean")
@@ -298,7 +298,6 @@ class Simulation:
             "seconds": sum(self.timings.totals().values()),
             "parameters": sum(self.setting.initial[name].numel() for name in self.setting.layers.parameter_names),
             "engine": self.plan.engine,
-            "out": None if folder is None else str(folder.path),
         }
 
     def environment(self) -> dict[str, Any]:

@@ -270,7 +270,10 @@ def _read_value(text: str) -> Value:
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:  # a class of the user's, made where its annotations cannot be resolved: its values go unchecked
+        return {field.name: Any for field in dataclasses.fields(cls)}
 
 
 def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:

@@ -233,14 +233,22 @@ ACCURACIES = ("last", "last_ten", "best", "worst")
 
 def highest(rows: Sequence[Row]) -> dict[str, float]:
     """Find the highest mean of each column of accuracies, where a table of several methods wants to point at it."""
-    means = {name: [value.mean for row in rows if (value := getattr(row, name)) is not None] for name in ACCURACIES}
-    return {name: max(values) for name, values in means.items() if values and len(rows) > 1}
+    found = {name: [value.mean for row in rows if (value := getattr(row, name)) is not None] for name in ACCURACIES}
+    finite = {name: [mean for mean in means if math.isfinite(mean)] for name, means in found.items()}
+    return {name: max(means) for name, means in finite.items() if means and len(rows) > 1}
 
 
 def headline_key(headline: str, values: Mapping[str, Any]) -> str:
     """The metric that stands for a run: the mean over clients where the label is about clients."""
     over_clients = f"{headline}.accuracy.mean"
     return over_clients if over_clients in values else f"{headline}.accuracy"
+
+
+def metric_value(values: Mapping[str, Any], key: str) -> float | None:
+    """Read a number of a summary: none where it is absent, NaN where the JSON has null, which is how NaN is saved."""
+    if key not in values:
+        return None
+    return math.nan if values[key] is None else float(values[key])
 
 
 NOT_DISTINGUISHING = frozenset({"seed", "data_root", "checkpoint_every"})
@@ -278,8 +286,7 @@ def _varies(key: str, experiments: Sequence[Mapping[str, Any]]) -> bool:
 
 def _headline(run: ComparableRun) -> float | None:
     final = run.summary.get("final", {})
-    value = final.get(headline_key(run.summary["headline"], final))
-    return None if value is None else float(value)
+    return metric_value(final, headline_key(run.summary["headline"], final))
 
 
 def _compare(group: Group[R], against: Group[R]) -> Comparison:
@@ -301,8 +308,8 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         for summary in summaries:
             values = summary.get(section) or {}
             key = headline_key(headline, values)
-            found.append(values.get(f"{key.removesuffix('.mean')}{suffix}" if suffix else key))
-        return estimate(float(value) for value in found if value is not None)
+            found.append(metric_value(values, f"{key.removesuffix('.mean')}{suffix}" if suffix else key))
+        return estimate(value for value in found if value is not None)
 
     def total(name: str) -> Estimate | None:
         return estimate(float(summary[name]) for summary in summaries if summary.get(name) is not None)

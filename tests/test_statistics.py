@@ -12,6 +12,7 @@ from fedstrata.statistics import (
     comparison_rows,
     estimate,
     group_runs,
+    highest,
     holm,
     notes,
     paired_comparison,
@@ -174,6 +175,18 @@ def test_a_global_headline_has_no_worst_clients() -> None:
     (row,) = comparison_rows([one])
     assert row.last == Estimate(0.8, None, 1)
     assert row.worst is row.last_ten is row.bytes_up is None
+
+
+def test_a_diverged_seed_is_not_dropped_from_the_mean() -> None:
+    diverged = run("fedbn", 1, 0.5)
+    diverged.summary["final"]["client_after.accuracy.mean"] = None
+    rows = comparison_rows([run("fedavg", 0, 0.5), run("fedavg", 1, 0.5), run("fedbn", 0, 0.9), diverged])
+    assert rows[1].last is not None
+    assert math.isnan(rows[1].last.mean)
+    assert rows[1].comparison is not None
+    assert "not a finite number" in rows[1].comparison.note
+    assert highest(rows)["last"] == 0.5
+    assert highest(rows[:1]) == {}
 
 
 def test_notes_say_how_many_seeds_and_which_test() -> None:

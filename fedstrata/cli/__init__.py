@@ -1,4 +1,4 @@
-"""The command line. Commands import what needs PyTorch when they run, so that help and mistakes are answered at once."""
+"""The command line. What needs PyTorch is imported when a command runs, so that help comes at once."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        return app(args=None if arguments is None else list(arguments), prog_name="fedstrata", standalone_mode=False) or 0
+        return (
+            app(args=None if arguments is None else list(arguments), prog_name="fedstrata", standalone_mode=False) or 0
+        )
     except Exception as error:
-        # Typer's errors about options have no public base class in all its versions, but all know how to word themselves.
+        # In some versions of Typer its errors have no public base class, but all know how to word themselves.
         if not hasattr(error, "format_message"):
             raise
         command = getattr(getattr(error, "ctx", None), "command_path", "fedstrata")
@@ -60,7 +62,9 @@ def _print_version(asked: bool) -> None:
 @app.callback(invoke_without_command=True)
 def _welcome(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         print_plain(WELCOME)

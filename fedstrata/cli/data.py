@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 def partition(
     changes: dict[str, Any],
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw who has which classes, as .html, .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw who has which classes, as .html, .png, .svg or .pdf.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show who gets which data; nothing is trained."""
@@ -54,7 +56,9 @@ def partition(
 
 def download(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The dataset.")],
-    data_root: Annotated[Path | None, typer.Option(help="Where to put it; by default the cache directory, where it is found again.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Where to put it; by default the cache directory, where it is found again.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Fetch a dataset from the Hugging Face hub.
@@ -92,7 +96,7 @@ def histogram(counts: np.ndarray, columns: int) -> str:
     """Draw counts as one character each, as high as their share of the largest; neighbours share a column if need be.
 
     >>> histogram(np.array([0, 1, 4, 8]), columns=10)
-    ' ▂▅█'
+    ' ▁▄█'
     """
     sums = np.array([part.sum() for part in np.array_split(counts, min(columns, len(counts)))])
     heights = np.ceil((len(BARS) - 1) * sums / max(sums.max(), 1)).astype(int)
@@ -112,7 +116,8 @@ def _print_split(experiment: Experiment, dataset: Dataset, split: Split) -> None
     results.print(table)
     if split.clients > SHOWN_CLIENTS:
         results.print(f"and {split.clients - SHOWN_CLIENTS:,} more; --json lists them all")
-    results.print(f"\n{split.clients} clients with {_range(split.sizes)} training samples and {_range(present)} of {dataset.classes} classes each")
+    sizes, classes = _range(split.sizes), f"{_range(present)} of {dataset.classes} classes each"
+    results.print(f"\n{split.clients} clients with {sizes} training samples and {classes}")
     results.print(f"hash {split.hash}")
 
 

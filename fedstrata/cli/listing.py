@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from fedstrata.methods import Part
     from fedstrata.spec import Registry
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, to see its parameters; or a pattern such as 'fed*'.")]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="One of them, to see its parameters; or a pattern such as 'fed*'."),
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     for function in (methods, models, datasets, partitions):
         add_command(app, function)
-    add_command(app, layers, examples=("fedstrata layers --model resnet8 --shape 3,32,32 --classes 100 --method fedbn",))
+    add_command(
+        app, layers, examples=("fedstrata layers --model resnet8 --shape 3,32,32 --classes 100 --method fedbn",)
+    )
 
 
 def methods(name: Name = None, json: Json = False) -> None:
@@ -57,11 +62,17 @@ def partitions(name: Name = None, json: Json = False) -> None:
 
 def layers(
     model: Annotated[str, typer.Option(metavar="TEXT", help="The model.")] = "cnn",
-    data: Annotated[str, typer.Option(metavar="TEXT", help="The dataset whose shape and classes the model is built for.")] = "digits",
+    data: Annotated[
+        str, typer.Option(metavar="TEXT", help="The dataset whose shape and classes the model is built for.")
+    ] = "digits",
     data_root: Annotated[str | None, typer.Option(metavar="TEXT", help="Where the dataset's files lie.")] = None,
-    shape: Annotated[str | None, typer.Option(metavar="C,H,W", help="The shape of one input, instead of a dataset.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="C,H,W", help="The shape of one input, instead of a dataset.")
+    ] = None,
     classes: Annotated[int, typer.Option(min=1, help="The number of classes, with --shape.")] = 10,
-    method: Annotated[str | None, typer.Option(metavar="TEXT", help="Mark what this method keeps at the clients.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Mark what this method keeps at the clients.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show the layers of a model as methods see them."""
@@ -86,13 +97,18 @@ def layers(
         print_json(rows)
         return
     shown = [column for column in rows[0] if column != "tensors"]
-    table = new_table(*(f"stays with {method}" if column == "personal" else column for column in shown), right=("parameters",))
+    table = new_table(
+        *(f"stays with {method}" if column == "personal" else column for column in shown), right=("parameters",)
+    )
     for row in rows:
         table.add_row(*(Text(f"{row[column]:,}" if isinstance(row[column], int) else row[column]) for column in shown))
     results.print(table)
     total = sum(layer.size for layer in found.all)
     results.print()
-    results.print(Text(f"{model} for inputs {'x'.join(map(str, input_shape))} and {count} classes: {total:,} parameters."), soft_wrap=True)
+    results.print(
+        Text(f"{model} for inputs {'x'.join(map(str, input_shape))} and {count} classes: {total:,} parameters."),
+        soft_wrap=True,
+    )
 
 
 def read_shape(text: str) -> tuple[int, ...]:
@@ -166,7 +182,11 @@ def _print_list(described: list[dict[str, Any]], kind: str) -> None:
         if family is not None:
             table.add_row(Text(family, style="dim italic"), "")
         for entry in members:
-            table.add_row(Text(entry["name"], style="bold"), Text(readable(entry["summary"])), end_section=entry is members[-1] and len(families) > 1)
+            table.add_row(
+                Text(entry["name"], style="bold"),
+                Text(readable(entry["summary"])),
+                end_section=entry is members[-1] and len(families) > 1,
+            )
     results.print(table)
     hint = f"\n'fedstrata {kind}s NAME' tells the parameters of one."
     if kind == "method":
@@ -192,7 +212,9 @@ def _print_details(entry: dict[str, Any]) -> None:
 
 def example(entry: dict[str, Any]) -> str:
     """Show how a component is written, with its first parameters that have a value."""
-    given = [f"{one['name']}={_default(one['default'])}" for one in entry["parameters"] if one["default"] is not None][:2]
+    given = [f"{one['name']}={_default(one['default'])}" for one in entry["parameters"] if one["default"] is not None][
+        :2
+    ]
     return f"{entry['name']}({', '.join(given)})" if given else str(entry["name"])
 
 
@@ -216,7 +238,9 @@ def _facts(entry: dict[str, Any]) -> dict[str, str]:
 
 def _meaning(described: dict[str, Any]) -> str:
     choices = [*map(str, described["choices"] or ()), *(["none"] if "none" in described["type"] else [])]
-    return f"{described['meaning']} One of: {', '.join(choices)}." if described["choices"] else str(described["meaning"])
+    return (
+        f"{described['meaning']} One of: {', '.join(choices)}." if described["choices"] else str(described["meaning"])
+    )
 
 
 def _default(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Options that several commands share: those of the experiment are made from its fields, so that nothing is listed twice."""
+"""Options that commands share; those of the experiment are made from its fields, so that nothing is listed twice."""
 
 from __future__ import annotations
 
@@ -18,24 +18,38 @@ from fedstrata.experiment import Experiment
 
 EXPERIMENT_KEYS = tuple(field.name for field in dataclasses.fields(Experiment))
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.html.")]
 ExperimentFile = Annotated[
-    Path | None, typer.Argument(metavar="EXPERIMENT.TOML", help="A file with the keys of an experiment; options change what it says.")
+    Path | None,
+    typer.Argument(
+        metavar="EXPERIMENT.TOML", help="A file with the keys of an experiment; options change what it says."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment, such as method='fedprox(mu=0.01)'; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the experiment, such as method='fedprox(mu=0.01)'; may be repeated.",
+    ),
 ]
-LearningRate = Annotated[str | None, typer.Option(metavar="X", help="Change the learning rate of the optimiser, and nothing else of it.")]
+LearningRate = Annotated[
+    str | None, typer.Option(metavar="X", help="Change the learning rate of the optimiser, and nothing else of it.")
+]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def add_command(app: typer.Typer, function: Callable[..., None], keys: Sequence[str] = (), examples: Sequence[str] = ()) -> None:
+def add_command(
+    app: typer.Typer, function: Callable[..., None], keys: Sequence[str] = (), examples: Sequence[str] = ()
+) -> None:
     """Make a function a command that turns errors into sentences.
 
-    For the experiment's ``keys`` it gets options; the function receives those that the user gave as the dictionary ``changes``.
+    For the experiment's ``keys`` it gets options; the function receives what the user gave of them as the dictionary
+    ``changes``.
     """
     parameters = [
         *(_option(field) for field in dataclasses.fields(Experiment) if field.name in keys),
@@ -76,7 +90,9 @@ def with_learning_rate(experiment: Experiment, text: str) -> Experiment:
     from fedstrata.optimisers import optimisers
 
     rate: Any = _as_number(float, text)
-    return experiment.with_changes({"optimiser": str(dataclasses.replace(optimisers.make(experiment.optimiser), learning_rate=rate))})
+    return experiment.with_changes(
+        {"optimiser": str(dataclasses.replace(optimisers.make(experiment.optimiser), learning_rate=rate))}
+    )
 
 
 def read_setting(text: str) -> tuple[str, Any]:
@@ -93,7 +109,7 @@ def read_setting(text: str) -> tuple[str, Any]:
 
 
 def read_value(key: str, value: Any) -> Any:
-    """Turn the text of a value into what a key of the experiment takes; what does not fit, the experiment will refuse."""
+    """Turn the text of a value into what a key of the experiment takes; the experiment refuses what does not fit."""
     kinds = _kinds(key) if key in EXPERIMENT_KEYS else ()
     if not isinstance(value, str):
         return value
@@ -129,7 +145,11 @@ def _option(field: dataclasses.Field[Any]) -> inspect.Parameter:
     kinds = _kinds(field.name)
     text = field.metadata["doc"]
     if bool in kinds:
-        return _keyword(field.name, Annotated[bool, typer.Option(f"{flag}/--no-{flag.removeprefix('--')}", help=text)], field.default)
+        return _keyword(
+            field.name,
+            Annotated[bool, typer.Option(f"{flag}/--no-{flag.removeprefix('--')}", help=text)],
+            field.default,
+        )
     choices = field.metadata.get("choices")
     metavar = "|".join(choices) if choices else "N" if int in kinds else "X" if float in kinds else "TEXT"
     default = None if field.default is None else str(field.default)

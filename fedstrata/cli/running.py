@@ -56,7 +56,10 @@ def register(app: typer.Typer) -> None:
 def run(
     changes: dict[str, Any],
     experiment_file: ExperimentFile = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the run; by default one in runs/, named after method, data and seed.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the run; by default one in runs/, named after method, data and seed."),
+    ] = None,
     learning_rate: LearningRate = None,
     settings: Settings = None,
     no_report: NoReport = False,
@@ -73,7 +76,10 @@ def run(
     from fedstrata.progress import show_progress
 
     folder = out or unused_folder(experiment)
-    with stoppable(f"fedstrata resume {shlex.quote(str(folder))}", folder), show_progress(messages, 1, experiment.rounds, quiet) as progress:
+    with (
+        stoppable(f"fedstrata resume {shlex.quote(str(folder))}", folder),
+        show_progress(messages, 1, experiment.rounds, quiet) as progress,
+    ):
         progress.begin(f"{experiment.method}, seed {experiment.seed}")
         api.run(experiment, out=folder, listener=progress.note)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
@@ -96,7 +102,10 @@ def resume(
     from fedstrata.runs import RunFolder
 
     planned = PlannedRun.find(RunFolder.open(folder).experiment, folder)
-    with stoppable(f"fedstrata resume {shlex.quote(str(folder))}", folder), show_progress(messages, 1, planned.rounds_left, quiet) as progress:
+    with (
+        stoppable(f"fedstrata resume {shlex.quote(str(folder))}", folder),
+        show_progress(messages, 1, planned.rounds_left, quiet) as progress,
+    ):
         progress.begin(planned.name)
         api.resume(folder, listener=progress.note)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
@@ -107,7 +116,9 @@ def compare(
     methods: Annotated[str, typer.Argument(help="The methods, such as 'fedavg, fedbn, fedprox(mu=0.01)', or 'all'.")],
     experiment_file: ExperimentFile = None,
     seeds: Annotated[int, typer.Option(help="How many seeds to run each method with, from --seed on.")] = 1,
-    out: Annotated[Path, typer.Option(help="The folder of the runs; what is finished there already is not done again.")] = Path("runs/compare"),
+    out: Annotated[
+        Path, typer.Option(help="The folder of the runs; what is finished there already is not done again.")
+    ] = Path("runs/compare"),
     learning_rate: LearningRate = None,
     settings: Settings = None,
     no_report: NoReport = False,
@@ -126,15 +137,26 @@ def compare(
     planned = comparison.plan(experiment, comparison.read_methods(methods), seeds, out)
     to_do = [one for one in planned if one.state != "finished"]
     if len(to_do) < len(planned) and not quiet:
-        messages.print(f"{len(planned) - len(to_do)} of {len(planned)} runs are finished already and taken from '{out}'.", soft_wrap=True)
-    with stoppable("the same command", out), show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet) as progress:
+        messages.print(
+            f"{len(planned) - len(to_do)} of {len(planned)} runs are finished already and taken from '{out}'.",
+            soft_wrap=True,
+        )
+    with (
+        stoppable("the same command", out),
+        show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet) as progress,
+    ):
         comparison.perform(planned, lambda one: progress.begin(one.name), progress.note)
     show_comparison([one.path for one in planned], None if no_report else out / PAGE, json, quiet)
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold such folders.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page to write; by default report.html in the (first) folder.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold such folders.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page to write; by default report.html in the (first) folder."),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -178,11 +200,16 @@ def stoppable(how_to_go_on: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except Interrupted as stop:
-        raise Stopped(f"Round {stop.round} is saved in '{stop.out}'; go on with: {how_to_go_on}", 128 + stop.signal_number) from None
+        raise Stopped(
+            f"Round {stop.round} is saved in '{stop.out}'; go on with: {how_to_go_on}", 128 + stop.signal_number
+        ) from None
     except (KeyboardInterrupt, _Terminated) as stop:
         code = 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
         begun = (folder / "experiment.toml").exists() or any(folder.glob("*/experiment.toml"))
-        raise Stopped(f"Go on from the last checkpoint with: {how_to_go_on}" if begun else "Nothing was begun, nothing is lost.", code) from None
+        raise Stopped(
+            f"Go on from the last checkpoint with: {how_to_go_on}" if begun else "Nothing was begun, nothing is lost.",
+            code,
+        ) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
 

@@ -24,15 +24,20 @@ def show_run(folder: Path, page: Path | None, json: bool, quiet: bool) -> None:
     run = read_run(folder)
     _write_page([folder], page)
     if json:
-        print_json({**run.summary, "report": None if page is None else str(page)})
+        print_json({**run.summary, "out": str(folder), "report": None if page is None else str(page)})
     elif not quiet:
         experiment = run.folder.experiment
         results.print(summary_of_run(experiment, run.summary))
         _print_places({"run": folder, "report": page})
-        results.print(Text.assemble("\nNext, see it beside another method:\n  ", (next_command(experiment), "bold")), soft_wrap=True)
+        results.print(
+            Text.assemble("\nNext, see it beside another method:\n  ", (next_command(experiment), "bold")),
+            soft_wrap=True,
+        )
 
 
-def show_comparison(folders: Sequence[Path], page: Path | None, json: bool, quiet: bool, title: str | None = None) -> None:
+def show_comparison(
+    folders: Sequence[Path], page: Path | None, json: bool, quiet: bool, title: str | None = None
+) -> None:
     """Write the report over several runs, and print their table."""
     rows = comparison_rows([read_run(folder) for folder in folders])
     _write_page(folders, page, title)
@@ -60,15 +65,17 @@ def explanation(rows: Sequence[Row]) -> list[Text]:
     """Say what the numbers of a comparison mean."""
     headlines = dict.fromkeys(row.headline for row in rows)
     said = [f"{short_name(headline)}: {meaning(headline)}" for headline in headlines]
-    return [Text(sentence, style="dim") for sentence in ("Accuracy in percent, in the last round.", *said, *notes(rows))]
+    return [
+        Text(sentence, style="dim") for sentence in ("Accuracy in percent, in the last round.", *said, *notes(rows))
+    ]
 
 
 def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> RenderableType:
-    """Set the result of a run as text: what it cost, and each accuracy under its own name, the most telling one first."""
+    """Set the result of a run as text: what it cost, and each accuracy under its name, the most telling one first."""
     head = Text.assemble((f"{summary['method']} on {experiment.data}", "bold"))
     setting = Text(
-        f"{plural(experiment.clients or 0, 'client')} ({experiment.partition}), {experiment.model}, seed {experiment.seed}, "
-        f"{plural(summary['rounds'], 'round')}: {duration(summary['seconds'])}, "
+        f"{plural(experiment.clients or 0, 'client')} ({experiment.partition}), {experiment.model}, "
+        f"seed {experiment.seed}, {plural(summary['rounds'], 'round')}: {duration(summary['seconds'])}, "
         f"{data_size(summary['bytes_up'])} up, {data_size(summary['bytes_down'])} down"
     )
     final = summary["final"]

@@ -61,7 +61,7 @@ def _print_line(word: str, sentence: str, style: str) -> None:
 
 @contextmanager
 def guarded(debug: bool) -> Iterator[None]:
-    """Run a command: warnings become clean lines, and errors one sentence and an exit code; tracebacks only to debug."""
+    """Run a command: warnings become clean lines, errors one sentence and an exit code; tracebacks only to debug."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", FedStrataWarning)
         warnings.showwarning = _warning_printer(debug)
@@ -95,10 +95,8 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         where = f"'{error.filename}': " if error.filename else ""
         return f"The system refuses: {where}{(error.strerror or str(error)).lower()}.", 2
-    return (
-        f"This is a bug in FedStrata ({type(error).__name__}: {error}); please report it with the traceback that the option --debug shows.",
-        1,
-    )
+    what = f"{type(error).__name__}: {error}"
+    return f"This is a bug in FedStrata ({what}); please report it with the traceback that --debug shows.", 1
 
 
 def _warning_printer(debug: bool) -> Any:
@@ -107,7 +105,12 @@ def _warning_printer(debug: bool) -> Any:
     print_other = warnings.showwarning
 
     def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
         if issubclass(category, FedStrataWarning):
             if str(message) not in shown:

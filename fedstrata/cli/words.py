@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 _SYMBOLS = {
-    "leftarrow": "←", "sum": "Σ", "lVert": "‖", "rVert": "‖", "cdot": "·", "times": "×", "le": "≤", "ge": "≥", "in": "∈", "sqrt": "√",
-    "odot": "⊙", "infty": "∞", "nabla": "∇", "partial": "∂", "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "Delta": "Δ",
-    "epsilon": "ε", "eta": "η", "theta": "θ", "lambda": "λ", "mu": "μ", "rho": "ρ", "sigma": "σ", "tau": "τ", "phi": "φ", "hat": "",
-    "left": "", "right": "", "tilde": "", "bar": "",
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "Delta": "Δ", "epsilon": "ε", "eta": "η", "theta": "θ",
+    "lambda": "λ", "mu": "μ", "rho": "ρ", "sigma": "σ", "tau": "τ", "phi": "φ", "leftarrow": "←", "sum": "Σ",
+    "cdot": "·", "times": "×", "le": "≤", "ge": "≥", "in": "∈", "sqrt": "√", "odot": "⊙", "infty": "∞", "nabla": "∇",
+    "partial": "∂", "left": "", "right": "",
 }  # fmt: skip
 
 

@@ -2,11 +2,8 @@
 
 Unfolding windows is a pure copy, but PyTorch's general copy spends most of its time on computing seven-dimensional
 indices. This kernel reads each pixel from the cache and writes whole rows: a fifth off the time of a training round of
-ResNet-8 (docs/performance.md)."""
-
-from __future__ import annotations
-
-from typing import Any
+ResNet-8 (docs/performance.md).
+"""
 
 import torch
 import triton
@@ -17,11 +14,10 @@ _BLOCK = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _unfold(
-    images: Any, columns: Any, batch: Any, height: Any, width: Any, rows: Any, across: Any,
-    stride_down: Any, stride_across: Any, pad_down: Any, pad_across: Any,
+def _unfold(  # type: ignore[no-untyped-def] # Triton reads the annotations: there may be no others
+    images, columns, batch, height, width, rows, across, stride_down, stride_across, pad_down, pad_across,
     KERNEL_HEIGHT: language.constexpr, KERNEL_WIDTH: language.constexpr, BLOCK: language.constexpr,  # noqa: N803
-) -> None:  # fmt: skip
+):  # fmt: skip
     plane = language.program_id(0).to(language.int64)
     count = batch * rows * across
     place = language.program_id(1) * BLOCK + language.arange(0, BLOCK)

@@ -7,8 +7,10 @@ needs no copy. To the model nothing changes: it still sees ``[batch, channels, h
 
 from __future__ import annotations
 
+import warnings
 import math
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_TRITON = find_spec("triton") is not None
+from fedstrata.errors import FedStrataWarning
 
 Operations = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -66,11 +68,30 @@ class StackedConvolution(torch.autograd.Function):
 def _windows(
     images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
 ) -> tuple[Tensor, tuple[int, int, int]]:
-    """Unfold ``[K, C, B, H, W]`` into columns ``[K, C * h * w, B * H' * W']``, and tell ``(B, H', W')``."""
-    if images.is_cuda and _TRITON:
-        from fedstrata.engines import kernels
+    unfold = _kernel() if images.is_cuda else unfolded_windows
+    return unfold(images, kernel, stride, padding)
 
-        return kernels.windows(images, kernel, stride, padding)
+
+@cache
+def _kernel() -> Callable[..., tuple[Tensor, tuple[int, int, int]]]:
+    """Find the GPU kernel for windows, or the general operation where it cannot be compiled."""
+    if find_spec("triton") is None:
+        return unfolded_windows
+    try:
+        from fedstrata.engines.kernels import windows
+
+        windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[-1][:120]
+        warnings.warn(f"The GPU kernel for convolutions is not used ({reason}).", FedStrataWarning, stacklevel=2)
+        return unfolded_windows
+    return windows
+
+
+def unfolded_windows(
+    images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> tuple[Tensor, tuple[int, int, int]]:
+    """Unfold ``[K, C, B, H, W]`` into columns ``[K, C * h * w, B * H' * W']``, and tell ``(B, H', W')``."""
     if padding != (0, 0):
         images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
     windows = images.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])

@@ -81,7 +81,8 @@ def stacking_obstacle(setting: Setting, model: nn.Module, data: DeviceData) -> s
     except Exception as error:
         where = f"the module '{inside[-1] or type(model).__name__}'" if inside else "the model's backward pass"
         kind = f" ({type(model.get_submodule(inside[-1])).__name__})" if inside else ""
-        return f"{where}{kind} cannot run for many clients at once ({str(error).splitlines()[0][:120]})"
+        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+        return f"{where}{kind} cannot run for many clients at once ({reason})"
     finally:
         for handle in handles:
             handle.remove()

@@ -314,7 +314,8 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Ch
     import altair as alt
 
     shown = min(clients, SKEW_CLIENTS)
-    x = alt.X("client:O").title("client").scale(domain=list(range(shown))).axis(labelAngle=0, labelSeparation=8)
+    x = alt.X("client:O").title("client").scale(domain=list(range(shown)))
+    x = x.axis(labelAngle=0, labelOverlap="parity", labelSeparation=8)
     y = alt.Y("class:N").title("class").sort(list(class_names)).scale(domain=list(class_names))
     y = y.axis(labelLimit=_LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
     tooltip = [
@@ -326,7 +327,8 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Ch
     if skew_is_bubbles(clients, len(class_names)):
         step = 24
         largest = alt.expr(f"pow(min({step}, width / {shown}), 2) * 0.72")
-        size = alt.Size("count:Q").scale(zero=True, range=[0, largest]).legend(None)
+        legend = alt.Legend(orient="bottom", title="samples", tickCount=4, symbolStrokeWidth=0)
+        size = alt.Size("count:Q").scale(zero=True, range=[0, largest]).legend(legend)
         marks = base.mark_circle(style="accent", opacity=0.8).encode(x=x, y=y, size=size, tooltip=tooltip)
     else:
         step = 20 if len(class_names) <= 30 else 5
@@ -370,12 +372,13 @@ def _lines(base: alt.Chart, x: alt.X, y: alt.Y, methods: Sequence[str], tooltip:
     front, back = base.transform_filter(_IN_COLOUR), base.transform_filter(_IN_GREY)
     near = alt.selection_point(name="near", on="pointerover", clear="pointerout", fields=["method", "round"])
     pointed = alt.condition(near, alt.value(1), alt.value(0), empty=False)
+    points = front.mark_circle(size=160).encode(x=x, y=y, color=colour, opacity=pointed, tooltip=tooltip)
     single = front.transform_joinaggregate(points="count()", groupby=["method"]).transform_filter("datum.points === 1")
     return [
         back.mark_line(strokeWidth=1, opacity=0.7, style="muted").encode(x=x, y=y, detail="method:N"),
         front.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash),
         single.mark_circle(size=60).encode(x=x, y=y, color=colour),
-        front.mark_circle(size=160).encode(x=x, y=y, color=colour, opacity=pointed, tooltip=tooltip).add_params(near),
+        points.properties(name="points").add_params(near),
     ]
 
 

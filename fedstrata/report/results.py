@@ -9,7 +9,7 @@ from fedstrata.report.labels import LABELS, label_of, meaning, short_name
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, table
 from fedstrata.report.view import Section, View
-from fedstrata.statistics import Estimate, Row, estimate, highest, notes
+from fedstrata.statistics import Estimate, Row, estimate, highest, metric_value, notes
 
 _Shown = tuple[Column, Callable[[Row], Cell | str]]
 
@@ -110,8 +110,8 @@ def _all_numbers(view: View) -> Markup | None:
     for group in view.groups:
         line: list[Cell | str] = [group.label]
         for metric in metrics:
-            values = [run.summary["final"].get(metric) for run in group.runs]
-            found = estimate(float(value) for value in values if value is not None)
+            values = [metric_value(run.summary["final"], metric) for run in group.runs]
+            found = estimate(value for value in values if value is not None)
             in_percent = ".accuracy" in metric
             text = formats.percent(found) if in_percent else formats.number(found)
             line.append(Cell(text, None if found is None else found.mean))

@@ -145,7 +145,8 @@ def costs(view: View, with_charts: bool) -> Section | None:
                 "traffic",
                 "Bytes of a whole run",
                 "Bytes up and down of a whole run, one bar per method.",
-                "Bytes of the encoded messages of all clients, set-up included; mean over seeds.",
+                "Up: from the clients to the server; down: the other way. Bytes of the encoded messages of all "
+                "clients, set-up included; mean over seeds.",
             )
         )
     if any(row["seconds"] for row in time):

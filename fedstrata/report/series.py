@@ -131,7 +131,7 @@ def traffic_rows(groups: Groups) -> Rows:
     """Bytes of a whole run in each direction, as the mean over seeds."""
     rows: Rows = []
     for group in groups:
-        for direction, key in (("up, from clients", "bytes_up"), ("down, to clients", "bytes_down")):
+        for direction, key in (("up", "bytes_up"), ("down", "bytes_down")):
             values = [float(run.summary[key]) for run in group.runs if run.summary.get(key) is not None]
             if values:
                 rows.append({"method": group.label, "direction": direction, "bytes": float(np.mean(values))})

@@ -13,7 +13,7 @@ from fedstrata.report.labels import LABELS, STATISTICS, label_of
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
-from fedstrata.statistics import estimate, headline_key
+from fedstrata.statistics import estimate, headline_key, metric_value
 
 
 def meanings(view: View) -> Section:
@@ -122,8 +122,8 @@ def _run_list(view: View) -> Markup:
     for group in view.groups:
         for run in group.runs:
             final = run.summary["final"]
-            value = final.get(headline_key(str(run.summary["headline"]), final))
-            found = None if value is None else estimate([float(value)])
+            value = metric_value(final, headline_key(str(run.summary["headline"]), final))
+            found = None if value is None else estimate([value])
             seconds = run.summary.get("seconds")
             cells.append(
                 [

@@ -1,9 +1,9 @@
 """Messages as bytes, and bytes as messages.
 
 Layout: the magic and version ``FSM1``; the lengths of header and payload; the header, JSON with the name, dtype, shape
-and encoding of each tensor; the payload, little-endian values one tensor after the other; an eight-byte checksum of all
-that. A tensor with a mask sends the mask as packed bits and then only the values inside it. A message that is cut,
-altered or inconsistent is refused as a whole."""
+and encoding of each tensor; the payload, little-endian values one tensor after the other, truth values as packed bits;
+an eight-byte checksum of all that. A tensor with a mask sends the mask as packed bits and then only the values inside
+it. A message that is cut, altered or inconsistent is refused as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ _DTYPES = {
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     )
 }  # fmt: skip
+_Count = TypeVar("_Count", int, Tensor)
 
 
 class WireError(FedStrataError):
@@ -49,7 +50,7 @@ def encode(message: Message) -> bytes:
         if mask is None:
             payload.append(_to_bytes(tensor))
         else:
-            payload.append(np.packbits(mask.cpu().numpy().reshape(-1)).tobytes())
+            payload.append(_to_bytes(mask))
             payload.append(_to_bytes(tensor[mask.expand(tensor.shape)]))
     payload.extend(_to_bytes(tensor) for tensor in message.numbers.values())
     header, body = _header(message), b"".join(payload)
@@ -81,7 +82,7 @@ def decode(data: bytes, device: torch.device | str = "cpu") -> Message:
             if mask_shape is None:
                 tensors[name] = reader.values(dtype, shape)
             else:
-                masks[name] = reader.mask(mask_shape)
+                masks[name] = reader.values("bool", mask_shape)
                 tensors[name] = reader.values_under(masks[name], dtype, shape)
         for name, dtype, shape in header["numbers"]:
             _check_name(name, numbers)
@@ -97,11 +98,11 @@ def encoded_sizes(message: Message, clients: int) -> list[int]:
     frame = len(_MAGIC) + _LENGTHS.size + len(_header(message)) + _CHECKSUM_BYTES
     sizes = torch.full((clients,), frame, dtype=torch.int64)
     for tensor in (*_unmasked(message), *message.numbers.values()):
-        sizes += math.prod(tensor.shape[1:]) * tensor.element_size()
+        sizes += _byte_count(tensor.dtype, math.prod(tensor.shape[1:]))
     for name, mask in message.masks.items():
         tensor = message.tensors[name]
         held = per_client(mask.expand(max(len(mask), len(tensor)), *tensor.shape[1:])).sum(1).cpu()
-        sizes += -(-math.prod(mask.shape[1:]) // 8) + held * tensor.element_size()
+        sizes += _byte_count(torch.bool, math.prod(mask.shape[1:])) + _byte_count(tensor.dtype, held)
     return [int(size) for size in sizes]
 
 
@@ -128,8 +129,15 @@ def _header(message: Message) -> bytes:
     return json.dumps({"tensors": tensors, "numbers": numbers}, separators=(",", ":")).encode()
 
 
+def _byte_count(dtype: torch.dtype, values: _Count) -> _Count:
+    """Count the bytes of so many values: truth values take a bit each, filled up to whole bytes."""
+    return (values + 7) // 8 if dtype == torch.bool else values * dtype.itemsize
+
+
 def _to_bytes(tensor: Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.dtype == torch.bool:
+        return np.packbits(flat.numpy()).tobytes()
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
@@ -149,12 +157,6 @@ class _Reader:
     def values(self, dtype: str, shape: list[int]) -> Tensor:
         return self._flat(_dtype(dtype), _count(shape)).reshape(shape)
 
-    def mask(self, shape: list[int]) -> Tensor:
-        count = _count(shape)
-        packed = np.frombuffer(self._bytes(-(-count // 8)), dtype=np.uint8)
-        bits = np.unpackbits(packed, count=count).astype(bool)
-        return torch.from_numpy(bits).to(self.device).reshape(shape)
-
     def values_under(self, mask: Tensor, dtype: str, shape: list[int]) -> Tensor:
         self.allowance -= _count(shape) * _dtype(dtype).itemsize
         if self.allowance < 0:
@@ -169,20 +171,26 @@ class _Reader:
             raise ValueError(f"{len(self.payload) - self.position} bytes are left over")
 
     def _flat(self, dtype: torch.dtype, count: int) -> Tensor:
-        raw = bytearray(self._bytes(count * dtype.itemsize))
-        if dtype == torch.bool and raw.strip(b"\0\1"):
-            raise ValueError("a truth value is neither 0 nor 1")
-        return (
-            torch.frombuffer(raw, dtype=dtype).to(self.device)
-            if count
-            else torch.empty(0, dtype=dtype, device=self.device)
-        )
+        raw = self._bytes(_byte_count(dtype, count))
+        if not count:
+            return torch.empty(0, dtype=dtype, device=self.device)
+        if dtype == torch.bool:
+            return torch.from_numpy(_unpack(raw, count)).to(self.device)
+        return torch.frombuffer(bytearray(raw), dtype=dtype).to(self.device)
 
     def _bytes(self, count: int) -> memoryview:
         if count > len(self.payload) - self.position:
             raise ValueError("it ends too early")
         self.position += count
         return self.payload[self.position - count : self.position]
+
+
+def _unpack(packed: memoryview, count: int) -> np.ndarray:
+    """Unpack truth values from bits; the last byte must be filled up with zeros, so that they have one encoding."""
+    bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8)).astype(bool)
+    if bits[count:].any():
+        raise ValueError("bits stand behind the last truth value")
+    return bits[:count]
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -40,4 +40,10 @@ Call = Callable[..., Outcome]
 
 def environment() -> dict[str, str]:
     """An environment in which the package is found without an installation."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "OMP_PROC_BIND": "false",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }

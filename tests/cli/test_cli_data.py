@@ -47,4 +47,7 @@ def test_a_histogram_has_a_column_per_class_or_per_group_of_classes() -> None:
 def test_download_hands_over_to_the_data_package(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.data.download", lambda name, root: root / name)
     assert call("download", "cifar10", "--data-root", "data").out == "'cifar10' is in data/cifar10\n"
-    assert call("download", "cifar10", "--data-root", "data", "--json").json == {"name": "cifar10", "path": "data/cifar10"}
+    assert call("download", "cifar10", "--data-root", "data", "--json").json == {
+        "name": "cifar10",
+        "path": "data/cifar10",
+    }

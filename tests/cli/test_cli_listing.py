@@ -13,7 +13,10 @@ from fedstrata.methods import Facts, Part, methods
 from fedstrata.models import models
 
 
-@pytest.mark.parametrize(("command", "registry"), [("methods", methods), ("models", models), ("datasets", datasets), ("partitions", partitions)])
+@pytest.mark.parametrize(
+    ("command", "registry"),
+    [("methods", methods), ("models", models), ("datasets", datasets), ("partitions", partitions)],
+)
 def test_lists_name_everything(call: Call, command: str, registry: object) -> None:
     names = registry.names()  # type: ignore[attr-defined]
     listed = call(command, "--json").json
@@ -24,7 +27,10 @@ def test_lists_name_everything(call: Call, command: str, registry: object) -> No
         assert name in text
 
 
-@pytest.mark.parametrize(("command", "registry"), [("methods", methods), ("models", models), ("datasets", datasets), ("partitions", partitions)])
+@pytest.mark.parametrize(
+    ("command", "registry"),
+    [("methods", methods), ("models", models), ("datasets", datasets), ("partitions", partitions)],
+)
 def test_every_single_one_can_be_shown(call: Call, command: str, registry: object) -> None:
     for name in registry.names():  # type: ignore[attr-defined]
         outcome = call(command, name)
@@ -35,7 +41,14 @@ def test_every_single_one_can_be_shown(call: Call, command: str, registry: objec
 
 def test_one_method_in_detail(call: Call) -> None:
     text = call("methods", "fedavgm").out
-    for expected in ("beta", "0.9", "The momentum.", "Hsu et al.", "arxiv.org/abs/1909.06335", "decides the server's step"):
+    for expected in (
+        "beta",
+        "0.9",
+        "The momentum.",
+        "Hsu et al.",
+        "arxiv.org/abs/1909.06335",
+        "decides the server's step",
+    ):
         assert expected in text
 
 
@@ -46,7 +59,12 @@ def test_a_pattern_lists_what_matches(call: Call) -> None:
 
 def test_facts_follow_from_the_hooks() -> None:
     fedbn = method_facts(methods.get("fedbn")())
-    assert (fedbn["personal_layers"], fedbn["client_state"], fedbn["server_state"], fedbn["on_network"]) == (True, True, False, True)
+    assert (fedbn["personal_layers"], fedbn["client_state"], fedbn["server_state"], fedbn["on_network"]) == (
+        True,
+        True,
+        False,
+        True,
+    )
     fedavgm = method_facts(methods.get("fedavgm")())
     assert (fedavgm["personal_layers"], fedavgm["client_state"], fedavgm["server_state"]) == (False, False, True)
     assert fedavgm["decides_alone"] == ["decides the server's step"]
@@ -65,7 +83,9 @@ def test_a_method_that_cannot_run_on_a_network_says_why() -> None:
 
 
 def test_layers_of_a_model(call: Call) -> None:
-    rows = call("layers", "--model", "resnet8", "--shape", "3,32,32", "--classes", "100", "--method", "fedbn", "--json").json
+    rows = call(
+        "layers", "--model", "resnet8", "--shape", "3,32,32", "--classes", "100", "--method", "fedbn", "--json"
+    ).json
     assert rows[0]["role"] == "first"
     assert rows[-1]["role"] == "last"
     assert {row["personal"] for row in rows if row["kind"] == "norm"} == {"all"}

@@ -4,11 +4,14 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from cli_calls import TINY, Call
 
+from fedstrata import api
 from fedstrata.cli.running import run_folders, unused_folder
 from fedstrata.cli.showing import next_command
 from fedstrata.experiment import Experiment
+from fedstrata.simulation import Update
 
 
 def read_toml(path: Path) -> dict[str, object]:
@@ -18,15 +21,24 @@ def read_toml(path: Path) -> dict[str, object]:
 def test_run_writes_a_folder_and_prints_a_summary(call: Call, tmp_path: Path) -> None:
     outcome = call("run", *TINY, "--rounds", "2", "--method", "fedprox:0.1", "--out", "runs/a")
     assert outcome.code == 0
-    for expected in ("fedprox:0.1 on digits", "4 clients", "2 rounds", "Own model after aggregation", "worst 10 %", "runs/a/report.html"):
+    for expected in (
+        "fedprox:0.1 on digits",
+        "4 clients",
+        "2 rounds",
+        "Own model after aggregation",
+        "worst 10 %",
+        "runs/a/report.html",
+    ):
         assert expected in outcome.out.replace("fedprox(mu=0.1)", "fedprox:0.1")
     assert "fedstrata compare 'fedavg, fedprox:0.1'" in outcome.out
     assert "accuracy" in outcome.err
-    assert {"summary.json", "experiment.toml", "report.html", "metrics"} <= {path.name for path in (tmp_path / "runs/a").iterdir()}
+    assert {"summary.json", "experiment.toml", "report.html", "metrics"} <= {
+        path.name for path in (tmp_path / "runs/a").iterdir()
+    }
 
 
-def test_json_is_the_only_thing_on_standard_output(shell: Call) -> None:
-    outcome = shell("run", *TINY, "--rounds", "1", "--method", "fedbn", "--json", "--no-report", "--out", "a")
+def test_json_is_the_only_thing_on_standard_output(call: Call) -> None:
+    outcome = call("run", *TINY, "--rounds", "1", "--method", "fedbn", "--json", "--no-report", "--out", "a")
     summary = outcome.json
     assert outcome.code == 0
     assert {"method", "rounds", "final", "bytes_up", "bytes_down", "seconds", "out"} <= set(summary)
@@ -52,8 +64,23 @@ def test_quiet_says_nothing(call: Call) -> None:
 
 
 def test_options_change_what_the_file_and_set_say(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "experiment.toml").write_text("rounds = 5\nclients = 3\nepochs = 1\nmodel = 'mlp(hidden=8)'\nbatch_size = 16\n")
-    arguments = ("--set", "clients=4", "--set", "method=fedprox(mu=0.5)", "--set", "seed=7", "--rounds", "1", "--seed", "0", "--learning-rate", "0.01")
+    (tmp_path / "experiment.toml").write_text(
+        "rounds = 5\nclients = 3\nepochs = 1\nmodel = 'mlp(hidden=8)'\nbatch_size = 16\n"
+    )
+    arguments = (
+        "--set",
+        "clients=4",
+        "--set",
+        "method=fedprox(mu=0.5)",
+        "--set",
+        "seed=7",
+        "--rounds",
+        "1",
+        "--seed",
+        "0",
+        "--learning-rate",
+        "0.01",
+    )
     outcome = call("run", "experiment.toml", *arguments, "--out", "a", "--no-report", "--json")
     assert outcome.code == 0
     written = read_toml(tmp_path / "a" / "experiment.toml")
@@ -63,8 +90,21 @@ def test_options_change_what_the_file_and_set_say(call: Call, tmp_path: Path) ->
 
 
 def test_an_option_equal_to_the_default_still_counts(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "experiment.toml").write_text("batch_size = 16\nmodel = 'mlp(hidden=8)'\nclients = 2\nepochs = 1\ndeterministic = true\n")
-    call("run", "experiment.toml", "--batch-size", "32", "--rounds", "1", "--no-deterministic", "--out", "a", "--no-report")
+    (tmp_path / "experiment.toml").write_text(
+        "batch_size = 16\nmodel = 'mlp(hidden=8)'\nclients = 2\nepochs = 1\ndeterministic = true\n"
+    )
+    call(
+        "run",
+        "experiment.toml",
+        "--batch-size",
+        "32",
+        "--rounds",
+        "1",
+        "--no-deterministic",
+        "--out",
+        "a",
+        "--no-report",
+    )
     written = read_toml(tmp_path / "a" / "experiment.toml")
     assert (written["batch_size"], written["deterministic"]) == (32, False)
 
@@ -83,7 +123,23 @@ def test_a_finished_run_is_neither_overwritten_nor_resumed(call: Call, tmp_path:
     assert (tmp_path / "a" / "summary.json").read_bytes() == before
 
 
-def test_the_default_folder_is_named_after_the_experiment_and_never_reused(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_resume_ends_as_if_there_had_been_no_interruption(call: Call) -> None:
+    def interrupt(update: Update) -> None:
+        if update.round == 3:
+            raise KeyboardInterrupt
+
+    whole = call("run", *TINY, "--rounds", "4", "--out", "whole", "--no-report", "--json").json
+    experiment = Experiment.read(Path("whole/experiment.toml")).with_changes({"checkpoint_every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        api.run(experiment, out="broken", listener=interrupt)
+    resumed = call("resume", "broken", "--json", "--no-report")
+    assert resumed.code == 0
+    assert resumed.json["final"] == whole["final"]
+
+
+def test_the_default_folder_is_named_after_the_experiment_and_never_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     experiment = Experiment(method="fedbn+fedprox(mu=0.01)", data="image_folder(path='a b/c')", seed=3)
     first = unused_folder(experiment)
@@ -132,5 +188,6 @@ def test_report_takes_runs_and_folders_of_runs(call: Call, tmp_path: Path) -> No
 def test_the_next_command_has_the_settings_of_this_one() -> None:
     experiment = Experiment(method="fedbn", clients=5, partition="dirichlet(alpha=0.3, samples=40)", deterministic=True)
     assert next_command(experiment) == (
-        "fedstrata compare 'fedavg, fedbn' --seeds 3 --clients 5 --partition 'dirichlet(alpha=0.3, samples=40)' --deterministic"
+        "fedstrata compare 'fedavg, fedbn' --seeds 3 --clients 5 "
+        "--partition 'dirichlet(alpha=0.3, samples=40)' --deterministic"
     )

@@ -49,7 +49,9 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     begun = []
     rounds = []
     with pytest.warns(UserWarning, match="no normalisation"):
-        compare.perform(planned, lambda run: begun.append(run.name), lambda update: rounds.append((update.method, update.round)))
+        compare.perform(
+            planned, lambda run: begun.append(run.name), lambda update: rounds.append((update.method, update.round))
+        )
     assert begun == ["local, seed 0", "fedbn, seed 0"]
     assert rounds[:3] == [("local", 3), ("local", 4), ("fedbn", 1)]
     assert {run.state for run in compare.plan(TINY, texts, 1, tmp_path)} == {"finished"}

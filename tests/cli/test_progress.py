@@ -53,7 +53,9 @@ def test_after_a_final_adaptation_its_accuracy_is_shown() -> None:
     assert "accuracy 75.0 %" in progress.outcome()
 
 
-@pytest.mark.parametrize(("terminal", "quiet", "kind"), [(True, False, Live), (False, False, Lines), (True, True, Silence)])
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "kind"), [(True, False, Live), (False, False, Lines), (True, True, Silence)]
+)
 def test_the_display_fits_the_place(terminal: bool, quiet: bool, kind: type) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal)
     assert type(show_progress(console, 1, 1, quiet)) is kind

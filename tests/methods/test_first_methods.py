@@ -122,7 +122,7 @@ def test_fine_tuning_is_reported_under_its_own_name_and_leaves_the_model_alone()
     assert left["client_adapted.loss.mean"] != left["client_after.loss.mean"]
     assert left["client_after.loss.mean"] == right["client_after.loss.mean"]
     assert "client_adapted.loss.mean" not in right
-    assert tuned.summary(None)["headline"] == "client_adapted"
+    assert tuned.summary()["headline"] == "client_adapted"
 
 
 def test_the_stacked_model_has_a_norm_that_no_name_gives_away():

@@ -103,6 +103,29 @@ def test_only_what_the_mask_holds_costs_bytes():
     assert quarter - empty == 20 * 4
 
 
+@pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 1), (7, 1), (8, 1), (9, 2), (1000, 125)])
+def test_truth_values_travel_as_packed_bits(count, expected):
+    values = torch.arange(count)[None] % 3 == 0
+    message = Message({"a": values})
+    data = encode(message)
+    assert len(data) == len(encode(Message({"a": values[:, :0]}))) + expected + len(str(count)) - len("0")
+    assert encoded_sizes(message, 3) == [len(data)] * 3
+    assert_equal(decode(data), message)
+
+
+def test_the_first_truth_value_is_the_highest_bit():
+    values = torch.tensor([[True, False, False, False, False, False, True, False, True]])
+    data = encode(Message({"a": values}))
+    assert data[-10:-8] == bytes([0b10000010, 0b10000000])
+
+
+def test_truth_values_under_a_mask_are_packed_too():
+    values, mask = torch.ones(1, 30, dtype=torch.bool), torch.arange(30)[None] < 17
+    empty, full = (encode(Message({"a": values}, {"a": held})) for held in (mask & False, mask))
+    assert len(full) - len(empty) == 3
+    assert_equal(decode(full), Message({"a": mask}, {"a": mask}))
+
+
 def test_a_type_that_cannot_be_sent_is_refused_when_encoding():
     message = Message({"a": torch.zeros(1, 2, dtype=torch.complex64)})
     with pytest.raises(FedStrataError, match="type complex64 cannot be sent; use one of float64"):
@@ -215,7 +238,14 @@ T = {"tensors": [], "numbers": []}
         ({**T, "tensors": [["a", "float32", [1, 3], [1, 3, 1]]]}, bytes(13)),
         ({**T, "tensors": [["a", "float32", [1, 3], False]]}, bytes(13)),
         ({**T, "tensors": [["a", "float32", [1, 8], [1, 8]]]}, b"\xff" + bytes(31)),
-        ({**T, "tensors": [["a", "bool", [1, 3], None]]}, b"\0\2\1"),
+        ({**T, "tensors": [["a", "bool", [1, 3], None]]}, b"\0\1\1"),
+        ({**T, "tensors": [["a", "bool", [1, 3], None]]}, b""),
+        ({**T, "tensors": [["a", "bool", [1, 3], None]]}, b"\x10"),
+        ({**T, "tensors": [["a", "bool", [1, 9], None]]}, b"\xff"),
+        ({**T, "tensors": [["a", "bool", [1, 8], None]]}, b"\xff\0"),
+        ({**T, "numbers": [["a", "bool", [1]]]}, b"\x01"),
+        ({**T, "tensors": [["a", "int8", [1, 3], [1, 3]]]}, b"\x01"),
+        ({**T, "tensors": [["a", "bool", [1, 3], [1, 3]]]}, b"\xc0\x20"),
         ({**T, "tensors": [["a", "float32", [1, 0, 10**30], None]]}, b""),
         ({**T, "tensors": [["a", "float32", [1, 0, 2**62], None]]}, b""),
         (b'{"tensors":' + b"[" * 20000 + b"]" * 20000 + b',"numbers":[]}', b""),
@@ -251,10 +281,11 @@ def little_memory(monkeypatch):
         [["a", "int8", [1, 10**12], [1, 1]]],
         [["a", "float32", [1, 10**12], None]],
         [["a", "float32", [1, 10**12], [1, 10**12]]],
+        [["a", "bool", [1, 10**12], None]],
         [["a", "float64", [1, 2**20, 2**20, 2**20], [1, 1, 1, 1]]],
         [[f"a{place}", "float32", [1, 2**24], [1, 1]] for place in range(100)],
     ],
-    ids=["mask", "mask of bytes", "dense", "dense mask", "cube", "many"],
+    ids=["mask", "mask of bytes", "dense", "dense mask", "truth values", "cube", "many"],
 )
 @pytest.mark.usefixtures("little_memory")
 def test_a_small_message_cannot_ask_for_much_memory(tensors):

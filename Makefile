@@ -1,0 +1,61 @@
+# make demo   compare methods on scikit-learn's digits: a table, and a page in runs/demo/report.html
+# make test   lint, types and tests, as continuous integration does
+# make bench  how much faster stacked clients are than one after another, on this machine
+# make lint | format | clean
+#
+# Everything is installed into .venv; the system's Python is only used to make it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SAY := echo "Installing into $(VENV); the first time, PyTorch makes this take some minutes."
+
+# For several processes on the same cores, and for models so small that a second thread gains nothing.
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_PROC_BIND=false
+
+DEMO_METHODS := fedavg, fedbn, local, lips, ssfl, lws, player
+DEMO_DATA := --data digits --clients 20 --partition "dirichlet(alpha=0.2, samples=25, test_samples=50)"
+
+.DELETE_ON_ERROR:
+.PHONY: demo test bench lint format clean
+
+demo: $(VENV)/report.installed
+	@rm -rf runs/demo
+	$(ONE_THREAD) $(BIN)/fedstrata compare "$(DEMO_METHODS)" $(DEMO_DATA) --model cnn --rounds 12 --seeds 3 --out runs/demo
+
+test: lint
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --doctest-modules --doctest-ignore-import-errors tests fedstrata
+
+lint: $(VENV)/dev.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/report.installed
+	$(BIN)/python benchmarks/speed.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made anew whenever it was not made to its end.
+$(VENV)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "FedStrata needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12"; exit 2; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# Each of these holds the pyproject.toml with which it was made, so that nothing is fetched again without need.
+$(VENV)/report.installed: pyproject.toml | $(VENV)/made
+	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[report]' && cp pyproject.toml $@; }
+	@touch $@
+
+$(VENV)/dev.installed: pyproject.toml | $(VENV)/made
+	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[dev,report]' && cp pyproject.toml $@; }
+	@cp $@ $(VENV)/report.installed
+	@touch $@

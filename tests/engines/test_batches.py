@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from federations import CPU, samples, split_by_size
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.data import Dataset
+from fedstrata.engines import batches
+from fedstrata.engines.batches import DeviceData, Work
+
+SIZES = (7, 12, 1, 12, 30)
+
+
+def data_of(sizes=SIZES):
+    return DeviceData(samples(sum(sizes) + 1), split_by_size(sizes), (), CPU, torch.float64)
+
+
+def streams(data, work, clients=None, round=1, seed=0, purpose="batches"):
+    """What each client sees: a list of batches, each a list of positions."""
+    clients = list(range(data.split.clients)) if clients is None else clients
+    seen = defaultdict(list)
+    for batch in data.batches(clients, work, seed, round, purpose):
+        rows = range(len(clients)) if batch.rows is None else batch.rows.tolist()
+        for row, positions in zip(rows, batch.positions.tolist(), strict=True):
+            assert len(seen[clients[row]]) == batch.step
+            seen[clients[row]].append(positions)
+    return dict(seen)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch_size", "last_batch", "per_epoch"),
+    [
+        (10, 4, "keep", 3),
+        (10, 4, "drop", 2),
+        (8, 4, "keep", 2),
+        (8, 4, "drop", 2),
+        (3, 4, "keep", 1),
+        (3, 4, "drop", 1),
+    ],
+)
+def test_how_many_batches(size, batch_size, last_batch, per_epoch):
+    assert Work(5, None, batch_size, last_batch).batches_per_epoch(size) == per_epoch
+    assert Work(5, None, batch_size, last_batch).steps_of(size) == 5 * per_epoch
+    assert Work(5, 7, batch_size, last_batch).steps_of(size) == 7
+
+
+sizes = st.lists(st.integers(1, 25), min_size=1, max_size=5)
+
+
+@given(sizes, st.integers(1, 3), st.integers(1, 10))
+def test_every_sample_is_seen_once_in_every_epoch(sizes, epochs, batch_size):
+    data, work = data_of(sizes), Work(epochs, None, batch_size, "keep")
+    for client, stream in streams(data, work).items():
+        per_epoch = work.batches_per_epoch(sizes[client])
+        assert len(stream) == epochs * per_epoch
+        for epoch in range(epochs):
+            seen = [position for batch in stream[epoch * per_epoch : (epoch + 1) * per_epoch] for position in batch]
+            assert sorted(seen) == data.split.train[client].tolist()
+        whole, rest = divmod(sizes[client], batch_size)
+        assert [len(batch) for batch in stream] == ([batch_size] * whole + [rest] * (rest > 0)) * epochs
+
+
+@given(sizes, st.integers(1, 10))
+def test_a_small_last_batch_is_dropped_but_an_only_one_is_kept(sizes, batch_size):
+    for client, stream in streams(data_of(sizes), Work(2, None, batch_size, "drop")).items():
+        assert {len(batch) for batch in stream} == {min(batch_size, sizes[client])}
+        assert len(stream) == 2 * max(1, sizes[client] // batch_size)
+
+
+@given(sizes, st.integers(1, 9), st.integers(1, 10))
+def test_a_number_of_steps_goes_over_the_data_as_often_as_needed(sizes, steps, batch_size):
+    data, work = data_of(sizes), Work(1, steps, batch_size, "keep")
+    for client, stream in streams(data, work).items():
+        assert len(stream) == steps
+        per_epoch = work.batches_per_epoch(sizes[client])
+        for begin in range(0, steps - per_epoch + 1, per_epoch):
+            seen = [position for batch in stream[begin : begin + per_epoch] for position in batch]
+            assert sorted(seen) == data.split.train[client].tolist()
+
+
+@pytest.mark.parametrize("work", [Work(2, None, 4, "keep"), Work(2, None, 4, "drop"), Work(1, 9, 4, "keep")], ids=str)
+@pytest.mark.parametrize("company", [[0, 1, 2, 3, 4], [4, 2, 0], [3, 1], [2], [1, 3]], ids=str)
+def test_a_clients_stream_does_not_depend_on_who_else_trains(work, company):
+    data = data_of()
+    together = streams(data, work, company)
+    assert sorted(together) == sorted(company)
+    for client in company:
+        assert together[client] == streams(data, work, [client])[client]
+
+
+def test_streams_differ_by_epoch_round_seed_purpose_and_client():
+    data, work = data_of((20, 20)), Work(2, None, 20, "keep")
+    first = streams(data, work)
+    assert first == streams(data, work)
+    assert first[0][0] != first[0][1], "epoch"
+    for change in ({"round": 2}, {"seed": 1}, {"purpose": "adaptation"}):
+        assert streams(data, work, **change)[0][0] != first[0][0]
+    assert [position - 20 for position in first[1][0]] != first[0][0], "client"
+
+
+def test_clients_with_batches_of_the_same_size_train_together():
+    groups = [
+        (batch.step, None if batch.rows is None else batch.rows.tolist(), tuple(batch.positions.shape))
+        for batch in data_of((7, 12, 12)).batches([0, 1, 2], Work(1, None, 4, "keep"), 0, 1)
+    ]
+    assert groups == [(0, None, (3, 4)), (1, [1, 2], (2, 4)), (1, [0], (1, 3)), (2, [1, 2], (2, 4))]
+
+
+def test_shuffling_takes_room_for_what_is_seen_only(monkeypatch):
+    """With a fixed number of steps a tiny client goes over its data often: the large ones need no room for that."""
+    drawn = []
+    permute = batches.permutation
+
+    def counted(*arguments):
+        drawn.append(permute(*arguments).numel())
+        return permute(*arguments)
+
+    monkeypatch.setattr(batches, "permutation", counted)
+    sizes = (3, 5, 1000, 900)
+    streams(data_of(sizes), Work(1, 200, 10, "keep"))
+    # The largest two see 2 and 3 epochs; all clients rectangularly would be 4 * 200 * 1000.
+    assert sum(drawn) < 200 * (3 + 5) * 2 + 3 * 2000
+
+
+def dataset_of(inputs):
+    return Dataset(
+        "made", inputs, torch.arange(len(inputs)), np.arange(len(inputs)), np.arange(0), ("a", "b", "c", "d")
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_images_are_scaled_to_one(dtype):
+    dataset = dataset_of(torch.tensor([0, 51, 102, 255], dtype=torch.uint8).reshape(4, 1, 1, 1))
+    data = DeviceData(dataset, split_by_size((2, 2)), (), CPU, dtype)
+    inputs, labels = data.make(torch.tensor([[3, 1], [0, 2]]), None)
+    assert inputs.dtype == dtype
+    assert inputs.shape == (2, 2, 1, 1, 1)
+    torch.testing.assert_close(inputs.flatten(1), torch.tensor([[1, 0.2], [0, 0.4]], dtype=dtype))
+    assert labels.tolist() == [[3, 1], [0, 2]]
+
+
+def test_features_take_the_precision_of_the_run_and_tokens_stay():
+    features = DeviceData(
+        dataset_of(torch.tensor([[2.5], [300.0], [0], [0]])), split_by_size((4,)), (), CPU, torch.float64
+    )
+    inputs, _ = features.make(torch.tensor([[1, 0]]), None)
+    assert inputs.dtype == torch.float64
+    assert inputs.flatten().tolist() == [300, 2.5]
+    tokens = DeviceData(dataset_of(torch.tensor([[2], [300], [0], [0]])), split_by_size((4,)), (), CPU, torch.float64)
+    inputs, _ = tokens.make(torch.tensor([[1, 0]]), None)
+    assert inputs.dtype == torch.int64
+    assert inputs.flatten().tolist() == [300, 2]

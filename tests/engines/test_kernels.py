@@ -1,0 +1,34 @@
+"""The GPU kernels; skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedstrata.engines.operations import unfolded_windows
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"),
+    [((3, 3), (1, 1), (1, 1)), ((7, 7), (2, 2), (3, 3)), ((1, 1), (2, 2), (0, 0)), ((3, 2), (2, 1), (0, 1))],
+)
+def test_windows_are_those_of_the_general_operation(kernel, stride, padding, dtype):
+    from fedstrata.engines.kernels import windows
+
+    images = torch.randn(4, 8, 10, 9, 7, device="cuda", dtype=dtype)
+    columns, shape = windows(images, kernel, stride, padding)
+    expected, expected_shape = unfolded_windows(images, kernel, stride, padding)
+    assert shape == expected_shape
+    assert torch.equal(columns, expected)
+
+
+def test_more_planes_than_a_grid_axis_allows():
+    from fedstrata.engines.kernels import windows
+
+    images = torch.randn(300, 256, 1, 3, 3, device="cuda")
+    columns, _ = windows(images, (3, 3), (1, 1), (1, 1))
+    expected, _ = unfolded_windows(images, (3, 3), (1, 1), (1, 1))
+    assert torch.equal(columns, expected)
