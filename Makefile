@@ -1,3 +1,4 @@
+# make        say this
 # make demo   compare methods on scikit-learn's digits: a table, and a page in runs/demo/report.html
 # make test   lint, types and tests, as continuous integration does
 # make bench  how much faster stacked clients are than one after another, on this machine
@@ -18,7 +19,10 @@ DEMO_METHODS := fedavg, fedbn, local, lips, ssfl, lws, player
 DEMO_DATA := --data digits --clients 20 --partition "dirichlet(alpha=0.2, samples=25, test_samples=50)"
 
 .DELETE_ON_ERROR:
-.PHONY: demo test bench lint format clean
+.PHONY: help demo test bench lint format clean
+
+help:
+	@sed -n 's/^# //p;/^#$$/q' Makefile
 
 demo: $(VENV)/report.installed
 	@rm -rf runs/demo

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +18,16 @@ from fedstrata.simulation import Listener, divide, load_data
 from fedstrata.spec import split_outside
 
 ALL = "all"
-NOT_DECISIVE = ("data_root", "checkpoint_every")
+NOT_DECISIVE = frozenset({"data_root", "checkpoint_every"})
 """Keys of an experiment that change no number of its result."""
+COMPARED = frozenset({"method", "seed"})
+"""Keys in which the runs of a comparison differ."""
 
 State = Literal["new", "unfinished", "finished"]
+
+
+class OtherExperimentError(FedStrataError):
+    """A folder holds a run of another experiment."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class PlannedRun:
         if not (path / "experiment.toml").exists():
             return cls(experiment, path, "new")
         folder = RunFolder.open(path)
-        _refuse_other_experiment(folder, experiment)
+        _refuse_other_experiment(folder, experiment, NOT_DECISIVE)
         if folder.finished:
             return cls(experiment, path, "finished", experiment.rounds)
         rounds, _ = folder.metrics().series("train.loss")
@@ -69,12 +76,18 @@ def read_methods(text: str) -> list[str]:
 
 
 def plan(experiment: Experiment, texts: Sequence[str], seeds: int, out: Path) -> list[PlannedRun]:
-    """List the runs, seed by seed, each in its own folder in ``out``; a folder that holds anything else is refused."""
+    """List the runs, seed by seed, each in its own folder in ``out``.
+
+    Runs that are there already must be of the same experiment, but for method and seed, so that all can be compared.
+    """
     if seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
-    if experiment.clients is None and any(out.glob("*/experiment.toml")):
+    there = [RunFolder.open(path.parent) for path in sorted(out.glob("*/experiment.toml"))]
+    if there and experiment.clients is None:
         # Runs record how many clients they had; only with the number that "none" means here can they be recognised.
         experiment = experiment.with_changes({"clients": divide(experiment, load_data(experiment)).clients})
+    for folder in there:
+        _refuse_other_experiment(folder, experiment, NOT_DECISIVE | COMPARED)
     planned = []
     for seed in range(experiment.seed, experiment.seed + seeds):
         for text in texts:
@@ -105,11 +118,18 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.+=]+", "-", text).strip("-.") or "run"
 
 
-def _refuse_other_experiment(folder: RunFolder, experiment: Experiment) -> None:
+def numbered(path: Path) -> Iterator[Path]:
+    """Yield a path, then the same with 2, 3 and so on at its end."""
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}-{number}")
+
+
+def _refuse_other_experiment(folder: RunFolder, experiment: Experiment, but_for: Set[str]) -> None:
     there, asked = folder.experiment.to_mapping(), experiment.to_mapping()
     for key in {**asked, **there}:
-        if key not in NOT_DECISIVE and there.get(key) != asked.get(key):
-            raise FedStrataError(
+        if key not in but_for and there.get(key) != asked.get(key):
+            raise OtherExperimentError(
                 f"'{folder.path}' holds a run of another experiment ({key} is {there.get(key, 'none')} there, "
                 f"not {asked.get(key, 'none')}); choose another --out, or delete that folder."
             )

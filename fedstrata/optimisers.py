@@ -5,7 +5,7 @@ training loop owns them."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ optimisers: Registry[Optimiser] = Registry("optimiser")
 
 
 @dataclass(frozen=True)
-class Optimiser(Spec):
+class Optimiser(Spec, ABC):
     """What all local optimisers share."""
 
     learning_rate: float = parameter(0.1, "The learning rate, before the schedule.", above=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from fedstrata.spec import Registry, Spec, parameter
@@ -12,7 +12,7 @@ schedules: Registry[Schedule] = Registry("schedule")
 
 
 @dataclass(frozen=True)
-class Schedule(Spec):
+class Schedule(Spec, ABC):
     """A factor on the learning rate for each round."""
 
     @abstractmethod

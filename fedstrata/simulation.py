@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
 from fedstrata.engines.batches import DeviceData, Work
-from fedstrata.engines.client import Setting
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import Plan, build_engine, make_plan
-from fedstrata.engines.server import Declared, select, server_view
+from fedstrata.engines.server import Declared, ServerSide
+from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
@@ -104,7 +104,7 @@ class Simulation:
     setting: Setting
     engine: Engine
     plan: Plan
-    declared: Declared
+    server_side: ServerSide
     reference: Tensors = field(default_factory=dict)
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
@@ -160,7 +160,7 @@ class Simulation:
         declared = Declared(torch.from_numpy(split.sizes), data.label_counts)
         plan = plan or make_plan(experiment.engine, experiment.chunk, setting, model, data, declared)
         engine = build_engine(plan, setting, model, data, declared)
-        return cls(experiment, dataset, split, method, setting, engine, plan, declared)
+        return cls(experiment, dataset, split, method, setting, engine, plan, ServerSide(setting, declared))
 
     def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
         """Do the remaining rounds, and return the summary; with a folder, save checkpoints on the way and the results
@@ -184,7 +184,7 @@ class Simulation:
         self.round += 1
         last = self.round == self.experiment.rounds
         evaluate = last or self.round % self.experiment.evaluate_every == 0
-        participants = select(self.setting, self.experiment.participation, self.round)
+        participants = self.server_side.select(self.experiment.participation, self.round)
         up, down = self.engine.exchange(self.round)
         before = self.engine.server.model
         report = self.engine.round(self.round, participants, evaluate)
@@ -227,16 +227,16 @@ class Simulation:
         return values
 
     def _layer_metrics(self, before: Tensors, participants: Sequence[int]) -> dict[str, dict[str, float]]:
-        """Measure the layers of the global model: how far they moved, how they lie to the reference round, the method's
-        own."""
+        """Measure the layers of the global model that travel: how far they moved, how they lie to the reference round,
+        the method's own numbers."""
         layers, server = self.setting.layers, self.engine.server
         if self.round == self.experiment.reference_round:
             self.reference = clone(server.model)
-        view = server_view(self.setting, server, self.declared, participants, self.round)
-        measured = {"update": layer_updates(layers, before, server.model), **self.method.layer_metrics(view)}
-        return (
-            {**measured, "cosine": layer_cosines(layers, self.reference, server.model)} if self.reference else measured
-        )
+        view = self.server_side.view(server, participants, self.round)
+        sent = self.server_side.broadcast(server, participants, self.round).tensors
+        travelling = {name: tensor for name, tensor in server.model.items() if name in sent}
+        measured = {"update": layer_updates(layers, before, travelling), **self.method.layer_metrics(view)}
+        return {**measured, "cosine": layer_cosines(layers, self.reference, travelling)} if self.reference else measured
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
         """Log one number per client, and return the summary over clients for the round."""

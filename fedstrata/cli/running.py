@@ -117,8 +117,12 @@ def compare(
     experiment_file: ExperimentFile = None,
     seeds: Annotated[int, typer.Option(help="How many seeds to run each method with, from --seed on.")] = 1,
     out: Annotated[
-        Path, typer.Option(help="The folder of the runs; what is finished there already is not done again.")
-    ] = Path("runs/compare"),
+        Path | None,
+        typer.Option(
+            help="The folder of the runs, where nothing is done twice; by default runs/compare, "
+            "or with a number if that holds another experiment."
+        ),
+    ] = None,
     learning_rate: LearningRate = None,
     settings: Settings = None,
     no_report: NoReport = False,
@@ -134,19 +138,21 @@ def compare(
     from fedstrata.cli.showing import show_comparison
     from fedstrata.progress import show_progress
 
-    planned = comparison.plan(experiment, comparison.read_methods(methods), seeds, out)
+    texts = comparison.read_methods(methods)
+    folder = out or comparable_folder(experiment, texts, seeds)
+    planned = comparison.plan(experiment, texts, seeds, folder)
     to_do = [one for one in planned if one.state != "finished"]
     if len(to_do) < len(planned) and not quiet:
         messages.print(
-            f"{len(planned) - len(to_do)} of {len(planned)} runs are finished already and taken from '{out}'.",
+            f"{len(planned) - len(to_do)} of {len(planned)} runs are finished already and taken from '{folder}'.",
             soft_wrap=True,
         )
     with (
-        stoppable("the same command", out),
+        stoppable("the same command", folder),
         show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet) as progress,
     ):
         comparison.perform(planned, lambda one: progress.begin(one.name), progress.note)
-    show_comparison([one.path for one in planned], None if no_report else out / PAGE, json, quiet)
+    show_comparison([one.path for one in planned], None if no_report else folder / PAGE, json, quiet)
 
 
 def report(
@@ -155,7 +161,9 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The page to write; by default report.html in the (first) folder."),
+        typer.Option(
+            "--output", "-o", help="The page to write; by default report.html, inside the folder if there is only one."
+        ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
     json: Json = False,
@@ -167,16 +175,28 @@ def report(
     """
     from fedstrata.cli.showing import show_comparison
 
-    show_comparison(run_folders(runs), output or runs[0] / PAGE, json, quiet, title)
+    show_comparison(run_folders(runs), output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE)), json, quiet, title)
 
 
 def unused_folder(experiment: Experiment) -> Path:
     """Find a folder in ``runs/`` that does not exist yet, named after method, data and seed."""
-    from fedstrata.compare import file_name
+    from fedstrata.compare import file_name, numbered
 
-    stem = f"{file_name(experiment.method)}-{file_name(experiment.data)}-seed{experiment.seed}"
-    names = (stem, *(f"{stem}-{number}" for number in range(2, 10_000)))
-    return next(path for name in names if not (path := Path("runs") / name).exists())
+    name = f"{file_name(experiment.method)}-{file_name(experiment.data)}-seed{experiment.seed}"
+    return next(path for path in numbered(Path("runs") / name) if not path.exists())
+
+
+def comparable_folder(experiment: Experiment, methods: Sequence[str], seeds: int) -> Path:
+    """Find the first of runs/compare, runs/compare-2 and so on that holds nothing, or runs of the same experiment."""
+    from fedstrata.compare import OtherExperimentError, numbered, plan
+
+    for path in numbered(Path("runs/compare")):
+        try:
+            plan(experiment, methods, seeds, path)
+        except OtherExperimentError:
+            continue
+        break
+    return path
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.client import Setting, cross_entropy
 from fedstrata.engines.forward import Forward
+from fedstrata.engines.setting import Setting
+from fedstrata.engines.training import cross_entropy
 from fedstrata.stack import Tensors
 
 _SAMPLES_AT_ONCE = 2048

@@ -7,8 +7,8 @@ needs no copy. To the model nothing changes: it still sees ``[batch, channels, h
 
 from __future__ import annotations
 
-import warnings
 import math
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.client import Setting, client_round, cross_entropy, first_state
+from fedstrata.engines.client import ClientSide
 from fedstrata.engines.engine import Engine
 from fedstrata.engines.forward import Forward, LoopForward, StackedForward
 from fedstrata.engines.loop import LoopEngine
-from fedstrata.engines.server import Declared, broadcast, first_server_state
+from fedstrata.engines.server import Declared, ServerSide
+from fedstrata.engines.setting import Setting
 from fedstrata.engines.stacked import StackedEngine
+from fedstrata.engines.training import cross_entropy
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.stack import repeat
 
@@ -140,11 +142,12 @@ def seconds_per_client(
 ) -> float:
     """Measure a short round of some clients, after a warm-up, in seconds per client."""
     brief = replace(setting, work=replace(setting.work, steps=_TRIAL_STEPS))
-    message = broadcast(brief, first_server_state(brief, declared), declared, ids, 1)
-    state = first_state(brief, data, ids)
+    server_side, client_side = ServerSide(brief, declared), ClientSide(brief, forward, data)
+    message = server_side.broadcast(server_side.first_state(), ids, 1)
+    state = client_side.first_state(ids)
     best = float("inf")
     for _ in range(3):
         began = time.perf_counter()
-        client_round(brief, forward, data, ids, state, message, 1)
+        client_side.round(ids, state, message, 1)
         best = min(best, time.perf_counter() - began)
     return best / len(ids)

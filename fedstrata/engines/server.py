@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedstrata.engines.client import Setting
+from fedstrata.engines.setting import Setting
 from fedstrata.methods.base import Message, Server
 from fedstrata.methods.composition import Exchange
 from fedstrata.rng import numpy_generator
@@ -31,68 +31,61 @@ class ServerState:
     memory: Tensors = field(default_factory=dict)
 
 
-def server_view(
-    setting: Setting, state: ServerState, declared: Declared, participants: Sequence[int], round: int
-) -> Server:
-    """Gather what hooks may see at the server."""
-    rows = torch.tensor(list(participants))
-    return Server(
-        round=round,
-        rounds=setting.rounds,
-        layers=setting.layers,
-        seed=setting.seed,
-        clients=setting.clients,
-        participants=tuple(participants),
-        sizes=declared.sizes[rows].to(setting.device),
-        label_counts=declared.label_counts[rows].to(setting.device),
-        model=state.model,
-        memory=state.memory,
-    )
+@dataclass(frozen=True)
+class ServerSide:
+    """What the server does; all it knows of clients is what they declared and sent."""
 
+    setting: Setting
+    declared: Declared
 
-def first_server_state(setting: Setting, declared: Declared) -> ServerState:
-    """Prepare the server before the first round."""
-    model = clone({name: tensor for name, tensor in setting.initial.items() if name not in setting.personal})
-    view = server_view(setting, ServerState(model), declared, range(setting.clients), 0)
-    return ServerState(model, clone(setting.method.server_memory(view)))
+    def first_state(self) -> ServerState:
+        """Prepare the server before the first round."""
+        initial, personal = self.setting.initial, self.setting.personal
+        model = clone({name: tensor for name, tensor in initial.items() if name not in personal})
+        view = self.view(ServerState(model), range(self.setting.clients), 0)
+        return ServerState(model, clone(self.setting.method.server_memory(view)))
 
+    def select(self, participation: float, round: int) -> tuple[int, ...]:
+        """Choose a round's participants uniformly, at least one, in ascending order; under one seed alike for every
+        method."""
+        clients = self.setting.clients
+        count = max(1, int(participation * clients + 0.5))
+        if count == clients:
+            return tuple(range(clients))
+        chosen = numpy_generator(self.setting.seed, round, "select").choice(clients, size=count, replace=False)
+        return tuple(sorted(int(client) for client in chosen))
 
-def select(setting: Setting, participation: float, round: int) -> tuple[int, ...]:
-    """Choose the participants of a round uniformly, at least one, in ascending order; the same for every method under
-    one seed."""
-    count = max(1, round_half_up(participation * setting.clients))
-    if count == setting.clients:
-        return tuple(range(setting.clients))
-    chosen = numpy_generator(setting.seed, round, "select").choice(setting.clients, size=count, replace=False)
-    return tuple(sorted(int(client) for client in chosen))
+    def broadcast(self, state: ServerState, participants: Sequence[int], round: int) -> Message:
+        """Build what the server sends: by default the shared tensors, the same for everybody."""
+        message = Message({name: tensor.unsqueeze(0) for name, tensor in state.model.items()})
+        return self.setting.method.broadcast(self.view(state, participants, round), message)
 
+    def conclude(
+        self, state: ServerState, exchange: Exchange, replies: Message, round: int
+    ) -> tuple[ServerState, Message]:
+        """Conclude a survey of all clients: the next state, and the announcement to everybody."""
+        everybody = range(self.setting.clients)
+        model, memory = exchange.conclude(self.view(state, everybody, round), replies)
+        state = ServerState({**state.model, **model}, memory)
+        return state, exchange.announce(self.view(state, everybody, round))
 
-def round_half_up(number: float) -> int:
-    """Round to the nearest whole number, halves up."""
-    return int(number + 0.5)
+    def aggregate(self, state: ServerState, participants: Sequence[int], replies: Message, round: int) -> ServerState:
+        """Weigh, merge, step and refine: from the replies, in the order of the participants, to the next state."""
+        new, memory = self.setting.method.aggregate(self.view(state, participants, round), replies)
+        return ServerState({**state.model, **new}, memory)
 
-
-def broadcast(
-    setting: Setting, state: ServerState, declared: Declared, participants: Sequence[int], round: int
-) -> Message:
-    """Build what the server sends: by default the shared tensors, the same for everybody."""
-    message = Message({name: tensor.unsqueeze(0) for name, tensor in state.model.items()})
-    return setting.method.broadcast(server_view(setting, state, declared, participants, round), message)
-
-
-def conclude(
-    setting: Setting, state: ServerState, declared: Declared, exchange: Exchange, replies: Message, round: int
-) -> tuple[ServerState, Message]:
-    """Conclude a survey of all clients: the next state, and the announcement to everybody."""
-    everybody = range(setting.clients)
-    model, memory = exchange.conclude(server_view(setting, state, declared, everybody, round), replies)
-    state = ServerState({**state.model, **model}, memory)
-    return state, exchange.announce(server_view(setting, state, declared, everybody, round))
-
-
-def server_round(
-    setting: Setting, state: ServerState, declared: Declared, participants: Sequence[int], replies: Message, round: int
-) -> ServerState:
-    """Weigh, merge, step and refine: from the replies, in the order of the participants, to the next state."""
-    new, memory = setting.method.aggregate(server_view(setting, state, declared, participants, round), replies)
-    return ServerState({**state.model, **new}, memory)
+    def view(self, state: ServerState, participants: Sequence[int], round: int) -> Server:
+        """Gather what hooks may see at the server."""
+        rows = torch.tensor(list(participants))
+        return Server(
+            round=round,
+            rounds=self.setting.rounds,
+            layers=self.setting.layers,
+            seed=self.setting.seed,
+            clients=self.setting.clients,
+            participants=tuple(participants),
+            sizes=self.declared.sizes[rows].to(self.setting.device),
+            label_counts=self.declared.label_counts[rows].to(self.setting.device),
+            model=state.model,
+            memory=state.memory,
+        )

@@ -179,6 +179,10 @@ class Part(Spec):
     """One component of a method; the hooks below are FedAvg."""
 
     facts: ClassVar[Facts]
+    claims: ClassVar[tuple[str, ...]] = ()
+    """What only one part of a method can do, beside the exclusive hooks, as it is said of the part."""
+    shares: ClassVar[bool] = True
+    """Whether anything leaves the clients; if not, nothing can work on what they share."""
 
     def parts(self) -> tuple[Part, ...]:
         """The parts that this name stands for: itself, or several for a named composition."""
@@ -311,9 +315,27 @@ EXCLUSIVE_HOOKS: dict[str, str] = {
 }
 
 
+HOOKS_ON_WHAT_IS_SHARED = ("weigh", "merge", "step", "refine", "conclude")
+
+
 def defines(part: Part, hook: str) -> bool:
     """Tell whether a part has its own version of a hook."""
     return getattr(type(part), hook) is not getattr(Part, hook)
+
+
+def objection(first: Part, second: Part) -> str | None:
+    """Tell why two parts cannot stand in one method, if they cannot."""
+    for what in _claims(first):
+        if what in _claims(second):
+            return f"each of them {what}, and only one can"
+    for one, other in ((first, second), (second, first)):
+        if not one.shares and any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
+            return f"'{one.name}' shares nothing, and '{other.name}' works on what clients share"
+    return None
+
+
+def _claims(part: Part) -> tuple[str, ...]:
+    return (*(what for hook, what in EXCLUSIVE_HOOKS.items() if defines(part, hook)), *part.claims)
 
 
 def first_defining(parts: Sequence[Part], hook: str) -> Part:

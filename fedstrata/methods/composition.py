@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TypeVar
 
 from torch import Tensor
@@ -11,7 +12,6 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods.base import (
-    EXCLUSIVE_HOOKS,
     Clients,
     Message,
     Part,
@@ -22,6 +22,7 @@ from fedstrata.methods.base import (
     Training,
     defines,
     first_defining,
+    objection,
 )
 from fedstrata.methods.registry import methods
 from fedstrata.spec import parse
@@ -41,12 +42,11 @@ class Method:
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
-        for hook, what in EXCLUSIVE_HOOKS.items():
-            owners = [part.name for part in self.parts if defines(part, hook)]
-            if len(owners) > 1:
+        for first, second in combinations(self.parts, 2):
+            reason = objection(first, second)
+            if reason is not None:
                 raise FedStrataError(
-                    f"'{owners[0]}' and '{owners[1]}' cannot be combined: each of them {what}, and only one can. "
-                    "Leave one of them out."
+                    f"'{first.name}' and '{second.name}' cannot be combined: {reason}. Leave one of them out."
                 )
 
     @classmethod

@@ -14,10 +14,10 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.base import Clients, Facts, Message, Part, Server, Step, Training
 from fedstrata.methods.fedbn import FedBN
 from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import weights_of
+from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, weights_of
 from fedstrata.rng import uniform
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, align
 
 _FACTS = Facts(
     "layers", "When Aggregation Stops Collaborating: Layer-wise Inertia in Low-Data Federated Learning (LIPS)"
@@ -37,9 +37,13 @@ class Transient(Part):
     The paper's text counts rounds from 1 and ranks by the update; the released code counts from 0, so that its first
     event comes after the very first round with the full :math:`\tau_0` (``schedule=released``), and ranks by the last
     minibatch's gradient times the aggregated weight (``criterion=gradient``). ``magnitude`` and ``random`` are the
-    paper's ablations (Table 4). Biases and norms are never masked."""
+    paper's ablations (Table 4). Biases and norms are never masked.
+
+    Where not everybody takes part, a client ranks by the last round in which it trained; before its first, nothing is
+    masked."""
 
     facts: ClassVar[Facts] = _FACTS
+    claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
 
     tau0: float = parameter(0.7, "The fraction of weights that the first event zeroes.", low=0, below=1)
     every: int = parameter(5, "An event after every so many rounds (k).", low=1)
@@ -59,8 +63,9 @@ class Transient(Part):
         """Keep a mask of this round, and what the criterion and the refill need."""
         names = weights_of(clients.layers, self.layers)
         memory = {f"mask/{name}": torch.ones_like(model[name], dtype=torch.bool) for name in names}
-        if self.criterion in ("update", "gradient"):
+        if self._ranks_by_training():
             memory |= {f"score/{name}": torch.zeros_like(model[name]) for name in names}
+            memory["trained"] = torch.zeros(len(clients.ids), dtype=torch.bool, device=clients.sizes.device)
         if self.refill == "init":
             memory |= {f"init/{name}": model[name] for name in names}
         return memory
@@ -68,13 +73,17 @@ class Transient(Part):
     def begin(self, clients: Clients, received: Tensors) -> Tensors:
         """Decide this round's masks from the sensitivity in the round before."""
         drop = self.drop_after(clients.round - 1, clients.rounds)
-        masks = {
-            f"mask/{name}": keep_mask(self._scores(clients, name, received[name]), drop, batched=True)
-            if drop > 0
-            else torch.ones_like(received[name], dtype=torch.bool)
-            for name in weights_of(clients.layers, self.layers)
-        }
-        return {**clients.memory, **masks}
+        names = weights_of(clients.layers, self.layers)
+        return {**clients.memory, **{f"mask/{name}": self._mask(clients, name, received[name], drop) for name in names}}
+
+    def _mask(self, clients: Clients, name: str, aggregated: Tensor, drop: float) -> Tensor:
+        if drop == 0:
+            return torch.ones_like(aggregated, dtype=torch.bool)
+        kept = keep_mask(self._scores(clients, name, aggregated), drop, batched=True)
+        return kept | align(~clients.memory["trained"], kept) if self._ranks_by_training() else kept
+
+    def _ranks_by_training(self) -> bool:
+        return self.criterion in ("update", "gradient")
 
     def drop_after(self, round: int, rounds: int) -> float:
         """Return the fraction that is zeroed after a round, counted from 1; zero where there is no event."""
@@ -99,6 +108,13 @@ class Transient(Part):
         }
         return {**start, **masked}
 
+    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+        """With local sparsity, let masked weights have no part in the gradient's norm and in the momentum."""
+        if not self.local_sparsity:
+            return gradients
+        names = weights_of(clients.layers, self.layers)
+        return {**gradients, **{name: gradients[name] * clients.memory[f"mask/{name}"] for name in names}}
+
     def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
         """With local sparsity, hold masked weights where they restarted."""
         return self.perturb(clients, parameters) if self.local_sparsity else parameters
@@ -108,14 +124,16 @@ class Transient(Part):
         return self.criterion == "gradient"
 
     def remember(self, clients: Clients, training: Training) -> Tensors:
-        """Note how sensitive the weights were in this round."""
+        """Note how sensitive the weights were in this round; its mask ends with it."""
         memory = dict(clients.memory)
-        if self.drop_after(clients.round, clients.rounds) > 0:
-            for name in weights_of(clients.layers, self.layers):
-                if self.criterion == "update":
-                    memory[f"score/{name}"] = sensitivity(training.start[name], training.trained[name])
-                elif self.criterion == "gradient":
-                    memory[f"score/{name}"] = training.gradients[name]
+        for name in weights_of(clients.layers, self.layers):
+            if self.criterion == "update":
+                memory[f"score/{name}"] = sensitivity(training.start[name], training.trained[name])
+            elif self.criterion == "gradient":
+                memory[f"score/{name}"] = training.gradients[name]
+            memory[f"mask/{name}"] = torch.ones_like(memory[f"mask/{name}"])
+        if self._ranks_by_training():
+            memory["trained"] = torch.ones_like(memory["trained"])
         return memory
 
     def notes(self, layers: LayerMap) -> Iterable[str]:
@@ -148,6 +166,7 @@ class FreezeMiddle(Part):
     stopped to contribute. Frozen weights do not travel any more."""
 
     facts: ClassVar[Facts] = _FACTS
+    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS)
 
     after: int = parameter(50, "The last round in which the middle layers move.", low=0)
     layers: str = parameter("middle", "Which layers: a role, 'all', or names with wildcards joined by '|'.")
@@ -160,9 +179,10 @@ class FreezeMiddle(Part):
         """Do not send what is frozen."""
         return self._without_frozen(server, message)
 
-    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
-        """Put what is frozen back to where it was."""
-        return {**parameters, **{name: step.received[name] for name in self._frozen(clients)}}
+    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+        """Hide what is frozen from the optimiser: no step, no decay, no part in the gradient's norm."""
+        frozen = set(self._frozen(clients))
+        return {name: gradient for name, gradient in gradients.items() if name not in frozen}
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Do not send what is frozen."""
@@ -176,3 +196,8 @@ class FreezeMiddle(Part):
         return replace(
             message, tensors={name: tensor for name, tensor in message.tensors.items() if name not in frozen}
         )
+
+    def notes(self, layers: LayerMap) -> Iterable[str]:
+        """Say that without such layers nothing is frozen."""
+        if not weights_of(layers, self.layers):
+            yield f"The model has no weights in '{self.layers}' layers, so 'freeze-middle' freezes nothing."

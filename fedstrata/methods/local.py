@@ -9,6 +9,7 @@ from typing import ClassVar
 from fedstrata.layers import LayerMap
 from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS
 
 
 @methods.register("local")
@@ -17,6 +18,8 @@ class Local(Part):
     """Every client trains its own model; nothing is ever sent (called "Separate" in LIPS)."""
 
     facts: ClassVar[Facts] = Facts("averaging", "The baseline without federation")
+    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS,)
+    shares: ClassVar[bool] = False
 
     def personal(self, layers: LayerMap) -> Iterable[str]:
         """Keep everything."""

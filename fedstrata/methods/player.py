@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from fedstrata.errors import unknown_name
+from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.functional import federation_sensitivity, split_point
 from fedstrata.layers import LayerMap
 from fedstrata.methods.base import Clients, Facts, Message, Part, Probe, Server, Training
 from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -37,6 +38,7 @@ class PLayer(Part):
     facts: ClassVar[Facts] = Facts(
         "layers", "PLayer-FL: A Principled Approach to Personalized Layer-wise Cross-Silo Federated Learning"
     )
+    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS,)
 
     threshold: float = parameter(
         2.0, "By how much the sensitivity must grow from one layer to the next to end the shared part.", above=0
@@ -44,6 +46,14 @@ class PLayer(Part):
     random: bool = parameter(False, "Share a random prefix instead.")
     up_to: str | None = parameter(None, "Share the layers up to the one of this name instead.")
     batch_size: int = parameter(128, "Samples in the batch on which gradients are taken.", low=1)
+
+    def __post_init__(self) -> None:
+        """Refuse two ways of choosing at once."""
+        super().__post_init__()
+        if self.random and self.up_to is not None:
+            raise FedStrataError(
+                f"'player' was given random=true and up_to='{self.up_to}', which are two ways to choose; keep one."
+            )
 
     def resident(self, layers: LayerMap) -> Iterable[str]:
         """Any layer but the first may turn out to be local."""

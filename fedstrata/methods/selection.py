@@ -7,6 +7,10 @@ from fnmatch import fnmatchcase
 from fedstrata.errors import unknown_name
 from fedstrata.layers import Layer, LayerMap
 
+CHOOSES_WHAT_TRAVELS = "decides which layers travel"
+SETS_WEIGHTS = "puts weights to values of its own"
+"""Claims of parts (see :class:`fedstrata.methods.Part`) that would undo each other."""
+
 
 def choose_layers(layers: LayerMap, pattern: str) -> tuple[Layer, ...]:
     """Choose layers with weights by role (``first``, ``middle``, ``last``), ``all``, or names with wildcards joined by

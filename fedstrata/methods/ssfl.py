@@ -9,11 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedstrata.errors import FedStrataError
 from fedstrata.functional import aggregate_scores, saliency, top_mask
 from fedstrata.layers import LayerMap
 from fedstrata.methods.base import Clients, Facts, Message, Part, Probe, Server, Step, Training
 from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import weights_of
+from fedstrata.methods.selection import SETS_WEIGHTS, weights_of
 from fedstrata.rng import permutation, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -37,9 +38,10 @@ class SSFL(Part):
 
     facts: ClassVar[Facts] = Facts(
         "sparse",
-        "Ohib, Thapaliya et al., SSFL: Discovering Sparse Unified Subnetworks at Initialization for Efficient Federated "
-        "Learning",
+        "Ohib, Thapaliya et al., SSFL: Discovering Sparse Unified Subnetworks at Initialization for Efficient "
+        "Federated Learning",
     )
+    claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
 
     sparsity: float = parameter(0.5, "The fraction of weights that are masked.", low=0, below=1)
     batch_size: int = parameter(16, "Samples in a saliency minibatch.", low=1)
@@ -57,6 +59,17 @@ class SSFL(Part):
         "The mask: by saliency, the same shuffled inside each tensor, or random.",
         choices=("saliency", "shuffled", "random"),
     )
+
+    def __post_init__(self) -> None:
+        """Refuse a new mask before the first one, and growth that never happens."""
+        super().__post_init__()
+        if self.adapt_at is not None and self.adapt_at <= self.warmup + 1:
+            raise FedStrataError(
+                f"'ssfl' finds its first mask before round {self.warmup + 1}, so it cannot find a new one before round "
+                f"{self.adapt_at}; give a later adapt_at."
+            )
+        if self.growth and not self._finds_again():
+            raise FedStrataError("'ssfl' grows its mask only when it finds a new one; give adapt_at or refresh_every.")
 
     def exchanges_before(self, round: int) -> bool:
         """Find a mask after the warm-up, and again when asked."""
@@ -86,7 +99,10 @@ class SSFL(Part):
         return {f"mask/{name}": torch.ones_like(server.model[name], dtype=torch.bool) for name in names} | initial
 
     def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
-        """Score every weight on the client's own data, masked ones at their initial values."""
+        """Score every weight on the client's own data, masked ones at their initial values; a random mask needs no
+        scores."""
+        if self.topology == "random":
+            return Message()
         memory = clients.memory
         whole = dict(model)
         for name in self._masked_names(clients.layers):
@@ -98,10 +114,8 @@ class SSFL(Part):
 
     def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
         """Average the scores, keep the largest, and cut the global model down to them."""
-        scores = {name: aggregate_scores(tensor, server.sizes) for name, tensor in replies.tensors.items()}
-        masks = self._arranged(server, top_mask(scores, self.sparsity))
         model, memory = {}, dict(server.memory)
-        for name, mask in masks.items():
+        for name, mask in self._new_masks(server, replies).items():
             old = server.memory[f"mask/{name}"]
             kept = mask | old if self.growth and server.round > self.warmup + 1 else mask
             values = server.model[name].where(old, memory.get(f"init/{name}", server.model[name].new_zeros(())))
@@ -109,16 +123,18 @@ class SSFL(Part):
             memory[f"mask/{name}"] = kept
         return model, memory
 
-    def _arranged(self, server: Server, masks: Tensors) -> Tensors:
-        if self.topology == "saliency":
-            return masks
-        keys = {name: torch.tensor(server.key(f"ssfl/{name}")) for name in masks}
+    def _new_masks(self, server: Server, replies: Message) -> Tensors:
+        keys = {name: torch.tensor(server.key(f"ssfl/{name}")) for name in _masked(server.memory)}
         if self.topology == "random":
-            draws = {name: uniform(keys[name], mask.shape).to(mask.device) for name, mask in masks.items()}
-            return top_mask(draws, self.sparsity)
-        return {
-            name: mask.flatten()[permutation(keys[name], mask.numel())].view(mask.shape) for name, mask in masks.items()
-        }
+            drawn = {name: server.model[name] for name in keys}
+            scores = {name: uniform(keys[name], tensor.shape).to(tensor.device) for name, tensor in drawn.items()}
+        else:
+            scores = {name: aggregate_scores(tensor, server.sizes) for name, tensor in replies.tensors.items()}
+        masks = top_mask(scores, self.sparsity)
+        if self.topology == "shuffled":
+            orders = {name: permutation(keys[name], mask.numel()) for name, mask in masks.items()}
+            return {name: mask.flatten()[orders[name]].view(mask.shape) for name, mask in masks.items()}
+        return masks
 
     def announce(self, server: Server) -> Message:
         """Send the mask, one bit per weight."""
@@ -164,6 +180,11 @@ class SSFL(Part):
         sent = {name: mask for name, mask in masks.items() if name in message.tensors}
         return replace(message, masks={**message.masks, **sent})
 
+    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+        """Keep masked weights at zero at the server too, where momentum from before the mask would move them."""
+        masked = {name: new[name] * _mask_of(server.memory, name) for name in _masked(server.memory) if name in new}
+        return {**new, **masked}, server.memory
+
     def notes(self, layers: LayerMap) -> Iterable[str]:
         """Say that without such weights nothing is masked."""
         if not self._masked_names(layers):
@@ -171,12 +192,12 @@ class SSFL(Part):
 
     def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
         """Tell which part of each layer the mask keeps."""
-        kept = {
-            server.layers.of(name).name: _mask_of(server.memory, name)
-            for name in _masked(server.memory)
-            if self.sparsity
-        }
-        return {"density": {layer: float(mask.double().mean()) for layer, mask in kept.items()}} if kept else {}
+        if self.sparsity == 0:
+            return {}
+        kept: dict[str, list[Tensor]] = {}
+        for name in _masked(server.memory):
+            kept.setdefault(server.layers.of(name).name, []).append(_mask_of(server.memory, name).flatten())
+        return {"density": {layer: float(torch.cat(masks).double().mean()) for layer, masks in kept.items()}}
 
 
 def _masked(memory: Tensors) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,15 +19,15 @@ models = Registry["ModelSpec"]("model")
 
 
 @dataclass(frozen=True)
-class ModelSpec(Spec):
+class ModelSpec(Spec, ABC):
     """A model with its parameters, which builds an ordinary ``nn.Module`` for given data."""
 
+    @abstractmethod
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the module, drawing initial weights from PyTorch's global generator, which the caller has seeded.
 
         Raises a :class:`FedStrataError` where the network cannot take inputs of this shape.
         """
-        raise NotImplementedError
 
 
 def build_model(

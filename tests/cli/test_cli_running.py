@@ -171,6 +171,14 @@ def test_compare_refuses_to_mix_experiments(call: Call) -> None:
     assert "rounds is 1 there, not 2" in sentence
 
 
+def test_without_a_folder_compare_goes_on_with_the_same_experiment_or_takes_a_new_one(
+    call: Call, tmp_path: Path
+) -> None:
+    for rounds in ("1", "2", "1"):
+        assert call("compare", "fedavg", *TINY, "--rounds", rounds, "--no-report").code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["compare", "compare-2"]
+
+
 def test_compare_finds_a_bad_method_before_anything_runs(call: Call, tmp_path: Path) -> None:
     assert "Did you mean 'fedbn'?" in call("compare", "local, fedbm", *TINY, "--rounds", "1").sentence
     assert list(tmp_path.iterdir()) == []

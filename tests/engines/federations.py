@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.client import Setting
+from fedstrata.engines.setting import Setting
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.server import Declared
 from fedstrata.experiment import Experiment

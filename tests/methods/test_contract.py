@@ -118,7 +118,7 @@ def test_no_client_sees_another(method):
     for data in (dataset, other):
         engine = prepare(method, "loop", dataset=data).engine
         assert isinstance(engine, LoopEngine)
-        messages = engine._server.messages(range(5), 1)
+        messages = engine.central.messages(range(5), 1)
         answers.append([engine.members[client].answer(messages[client], 1)[0] for client in range(5)])
     nothing_is_sent = Method.make(method).personal(prepare(method).setting.layers) >= set(
         prepare(method).setting.initial
@@ -134,10 +134,10 @@ def test_the_order_of_replies_does_not_matter(method):
     for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
         engine = prepare(method, "loop").engine
         assert isinstance(engine, LoopEngine)
-        messages = engine._server.messages(range(5), 1)
+        messages = engine.central.messages(range(5), 1)
         replies = {client: engine.members[client].answer(messages[client], 1)[0] for client in order}
-        engine._server.receive(replies, 1)
-        states.append(pack(engine._server.state, engine.clients()))
+        engine.central.receive(replies, 1)
+        states.append(pack(engine.server, engine.clients()))
     assert_same_bits(*states)
 
 
@@ -155,7 +155,7 @@ def test_clients_that_sit_out_keep_their_state(method):
 def test_personal_names_never_travel(method):
     simulation = prepare(method)
     assert isinstance(simulation.engine, LoopEngine)
-    [message] = set(simulation.engine._server.messages([0], 1))
+    [message] = set(simulation.engine.central.messages([0], 1))
     reply, _ = simulation.engine.members[0].answer(message, 1)
     for name in simulation.setting.personal:
         assert f'"{name}"'.encode() not in message + reply

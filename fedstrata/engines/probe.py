@@ -1,0 +1,81 @@
+"""What a client can find out with its own data, for methods that ask before a round (see
+:class:`fedstrata.methods.Probe`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedstrata.engines.batches import Batch
+from fedstrata.engines.training import Trainer, cross_entropy
+from fedstrata.methods.base import Clients, Phase
+from fedstrata.rng import fold, numpy_generator
+from fedstrata.stack import Tensors, take
+
+
+@dataclass(frozen=True)
+class DataProbe:
+    """Gives hooks the answers of a client's own data (see :class:`fedstrata.methods.Probe`)."""
+
+    trainer: Trainer
+    clients: Clients
+
+    def gradients(self, model: Tensors, batch_size: int, batches: int = 1, balanced: bool = False) -> Tensors:
+        """Return the gradients of the mean loss on some minibatches, in training mode; nothing is kept."""
+        layers, data = self.trainer.setting.layers, self.trainer.data
+        names = layers.parameter_names
+        buffers = {name: model[name] for name in layers.buffer_names}
+        total = {name: torch.zeros_like(model[name], memory_format=torch.contiguous_format) for name in names}
+        dropout = self.clients.keys("probe/dropout")
+        for batch in self._balanced(batch_size, batches) if balanced else self._plain(batch_size, batches):
+            rows = batch.rows
+            keys = fold(dropout if rows is None else dropout[rows], batch.step)
+            inputs, labels = data.make(batch.positions, None)
+            own = take({name: model[name] for name in names}, rows)
+            own = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
+            outputs, _ = self.trainer.forward(own, take(buffers, rows), inputs, keys, training=True)
+            loss = cross_entropy(outputs, labels).mean(1).sum()
+            for name, gradient in zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True):
+                if rows is None:
+                    total[name] += gradient / batches
+                else:
+                    total[name].index_add_(0, rows, gradient / batches)
+        return total
+
+    def train(self, model: Tensors, epochs: int) -> Tensors:
+        """Return the model after some epochs of local training at the initial learning rate."""
+        rate = self.trainer.setting.optimiser.learning_rate
+        return self.trainer.train(self.clients, model, model, Phase(epochs=epochs), rate, "survey").model
+
+    def _plain(self, batch_size: int, batches: int) -> Iterator[Batch]:
+        setting = self.trainer.setting
+        work = replace(setting.work, batch_size=batch_size, steps=batches)
+        return self.trainer.data.batches(self.clients.ids, work, setting.seed, self.clients.round, "probe")
+
+    def _balanced(self, batch_size: int, batches: int) -> Iterator[Batch]:
+        """Yield each client's batches with its classes in turn, one client at a time; small clients repeat samples."""
+        for row, client in enumerate(self.clients.ids):
+            chance = numpy_generator(self.clients.seed, self.clients.round, client, "probe/balanced")
+            positions = chance.permutation(self.trainer.data.split.train[client])
+            order = np.argsort(_occurrence(self.trainer.data.dataset.labels.numpy()[positions]), kind="stable")
+            needed = np.resize(positions[order], batch_size * batches).reshape(batches, batch_size)
+            rows = torch.tensor([row], device=self.trainer.setting.device)
+            for step, batch in enumerate(needed):
+                yield Batch(rows, torch.from_numpy(batch)[None].to(self.trainer.setting.device), step)
+
+
+def _occurrence(labels: np.ndarray) -> np.ndarray:
+    """Number the occurrences of each label: 0 for its first, 1 for its second, ...
+
+    >>> _occurrence(np.array([3, 3, 1, 3, 1])).tolist()
+    [0, 1, 0, 2, 1]
+    """
+    order = np.argsort(labels, kind="stable")
+    grouped = labels[order]
+    first = np.searchsorted(grouped, grouped)
+    numbers = np.empty_like(order)
+    numbers[order] = np.arange(len(labels)) - first
+    return numbers
