@@ -15,7 +15,7 @@ SAY := echo "Installing into $(VENV); the first time, PyTorch makes this take so
 # For several processes on the same cores, and for models so small that a second thread gains nothing.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_PROC_BIND=false
 
-DEMO_METHODS := fedavg, fedbn, local, lips, ssfl, lws, player
+DEMO_METHODS := fedavg, fedbn, local, lips, ssfl, fedbn+lws, player(threshold=1.1)
 DEMO_DATA := --data digits --clients 20 --partition "dirichlet(alpha=0.2, samples=25, test_samples=50)"
 
 .DELETE_ON_ERROR:

@@ -4,9 +4,9 @@
     python benchmarks/speed.py --growth            how time and memory grow with the number of clients
 
 Three ways to train the same clients for one round: ``usual`` is the loop that most federated-learning code has (one
-``nn.Module``, ``torch.optim``, client after client, no messages); ``loop`` is FedStrata's reference engine, which also encodes
-and decodes every message; ``stacked`` trains all clients as one batch of models. Every way does the same local steps on the same
-number of samples. Repetitions alternate between the ways; the median counts.
+``nn.Module``, ``torch.optim``, client after client, no messages); ``loop`` is FedStrata's reference engine, which also
+encodes and decodes every message; ``stacked`` trains all clients as one batch of models. Every way does the same local
+steps on the same number of samples. Repetitions alternate between the ways; the median counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,16 @@ CPU_CASES = [
     Case("ResNet-8, 20 clients x 100, batch 10", "resnet8", (3, 32, 32), 100, 20, 100, 10, epochs=1),
 ]
 GPU_CASES = [
-    Case(f"LIPS: ResNet-8, 100 clients x 100, {precision}", "resnet8", (3, 32, 32), 100, 100, 100, 100, precision=precision)
+    Case(
+        f"LIPS: ResNet-8, 100 clients x 100, {precision}",
+        "resnet8",
+        (3, 32, 32),
+        100,
+        100,
+        100,
+        100,
+        precision=precision,
+    )
     for precision in ("fp32", "tf32", "bf16")
 ]
 
@@ -153,30 +162,44 @@ def growth(device: str, repetitions: int) -> None:
     """Print how the time of a round and the memory grow with the number of clients."""
     gpu = device == "cuda"
     model, shape, classes, samples = ("resnet8", (3, 32, 32), 100, 100) if gpu else ("cnn", (1, 8, 8), 10, 40)
-    print(f"\n| clients ({model} x {samples} samples, {device}) | seconds a round | at once | peak memory, GiB |\n|---|---|---|---|")
+    print(
+        f"\n| clients ({model} x {samples} samples, {device}) | seconds a round | at once | peak memory, GiB |\n"
+        "|---|---|---|---|"
+    )
     for clients in (10, 30, 100, 300, 1000):
-        case = Case("", model, shape, classes, clients, samples, 100 if gpu else 32, precision="tf32" if gpu else "fp32")
+        case = Case(
+            "", model, shape, classes, clients, samples, 100 if gpu else 32, precision="tf32" if gpu else "fp32"
+        )
         if gpu:
             torch.cuda.reset_peak_memory_stats()
         prepared = simulation(case, "stacked", device)
         one_round = rounds_of(prepared)
         one_round()
         spent = statistics.median(seconds(one_round, device) for _ in range(repetitions))
-        peak = torch.cuda.max_memory_allocated() / 2**30 if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        peak = (
+            torch.cuda.max_memory_allocated() / 2**30
+            if gpu
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        )
         print(f"| {clients} | {spent:.3f} | {prepared.plan.chunk} | {peak:.2f} |", flush=True)
 
 
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--growth", action="store_true", help="how time and memory grow with clients, instead of the ratios")
+    parser.add_argument(
+        "--growth", action="store_true", help="how time and memory grow with clients, instead of the ratios"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
     if arguments.growth:
         growth(arguments.device, arguments.repetitions)
         return
-    print("| setting (seconds a round) | usual | loop | stacked | loop: times usual | stacked: times usual |\n|---|---|---|---|---|---|")
+    print(
+        "| setting (seconds a round) | usual | loop | stacked | loop: times usual | stacked: times usual |\n"
+        "|---|---|---|---|---|---|"
+    )
     for case in CPU_CASES if arguments.device == "cpu" else GPU_CASES:
         measure(case, arguments.device, arguments.repetitions)
 

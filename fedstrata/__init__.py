@@ -1,7 +1,8 @@
 """FedStrata: layer-wise and sparse federated learning.
 
 Names that need PyTorch are imported when they are first used, so that ``import fedstrata`` and the command line start
-at once."""
+at once.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -24,7 +24,8 @@ from fedstrata.simulation import Ingredients, Listener, Simulation
 @dataclass(frozen=True)
 class Result:
     """What a run gave: the summary, all metrics, the global model (its shared part), and what clients keep, as
-    stacks."""
+    stacks.
+    """
 
     summary: dict[str, Any]
     metrics: MetricLog
@@ -58,6 +59,8 @@ def run(
         key: value for key, value in (("data", data), ("model", model), ("method", method)) if isinstance(value, str)
     }
     chosen = (experiment or Experiment()).with_changes({**changes, **named})
+    if out is not None:
+        RunFolder.refuse_taken(Path(out))
     simulation = Simulation.prepare(chosen, _ingredients(data, split, model, method))
     if out is None:
         return _result(simulation, simulation.run(None, listener), None)

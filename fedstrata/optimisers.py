@@ -1,7 +1,8 @@
 """Local optimisers as operations on stacks: each client has its own state and its own gradient norm.
 
 The arithmetic is that of ``torch.optim`` with the same names. ``update_`` changes the tensors that it is given: the
-training loop owns them."""
+training loop owns them.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ So the order of clients, the chunk size, the engine, the device and a restart ch
 
 Keys are tensors ``[..., 2]`` of two 32-bit words; draws are the counter-based generator Philox4x32-10 (Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written in tensor operations so that all clients draw at once
-and a CPU and a GPU draw the same numbers."""
+and a CPU and a GPU draw the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def permutation(keys: Tensor, count: int, stream: int | Tensor = 0, valid: Tenso
     """Shuffle ``0 .. count - 1`` for each key: a tensor ``[..., count]``.
 
     With ``valid``, a tensor of lengths that broadcasts to ``[..., 1]``, each row begins with the shuffle of its own
-    shorter range, the one that it would have got alone, so that clients of unequal size are shuffled in one call."""
+    shorter range, the one that it would have got alone, so that clients of unequal size are shuffled in one call.
+    """
     words = philox(keys, 2 * count, stream)[..., : 2 * count]
     order = (words[..., 0::2] << 31) | (words[..., 1::2] >> 1)
     if valid is not None:

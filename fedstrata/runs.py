@@ -90,7 +90,7 @@ class RunFolder:
             if not place.exists():
                 files.write_folder_atomically(place, description)
                 return cls(path, files.WriteLock(path))
-            _refuse_foreign_content(path, experiment)
+            _refuse_foreign_content(path)
         lock = files.WriteLock(path)
         files.remove_partials(path)
         try:
@@ -102,6 +102,13 @@ class RunFolder:
             lock.release()
             raise
         return cls(path, lock)
+
+    @staticmethod
+    def refuse_taken(path: Path) -> None:
+        """Refuse a place where :meth:`create` could not make a run, before any work is done for it."""
+        with files.explained(path):
+            if path.exists():
+                _refuse_foreign_content(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -324,7 +331,7 @@ def _describe(
     }
 
 
-def _refuse_foreign_content(path: Path, experiment: Experiment) -> None:
+def _refuse_foreign_content(path: Path) -> None:
     """Let only an empty folder pass, or one in which the creation of a run was cut short."""
     if not path.is_dir():
         raise FedStrataError(f"'{path}' is a file, not a folder; choose another --out.")
@@ -335,14 +342,12 @@ def _refuse_foreign_content(path: Path, experiment: Experiment) -> None:
         return
     if "experiment.toml" not in names:
         raise FedStrataError(f"The folder '{path}' holds other things (such as '{min(names)}'); choose another --out.")
-    run = RunFolder(path)
-    if run.finished:
+    if RunFolder(path).finished:
         raise FedStrataError(
             f"'{path}' already holds a finished run; choose another --out, or delete that folder first."
         )
-    which = "this run" if run.experiment == experiment else "another run"
     raise FedStrataError(
-        f"'{path}' already holds {which}, not yet finished; "
+        f"'{path}' already holds a run that is not finished; "
         f"go on with it by 'fedstrata resume {path}', or choose another --out."
     )
 

@@ -164,7 +164,8 @@ class Simulation:
 
     def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
         """Do the remaining rounds, and return the summary; with a folder, save checkpoints on the way and the results
-        at the end."""
+        at the end.
+        """
         with _stop_requests() as stop:
             while self.round < self.experiment.rounds:
                 self.step(listener)
@@ -228,7 +229,8 @@ class Simulation:
 
     def _layer_metrics(self, before: Tensors, participants: Sequence[int]) -> dict[str, dict[str, float]]:
         """Measure the layers of the global model that travel: how far they moved, how they lie to the reference round,
-        the method's own numbers."""
+        the method's own numbers.
+        """
         layers, server = self.setting.layers, self.engine.server
         if self.round == self.experiment.reference_round:
             self.reference = clone(server.model)
@@ -359,7 +361,8 @@ def set_precision(precision: str, deterministic: bool) -> None:
 
 def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str, float]:
     r"""Measure how far each shared layer of the global model moved: :math:`\lVert w^{t+1} - w^t \rVert / \lVert w^t
-    \rVert`."""
+    \rVert`.
+    """
     names, values = [], []
     for layer in layers.layers:
         shared = [name for name in layer.parameters if name in after]
@@ -402,6 +405,8 @@ def _stop_requests() -> Iterator[list[int]]:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
+        again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        warnings.warn(f"Stopping after this round{again}.", FedStrataWarning, stacklevel=1)
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -277,7 +277,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    where = f"the parameter '{field.name}' of the {owner.kind} '{owner.name or type(owner).__name__}'"
+    named = "" if owner.name == owner.kind else f" '{owner.name or type(owner).__name__}'"
+    where = f"the parameter '{field.name}' of the {owner.kind}{named}"
     allowed, value = _kinds(hint), _plain(value)
     if float in allowed and type(value) is int:
         value = _as_float(value)

@@ -1,7 +1,8 @@
 """Arithmetic on stacks: all clients' tensors at once.
 
 A **stack** is a dict from a name to a tensor with a leading client axis, ``[K, *shape]``. A plain dict without that
-axis holds one model, such as the server's. Everything here is a pure function unless its name says otherwise."""
+axis holds one model, such as the server's. Everything here is a pure function unless its name says otherwise.
+"""
 
 from __future__ import annotations
 

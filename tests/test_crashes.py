@@ -28,12 +28,16 @@ def command(*arguments: str) -> list[str]:
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     newest = max((folder / "checkpoints").iterdir())
-    return {name: (folder / name).read_bytes() for name in COMPARED} | {"state": (newest / "state.safetensors").read_bytes()}
+    return {name: (folder / name).read_bytes() for name in COMPARED} | {
+        "state": (newest / "state.safetensors").read_bytes()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_killed_at_random_moments_and_resumed_the_run_ends_with_the_same_bytes(seed, unbroken, tmp_path):
     chance = random.Random(seed)
     folder = tmp_path / "run"

@@ -187,10 +187,10 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
         save(run, 1)
         before = content_of(path)
         with pytest.raises(
-            FedStrataError, match=r"already holds this run, not yet finished; .*'fedstrata resume .*--out"
+            FedStrataError, match=r"already holds a run that is not finished; .*'fedstrata resume .*--out"
         ):
             create(path)
-        with pytest.raises(FedStrataError, match=r"already holds another run, not yet finished"):
+        with pytest.raises(FedStrataError, match=r"already holds a run that is not finished"):
             RunFolder.create(path, EXPERIMENT.with_changes({"seed": 1}), DATASET, SPLIT, ENVIRONMENT)
         assert content_of(path) == before
         finish(run)

@@ -152,7 +152,7 @@ def compare(
         show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet) as progress,
     ):
         comparison.perform(planned, lambda one: progress.begin(one.name), progress.note)
-    show_comparison([one.path for one in planned], None if no_report else folder / PAGE, json, quiet)
+    show_comparison([one.path for one in planned], None if no_report else folder / PAGE, json, quiet, out=folder)
 
 
 def report(
@@ -175,7 +175,9 @@ def report(
     """
     from fedstrata.cli.showing import show_comparison
 
-    show_comparison(run_folders(runs), output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE)), json, quiet, title)
+    show_comparison(
+        run_folders(runs), output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE)), json, quiet, title=title
+    )
 
 
 def unused_folder(experiment: Experiment) -> Path:

@@ -36,9 +36,15 @@ def show_run(folder: Path, page: Path | None, json: bool, quiet: bool) -> None:
 
 
 def show_comparison(
-    folders: Sequence[Path], page: Path | None, json: bool, quiet: bool, title: str | None = None
+    folders: Sequence[Path],
+    page: Path | None,
+    json: bool,
+    quiet: bool,
+    *,
+    title: str | None = None,
+    out: Path | None = None,
 ) -> None:
-    """Write the report over several runs, and print their table."""
+    """Write the report over several runs, which lie in ``out`` if they were made together, and print their table."""
     rows = comparison_rows([read_run(folder) for folder in folders])
     _write_page(folders, page, title)
     if json:
@@ -48,6 +54,7 @@ def show_comparison(
                 "notes": notes(rows),
                 "runs": [str(folder) for folder in folders],
                 "report": None if page is None else str(page),
+                "out": None if out is None else str(out),
             }
         )
     elif not quiet:
@@ -65,9 +72,8 @@ def explanation(rows: Sequence[Row]) -> list[Text]:
     """Say what the numbers of a comparison mean."""
     headlines = dict.fromkeys(row.headline for row in rows)
     said = [f"{short_name(headline)}: {meaning(headline)}" for headline in headlines]
-    return [
-        Text(sentence, style="dim") for sentence in ("Accuracy in percent, in the last round.", *said, *notes(rows))
-    ]
+    columns = "Accuracies in percent. worst 10 %: the mean of the worst tenth of the clients in the last round."
+    return [Text(sentence, style="dim") for sentence in ("", columns, *said, *notes(rows))]
 
 
 def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> RenderableType:
@@ -93,8 +99,8 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
 
 def next_command(experiment: Experiment) -> str:
     """Write the command that compares this experiment with another method."""
-    other = "fedbn" if experiment.method == "fedavg" else "fedavg"
-    parts = ["fedstrata", "compare", f"{other}, {experiment.method}", "--seeds", "3"]
+    other = "fedbn" if experiment.method == "fedavg" else experiment.method
+    parts = ["fedstrata", "compare", f"fedavg, {other}", "--seeds", "3"]
     for field in dataclasses.fields(experiment):
         value = getattr(experiment, field.name)
         if value == field.default or field.name == "method":

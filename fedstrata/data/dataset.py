@@ -18,7 +18,8 @@ class Dataset:
     ``inputs`` is ``[n, ...]``: images as uint8 ``[n, channels, height, width]`` in 0..255 (scaled to [0, 1] when a
     batch is made) or any floating-point features; ``labels`` is int64 ``[n]``. ``train`` and ``test`` are positions in
     the pool. ``sites`` names the natural owner of each sample (a hospital, a writer), where there is one. ``mean`` and
-    ``deviation`` are per channel, for the ``normalise`` transform."""
+    ``deviation`` are per channel, for the ``normalise`` transform.
+    """
 
     name: str
     inputs: Tensor

@@ -2,7 +2,8 @@
 
 A client's stream of batches depends on its own key and its own data only. Clients are then grouped so that those whose
 next batches have the same size are trained together: no padding, so batch norm and optimisers see exactly what they
-would see alone."""
+would see alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from fedstrata.rng import client_keys, permutation
 @dataclass(frozen=True)
 class Work:
     """How much local training: epochs, or a number of steps instead; the size of batches; what becomes of a small last
-    one."""
+    one.
+    """
 
     epochs: int
     steps: int | None
@@ -43,7 +45,8 @@ class Work:
 @dataclass(frozen=True)
 class Batch:
     """The next batches of a group of clients: their rows in the stack (``None``: all), positions ``[k, b]`` in the
-    pool, step counter."""
+    pool, step counter.
+    """
 
     rows: Tensor | None
     positions: Tensor

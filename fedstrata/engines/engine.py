@@ -17,7 +17,8 @@ from fedstrata.stack import Tensors
 @dataclass(frozen=True)
 class RoundReport:
     """What a round cost and gave: each participant's mean training loss, bytes both ways, and the scores before
-    aggregation if asked."""
+    aggregation if asked.
+    """
 
     loss: Tensor
     bytes_up: int
@@ -43,7 +44,8 @@ class Engine(Protocol):
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Test every client's own model after aggregation; and the global model on the global test set, where there is
-        one."""
+        one.
+        """
         ...
 
     def adapted(self, round: int) -> Scores:

@@ -6,7 +6,8 @@ summed loss is every client's own gradient.
 
 :class:`LoopForward` runs plain PyTorch for one client at a time; :class:`StackedForward` runs all clients as one batch
 of models through ``torch.func.vmap``, with hand-made operations where the generic rule is slow. Both draw dropout from
-per-client keys, so they agree."""
+per-client keys, so they agree.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 ``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their
 speed. Here images of all clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one
 batched matrix product over unfolded windows, batch norm is one fused call over ``K * channels`` channels, and pooling
-needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``."""
+needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What a client can find out with its own data, for methods that ask before a round (see
-:class:`fedstrata.methods.Probe`)."""
+:class:`fedstrata.methods.Probe`).
+"""
 
 from __future__ import annotations
 

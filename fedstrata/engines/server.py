@@ -47,7 +47,8 @@ class ServerSide:
 
     def select(self, participation: float, round: int) -> tuple[int, ...]:
         """Choose a round's participants uniformly, at least one, in ascending order; under one seed alike for every
-        method."""
+        method.
+        """
         clients = self.setting.clients
         count = max(1, int(participation * clients + 0.5))
         if count == clients:

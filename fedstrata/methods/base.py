@@ -32,7 +32,8 @@ class Message:
 
     Every tensor has a leading axis: K, one slice per client, or 1, the same for everybody. ``masks`` says which entries
     of a tensor are sent (it broadcasts against the tensor); entries outside are zero and cost nothing. ``numbers``
-    holds one value per client."""
+    holds one value per client.
+    """
 
     tensors: Tensors = field(default_factory=dict)
     masks: Tensors = field(default_factory=dict)
@@ -121,7 +122,8 @@ class Step:
     """One local step of K clients, as hooks see it.
 
     ``received`` are the weights with which the round began, before any perturbation. ``forward`` runs other parameters
-    on the same batch."""
+    on the same batch.
+    """
 
     parameters: Tensors
     received: Tensors
@@ -135,7 +137,8 @@ class Step:
 @dataclass(frozen=True)
 class Training:
     """What local training did: where it started, where it ended, and the gradients of the last step if a part wants
-    them."""
+    them.
+    """
 
     start: Tensors
     trained: Tensors
@@ -157,7 +160,8 @@ class Probe(Protocol):
 @dataclass(frozen=True)
 class Phase:
     """A stretch of local training: which parameters move, and for how many epochs (``None``: as the experiment
-    says)."""
+    says).
+    """
 
     trains: Callable[[LayerMap], Iterable[str]] | None = None
     epochs: int | None = None
@@ -166,7 +170,8 @@ class Phase:
 @dataclass(frozen=True)
 class Facts:
     """What is true of a part, for listings and checks: its family, its paper, and why it cannot run somewhere, if
-    so."""
+    so.
+    """
 
     family: str
     paper: str
@@ -263,7 +268,8 @@ class Part(Spec):
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         r"""Merge the replies (exclusive): :math:`\hat w = \sum_k p_k w_k`, entry by entry over the clients that sent
-        it."""
+        it.
+        """
         return {
             name: weighted_mean(tensor, shares, replies.masks.get(name), server.model[name])
             for name, tensor in replies.tensors.items()
@@ -286,7 +292,8 @@ class Part(Spec):
 
     def exchanges_before(self, round: int) -> bool:
         """Tell whether a round is preceded by an exchange with all clients, such as a saliency round before the
-        first."""
+        first.
+        """
         return False
 
     def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:

@@ -20,7 +20,8 @@ class FedAvg(Part):
 
     :math:`w^{t+1} = \sum_k \frac{n_k}{n} w_k^t` over everything in the model, running statistics of norm layers
     included. This is what a round does when no part says otherwise, so the class is empty and can be combined with
-    anything."""
+    anything.
+    """
 
     facts: ClassVar[Facts] = Facts("averaging", _PAPER, _LINK)
 
@@ -31,7 +32,8 @@ class FedAvgFineTuning(Part):
     """FedAvg; after the last round every client fine-tunes the global model on its own data.
 
     The fine-tuned models are evaluated under the label ``client_adapted`` and are not sent anywhere. They train at the
-    initial learning rate, as the comparisons in SSFL (Table 1) do, not at the decayed one."""
+    initial learning rate, as the comparisons in SSFL (Table 1) do, not at the decayed one.
+    """
 
     facts: ClassVar[Facts] = Facts("averaging", _PAPER + "; fine-tuned as in SSFL, Table 1", _LINK)
 

@@ -20,7 +20,8 @@ class FedAvgM(Part):
 
     With :math:`\Delta = \sum_k p_k (w_k - w)`: :math:`v \leftarrow \beta v + \Delta`, :math:`w \leftarrow w + \eta v`.
     Only parameters have momentum; running statistics are averaged, since a running variance that overshoots may turn
-    negative."""
+    negative.
+    """
 
     facts: ClassVar[Facts] = Facts(
         "server optimiser",

@@ -40,7 +40,8 @@ class Transient(Part):
     paper's ablations (Table 4). Biases and norms are never masked.
 
     Where not everybody takes part, a client ranks by the last round in which it trained; before its first, nothing is
-    masked."""
+    masked.
+    """
 
     facts: ClassVar[Facts] = _FACTS
     claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
@@ -65,7 +66,7 @@ class Transient(Part):
         memory = {f"mask/{name}": torch.ones_like(model[name], dtype=torch.bool) for name in names}
         if self._ranks_by_training():
             memory |= {f"score/{name}": torch.zeros_like(model[name]) for name in names}
-            memory["trained"] = torch.zeros(len(clients.ids), dtype=torch.bool, device=clients.sizes.device)
+            memory["trained"] = torch.zeros_like(clients.sizes, dtype=torch.bool)
         if self.refill == "init":
             memory |= {f"init/{name}": model[name] for name in names}
         return memory
@@ -163,7 +164,8 @@ class FreezeMiddle(Part):
     """From some round on, every client's middle layers stay as they are; first and last layers go on being aggregated.
 
     This is the experiment of LIPS's Table 1 (w/.fix, with FedBN): accuracy hardly changes, so the middle layers had
-    stopped to contribute. Frozen weights do not travel any more."""
+    stopped to contribute. Frozen weights do not travel any more.
+    """
 
     facts: ClassVar[Facts] = _FACTS
     claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS)

@@ -31,7 +31,8 @@ class LayerWiseShrinking(Part):
     ``layers=model`` takes one factor for the whole model; ``fixed`` takes 1.00, 0.99, 0.98, ... by depth (the study in
     Fig. 1b); ``mode`` splits the effect into its two terms (Table 10). ``clamp`` bounds :math:`\beta\tau` to [0.01,
     0.2] as the released code does, against the paper: then even a tiny beta shrinks. The factors are in the run's layer
-    metrics as ``gamma``."""
+    metrics as ``gamma``.
+    """
 
     facts: ClassVar[Facts] = Facts(
         "aggregation", "Shi et al., FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking, ICLR 2025"

@@ -33,7 +33,8 @@ class PLayer(Part):
     The paper gives no value for t and the released code has no threshold but lists of layers picked by eye; the default
     2 is ours. ``up_to`` shares the layers up to a named one instead, without a survey. ``random`` shares a random
     prefix, neither all layers nor the measured ones (PLayer-FL-Random). The curve and the choice are in the run's layer
-    metrics as ``federation_sensitivity`` and ``federated``."""
+    metrics as ``federation_sensitivity`` and ``federated``.
+    """
 
     facts: ClassVar[Facts] = Facts(
         "layers", "PLayer-FL: A Principled Approach to Personalized Layer-wise Cross-Silo Federated Learning"
@@ -75,11 +76,11 @@ class PLayer(Part):
 
     def server_memory(self, server: Server) -> Tensors:
         """Share everything until something is concluded."""
-        return {"federated": torch.tensor(self._start(server.layers))}
+        return {"federated": server.sizes.new_tensor(self._start(server.layers))}
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Share everything until something is announced."""
-        return {"federated": torch.full((len(clients.ids),), self._start(clients.layers))}
+        return {"federated": torch.full_like(clients.sizes, self._start(clients.layers))}
 
     def _start(self, layers: LayerMap) -> int:
         return len(layers.weighted) if self.up_to is None else self._position(layers, self.up_to) + 1
@@ -97,7 +98,7 @@ class PLayer(Part):
         curve = replies.tensors["sensitivity"].sum(0)
         measured = split_point(curve, self.threshold)
         federated = self._random_prefix(server, measured) if self.random else measured
-        return {}, {"federated": torch.tensor(federated), "curve": curve}
+        return {}, {"federated": server.sizes.new_tensor(federated), "curve": curve}
 
     def _random_prefix(self, server: Server, measured: int) -> int:
         choices = [count for count in range(1, len(server.layers.weighted)) if count != measured]
@@ -130,7 +131,8 @@ class PLayer(Part):
 
     def _names_up_to(self, layers: LayerMap, count: int) -> Iterable[str]:
         """Name all tensors from the input up to the layer with weights number ``count``, with what follows it before
-        the next."""
+        the next.
+        """
         met = 0
         for layer in layers.all:
             met += layer in layers.weighted

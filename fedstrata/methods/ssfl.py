@@ -34,7 +34,8 @@ class SSFL(Part):
     their initial values. ``refresh_every`` does so periodically, and ``growth`` keeps the old mask and only adds to it
     (both named in Appendix A.6). ``topology`` replaces the mask by a random one, or shuffles it inside each tensor
     (Fig. 3a). The paper leaves open what is masked; here it is the weights of convolutions and linear layers
-    (``scope=all``: every parameter)."""
+    (``scope=all``: every parameter).
+    """
 
     facts: ClassVar[Facts] = Facts(
         "sparse",
@@ -90,17 +91,20 @@ class SSFL(Part):
         """Start dense; keep initial values where masked weights may come back to them."""
         names = self._masked_names(clients.layers)
         initial = {f"init/{name}": model[name] for name in names} if self._finds_again() else {}
-        return {f"mask/{name}": torch.ones_like(model[name], dtype=torch.bool) for name in names} | initial
+        masks = {f"mask/{name}": torch.ones_like(model[name], dtype=torch.bool) for name in names}
+        return {**masks, **initial, "found": torch.zeros_like(clients.sizes, dtype=torch.bool)}
 
     def server_memory(self, server: Server) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
         names = [name for name in self._masked_names(server.layers) if name in server.model]
         initial = {f"init/{name}": server.model[name] for name in names} if self._finds_again() else {}
-        return {f"mask/{name}": torch.ones_like(server.model[name], dtype=torch.bool) for name in names} | initial
+        masks = {f"mask/{name}": torch.ones_like(server.model[name], dtype=torch.bool) for name in names}
+        return {**masks, **initial, "found": torch.tensor(False)}
 
     def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
         """Score every weight on the client's own data, masked ones at their initial values; a random mask needs no
-        scores."""
+        scores.
+        """
         if self.topology == "random":
             return Message()
         memory = clients.memory
@@ -114,10 +118,10 @@ class SSFL(Part):
 
     def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
         """Average the scores, keep the largest, and cut the global model down to them."""
-        model, memory = {}, dict(server.memory)
+        model, memory = {}, {**server.memory, "found": torch.tensor(True)}
         for name, mask in self._new_masks(server, replies).items():
             old = server.memory[f"mask/{name}"]
-            kept = mask | old if self.growth and server.round > self.warmup + 1 else mask
+            kept = mask | old if self.growth and server.memory["found"] else mask
             values = server.model[name].where(old, memory.get(f"init/{name}", server.model[name].new_zeros(())))
             model[name] = values * kept
             memory[f"mask/{name}"] = kept
@@ -144,14 +148,14 @@ class SSFL(Part):
         """Take the mask over."""
         count = len(clients.ids)
         masks = {f"mask/{name}": mask.expand(count, *mask.shape[1:]) for name, mask in announcement.tensors.items()}
-        return {**clients.memory, **masks}
+        return {**clients.memory, **masks, "found": torch.ones_like(clients.sizes, dtype=torch.bool)}
 
     # Inside the mask
     # ----------------------------------------------------------------------------------------------------
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send only what the mask keeps."""
-        return self._only_kept(message, {name: _mask_of(server.memory, name)[None] for name in _masked(server.memory)})
+        return _only_kept(message, {name: _mask_of(server.memory, name)[None] for name in _found(server.memory)})
 
     def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
         """Train only what the mask keeps, so that momentum stays inside too."""
@@ -172,13 +176,7 @@ class SSFL(Part):
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps."""
-        return self._only_kept(message, {name: _mask_of(clients.memory, name) for name in _masked(clients.memory)})
-
-    def _only_kept(self, message: Message, masks: Tensors) -> Message:
-        if self.sparsity == 0:
-            return message
-        sent = {name: mask for name, mask in masks.items() if name in message.tensors}
-        return replace(message, masks={**message.masks, **sent})
+        return _only_kept(message, {name: _mask_of(clients.memory, name) for name in _found(clients.memory)})
 
     def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Keep masked weights at zero at the server too, where momentum from before the mask would move them."""
@@ -198,6 +196,16 @@ class SSFL(Part):
         for name in _masked(server.memory):
             kept.setdefault(server.layers.of(name).name, []).append(_mask_of(server.memory, name).flatten())
         return {"density": {layer: float(torch.cat(masks).double().mean()) for layer, masks in kept.items()}}
+
+
+def _only_kept(message: Message, masks: Tensors) -> Message:
+    sent = {name: mask for name, mask in masks.items() if name in message.tensors}
+    return replace(message, masks={**message.masks, **sent})
+
+
+def _found(memory: Tensors) -> list[str]:
+    """Name what is masked, once a mask is found: before, everything travels as in FedAvg."""
+    return _masked(memory) if bool(memory["found"].all()) else []
 
 
 def _masked(memory: Tensors) -> list[str]:

@@ -3,7 +3,8 @@
 Layout: the magic and version ``FSM1``; the lengths of header and payload; the header, JSON with the name, dtype, shape
 and encoding of each tensor; the payload, little-endian values one tensor after the other, truth values as packed bits;
 an eight-byte checksum of all that. A tensor with a mask sends the mask as packed bits and then only the values inside
-it. A message that is cut, altered or inconsistent is refused as a whole."""
+it. A message that is cut, altered or inconsistent is refused as a whole.
+"""
 
 from __future__ import annotations
 

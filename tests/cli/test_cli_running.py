@@ -154,6 +154,7 @@ def test_compare_makes_a_table_and_does_not_repeat_what_is_done(call: Call, tmp_
     assert first.code == 0
     assert [row["method"] for row in first.json["methods"]] == ["fedavg", "local"]
     assert first.json["runs"] == ["c/fedavg-seed0", "c/local-seed0"]
+    assert first.json["out"] == "c"
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("c/*/summary.json")}
     second = call(*arguments, "--seeds", "2")
     assert second.code == 0

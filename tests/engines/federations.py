@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.setting import Setting
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.server import Declared
+from fedstrata.engines.setting import Setting
 from fedstrata.experiment import Experiment
 from fedstrata.simulation import Ingredients, Simulation
 

@@ -1,5 +1,6 @@
 """The defining equation of each first method, with numbers computed by hand, and behaviour that FedAvg does not
-have."""
+have.
+"""
 
 from __future__ import annotations
 

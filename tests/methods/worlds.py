@@ -1,5 +1,6 @@
 """Small federations for the contract suite: real digits, unequal clients, a model with convolution, norm, dropout and a
-head."""
+head.
+"""
 
 from __future__ import annotations
 

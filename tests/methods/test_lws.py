@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from watching import BOTH_ENGINES, assert_same_bits, layer_values, run, server_view
+from worlds import prepare
+
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Message, Method
+
+TWO = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False)), (2,))
+OLD = {"0.weight": torch.tensor([[3.0, 4.0]]), "1.weight": torch.tensor([[0.0], [2.0]])}
+UPDATES = {"0.weight": [[1.0, 0.0], [0.0, 1.0]], "1.weight": [[3.0, 0.0], [-3.0, 0.0]]}
+
+
+def shrunk(text, sizes=(10, 10), **changes):
+    """Aggregate the golden case by a method; return the new layers as flat lists, and the factors."""
+    method = Method.make(text)
+    server = server_view(TWO, OLD, sizes=torch.tensor(sizes), **changes)
+    server = server_view(TWO, OLD, sizes=torch.tensor(sizes), memory=method.server_memory(server), **changes)
+    stacks = {name: old + torch.tensor(UPDATES[name]).view(2, *old.shape) for name, old in OLD.items()}
+    new, memory = method.aggregate(server, Message(stacks))
+    metrics = method.layer_metrics(server_view(TWO, new, memory=memory))
+    return new["0.weight"].flatten().tolist(), new["1.weight"].flatten().tolist(), metrics["gamma"]
+
+
+# By hand -------------------------------------------------------------------------------------------------------------
+
+
+def test_each_layer_shrinks_by_how_much_clients_disagree():
+    first, second, gamma = shrunk("fedavg+lws(beta=0.1)")
+    assert gamma == pytest.approx({"0": 100 / 101, "1": 1.0}, abs=1e-8)
+    assert first == pytest.approx([3.46534653, 4.45544554], abs=1e-6)
+    assert second == [0.0, 2.0]
+
+
+def test_disagreement_is_not_weighted_but_the_step_is():
+    """With shares 3/4 and 1/4 tau stays .70710678; the step is (.75, .25), of length .79056942."""
+    _, _, gamma = shrunk("lws(beta=0.1)", sizes=(30, 10))
+    assert gamma["0"] == pytest.approx(5 / (0.1 * math.sqrt(0.5) * math.sqrt(0.625) + 5), abs=1e-8)
+
+
+def test_one_factor_for_the_whole_model():
+    first, second, gamma = shrunk("lws(beta=0.1, layers=model)")
+    assert gamma == pytest.approx({"(model)": 0.96110286}, abs=1e-8)
+    assert first == pytest.approx([3.5 * 0.96110286, 4.5 * 0.96110286], abs=1e-6)
+    assert second == pytest.approx([0, 2 * 0.96110286], abs=1e-6)
+
+
+def test_fixed_factors_fall_with_depth():
+    first, second, gamma = shrunk("lws(layers=fixed)")
+    assert gamma == {"0": 1.0, "1": 0.99}
+    assert first == [3.5, 4.5]
+    assert second == pytest.approx([0, 1.98])
+    assert shrunk("lws(layers=fixed, fixed_step=0.4)")[2] == {"0": 1.0, "1": 0.6}
+    simulation = run("lws(layers=fixed)", rounds=1)
+    assert list(layer_values(simulation, "gamma", 1).values()) == pytest.approx([1.0, 0.99, 0.98, 0.97, 0.96])
+
+
+def test_the_two_terms_alone():
+    gamma = 100 / 101
+    regularised, _, _ = shrunk("lws(mode=reg)")
+    assert regularised == pytest.approx([3.5 - (1 - gamma) * 3, 4.5 - (1 - gamma) * 4], abs=1e-6)
+    shortened, _, _ = shrunk("lws(mode=opt)")
+    assert shortened == pytest.approx([3 + gamma * 0.5, 4 + gamma * 0.5], abs=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "bounded"), [(1e-9, 0.01), (0.1, 0.1 * math.sqrt(0.5)), (10.0, 0.2)])
+def test_the_released_clamp_bounds_beta_times_tau(beta, bounded):
+    _, _, gamma = shrunk(f"lws(beta={beta}, clamp=true)")
+    assert gamma["0"] == pytest.approx(5 / (bounded * math.sqrt(0.5) + 5), abs=1e-8)
+
+
+def test_the_servers_own_step_counts():
+    """With momentum 0.5 and a velocity of (1, 1) from before, the step is (1, 1) instead of (.5, .5)."""
+    velocity = {"fedavgm/0.weight": torch.ones(1, 2), "fedavgm/1.weight": torch.zeros(2, 1)}
+    method = Method.make("fedavgm(beta=0.5)+lws(beta=0.1)")
+    server = server_view(TWO, OLD)
+    server = server_view(TWO, OLD, memory={**method.server_memory(server), **velocity})
+    stacks = {name: old + torch.tensor(UPDATES[name]).view(2, *old.shape) for name, old in OLD.items()}
+    new, memory = method.aggregate(server, Message(stacks))
+    gamma = 5 / (0.1 * math.sqrt(0.5) * math.sqrt(2) + 5)
+    assert float(memory["lws/gamma/0"]) == pytest.approx(gamma, abs=1e-8)
+    assert new["0.weight"].flatten().tolist() == pytest.approx([4 * gamma, 5 * gamma], abs=1e-6)
+    assert memory["fedavgm/0.weight"].tolist() == [[1.0, 1.0]]
+
+
+def test_entries_that_a_client_did_not_send_count_as_unchanged():
+    """Client 1 sends only its first entry, unchanged: updates (1, 0) and (0, 0), so tau = .5; the step is (.5, 0)."""
+    method = Method.make("lws(beta=0.1)")
+    server = server_view(TWO, OLD)
+    server = server_view(TWO, OLD, memory=method.server_memory(server))
+    masks = torch.tensor([[[True, True]], [[True, False]]])
+    replies = Message({"0.weight": torch.tensor([[[4.0, 4.0]], [[3.0, 0.0]]])}, {"0.weight": masks})
+    new, memory = method.aggregate(server, replies)
+    assert float(memory["lws/gamma/0"]) == pytest.approx(5 / (0.1 * 0.5 * 0.5 + 5), abs=1e-8)
+    assert float(memory["lws/gamma/1"]) == 1
+    assert "1.weight" not in new
+
+
+# In a federation -----------------------------------------------------------------------------------------------------
+
+
+@BOTH_ENGINES
+def test_beta_zero_changes_nothing(engine):
+    left, right = run("fedavg+lws(beta=0)", engine), run("fedavg", engine)
+    assert_same_bits(left.engine.server.model, right.engine.server.model)
+    assert left.metrics.latest() == right.metrics.latest()
+    assert set(layer_values(left, "gamma", 3).values()) == {1.0}
+
+
+def test_beta_towards_zero_approaches_the_method_without():
+    plain = run("fedavg").engine.server.model
+    distances = []
+    for beta in (1e-2, 1e-4, 1e-6):
+        model = run(f"fedavg+lws(beta={beta})").engine.server.model
+        distances.append(max(float((model[name] - plain[name]).abs().max()) for name in plain))
+    assert distances[0] > 20 * distances[1] > 400 * distances[2] > 0
+
+
+@BOTH_ENGINES
+def test_a_convolution_shrinks_with_its_norm_and_statistics_do_not(engine):
+    left, right = run("fedavg+lws(beta=5)", engine, 1), run("fedavg", engine, 1)
+    gamma = layer_values(left, "gamma", 1)
+    assert set(gamma) == {"stem", "body", "shortcut.0", "hidden", "head"}
+    assert len(set(gamma.values())) == 5
+    assert all(0 < factor < 1 for factor in gamma.values())
+    for name, tensor in left.engine.server.model.items():
+        layer = left.setting.layers.of(name)
+        factor = gamma[layer.follows or layer.name] if name in left.setting.layers.parameter_names else 1.0
+        assert torch.allclose(tensor.double(), factor * right.engine.server.model[name].double(), rtol=1e-12, atol=0)
+    for name in left.setting.layers.buffer_names:
+        assert torch.equal(left.engine.server.model[name], right.engine.server.model[name])
+
+
+def test_with_fedbn_only_what_is_shared_counts_and_shrinks():
+    left, right = run("fedbn+lws(beta=5)", rounds=1), run("fedbn", rounds=1)
+    assert_same_bits(left.engine.clients().resident, right.engine.clients().resident)
+    gamma = layer_values(left, "gamma", 1)
+    model, before = right.engine.server.model, right.setting.initial
+    assert set(gamma) == {"stem", "body", "shortcut.0", "hidden", "head"}
+    sent = prepare("fedbn")
+    message = sent.engine.central.messages(range(5), 1)[0]
+    trained = torch.cat([member.answer(message, 1)[1].trained["body.weight"] for member in sent.engine.members])
+    updates = (trained - before["body.weight"]).flatten(1)
+    tau = float((updates - updates.mean(0)).norm(dim=1).mean())
+    step, size = float((model["body.weight"] - before["body.weight"]).norm()), float(before["body.weight"].norm())
+    assert gamma["body"] == pytest.approx(size / (5 * tau * step + size), rel=1e-9)
+
+
+def test_layers_that_do_not_travel_keep_factor_one():
+    simulation = run("player(up_to=body)+lws(beta=5)", rounds=2)
+    gamma = layer_values(simulation, "gamma", 2)
+    assert {name for name, factor in gamma.items() if factor == 1} == {"shortcut.0", "hidden", "head"}

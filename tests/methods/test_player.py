@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from watching import (
+    BOTH_ENGINES,
+    GivenProbe,
+    assert_same_bits,
+    clients_view,
+    layer_values,
+    run,
+    server_view,
+    watched,
+)
+from worlds import TinyNet, digits, prepare, unequal_split
+
+from fedstrata.engines.engine import pack
+from fedstrata.engines.loop import LoopEngine
+from fedstrata.errors import FedStrataError
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Message, Method, methods
+from fedstrata.runs import RunFolder
+from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.wire import decode
+
+ORDER = ["stem", "body", "shortcut.0", "hidden", "head"]
+
+
+class Golden(nn.Module):
+    """Layers with two, four and one weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(1, 2), nn.Linear(2, 2), nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x)).sum(-1, keepdim=True))
+
+
+LAYERS = LayerMap.read(Golden(), (1,))
+
+
+def stacks(*clients):
+    """Stack the layers' values of several clients."""
+    return {f"{name}.weight": torch.tensor([client[name] for client in clients]) for name in "abc"}
+
+
+THETA = {"a": [1.0, 2.0], "b": [0.5, -1.0, 2.0, 0.0], "c": [3.0]}
+FIRST = {"a": [0.1, 0.1], "b": [0.2, 0.1, 0.05, 3.0], "c": [0.2]}
+SECOND = {"a": [0.2, 0.0], "b": [0.4, 0.2, 0.1, 1.0], "c": [0.1]}
+
+
+def surveyed():
+    probe = GivenProbe(stacks(FIRST, SECOND), stacks(THETA, THETA))
+    return methods.make("player").survey(clients_view(LAYERS, 2), {}, probe)
+
+
+def conclude(text, seed=0, layers=LAYERS, replies=None):
+    part = methods.make(text)
+    server = server_view(layers, {}, seed=seed)
+    model, memory = part.conclude(server, surveyed() if replies is None else replies)
+    assert model == {}
+    return part, memory
+
+
+# By hand -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_survey_measures_after_one_epoch_and_cumulates():
+    curves = surveyed().tensors["sensitivity"]
+    assert curves[0].tolist() == pytest.approx([0.025, 0.0325, 0.3925])
+    assert curves[1].tolist() == pytest.approx([0.02, 0.05, 0.14])
+
+
+@pytest.mark.parametrize(
+    ("threshold", "federated"), [(1e-9, 1), (1.8, 1), (1.9, 2), (2.0, 2), (6.4, 2), (6.5, 3), (1e300, 3)]
+)
+def test_the_sum_over_clients_decides(threshold, federated):
+    part, memory = conclude(f"player(threshold={threshold})")
+    assert int(memory["federated"]) == federated
+    assert memory["curve"].tolist() == pytest.approx([0.045, 0.0825, 0.5325])
+    announcement = part.announce(server_view(LAYERS, {}, memory=memory))
+    assert announcement.numbers["federated"].tolist() == [federated]
+    assert part.adopt(clients_view(LAYERS, 4), announcement)["federated"].tolist() == [federated] * 4
+    metrics = part.layer_metrics(server_view(LAYERS, {}, memory=memory))
+    assert metrics["federated"] == {"a": 1.0, "b": float(federated > 1), "c": float(federated > 2)}
+    assert metrics["federation_sensitivity"] == pytest.approx({"a": 0.045, "b": 0.0825, "c": 0.5325})
+    assert part.layer_metrics(server_view(LAYERS, {}, memory=memory, round=2)) == {}
+
+
+# What it equals ------------------------------------------------------------------------------------------------------
+
+
+@BOTH_ENGINES
+def test_a_huge_threshold_shares_all_layers_as_fedavg_does(engine):
+    left, right = run("player(threshold=1e300)", engine), run("fedavg", engine)
+    assert_same_bits(left.engine.server.model, right.engine.server.model)
+    assert set(layer_values(left, "federated", 1).values()) == {1.0}
+    ups = [one.metrics.series("bytes.up")[1].tolist() for one in (left, right)]
+    assert ups[0][1:] == ups[1][1:]
+
+
+@BOTH_ENGINES
+def test_a_tiny_threshold_shares_one_layer(engine):
+    left, right = run("player(threshold=1e-9)", engine), run("player(up_to=stem)", engine)
+    assert_same_bits(left.engine.server.model, right.engine.server.model)
+    assert_same_bits(left.engine.clients().resident, right.engine.clients().resident)
+    assert layer_values(left, "federated", 1) == {name: float(name == "stem") for name in ORDER}
+
+
+@BOTH_ENGINES
+def test_the_survey_changes_no_model(engine):
+    simulation = prepare("player", engine, 2)
+    simulation.engine.exchange(1)
+    initial = simulation.setting.initial
+    assert_same_bits(simulation.engine.server.model, initial)
+    for name, stack in simulation.engine.clients().resident.items():
+        assert torch.equal(stack, initial[name].expand_as(stack))
+
+
+# What travels --------------------------------------------------------------------------------------------------------
+
+
+def test_local_layers_never_leave():
+    simulation = prepare("player(up_to=body)", rounds=3, epochs=1)
+    simulation.step()
+    assert isinstance(simulation.engine, LoopEngine)
+    [message] = set(simulation.engine.central.messages(range(5), 2))
+    reply, _ = simulation.engine.members[0].answer(message, 2)
+    norm = {f"scale.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    for data in (message, reply):
+        assert decode(data).tensors.keys() == {"stem.weight", "stem.bias", "body.weight", *norm}
+    model, initial = simulation.engine.server.model, simulation.setting.initial
+    for name in ("shortcut.0.weight", "shortcut.1.running_mean", "hidden.weight", "head.bias"):
+        own = simulation.engine.clients().resident[name]
+        assert torch.equal(model[name], initial[name])
+        assert len({tuple(row.flatten().tolist()) for row in own}) == 5
+
+
+@BOTH_ENGINES
+def test_the_survey_sends_only_the_curve_and_later_rounds_only_the_shared_part(engine):
+    method, seen = watched("player(threshold=1e-9)")
+    simulation = run(method, engine, 2)
+    number = len('{"tensors":[["sensitivity","float64",[1,5],null]],"numbers":[]}') + 5 * 8 + 4 + 4 + 8 + 8
+    shared = run("player(up_to=stem)", engine, 2)
+    first, second = (simulation.metrics.series("bytes.up")[1] - shared.metrics.series("bytes.up")[1]).tolist()
+    assert (first, second) == (5 * number, 0)
+    assert run("fedavg", engine, 1).metrics.series("bytes.up")[1][0] > 2 * shared.metrics.series("bytes.up")[1][0]
+    for client in range(5):
+        assert torch.equal(seen.received[2, client]["head.weight"], seen.trained[1, client]["head.weight"])
+
+
+def test_metrics_speak_of_shared_layers_only():
+    simulation = run("player(up_to=body)", rounds=3)
+    assert set(layer_values(simulation, "cosine", 3)) == {"stem", "body"}
+    assert set(layer_values(simulation, "update", 3)) == {"stem", "scale", "body"}
+
+
+# A random prefix -----------------------------------------------------------------------------------------------------
+
+
+def test_a_random_prefix_is_neither_all_nor_the_measured_one_and_repeats():
+    layers = LayerMap.read(TinyNet(), (1, 8, 8))
+    curve = Message({"sensitivity": torch.tensor([[1.0, 1.1, 5.0, 5.1, 5.2]])})
+
+    def draw(seed):
+        return int(conclude("player(random=true)", seed, layers, curve)[1]["federated"])
+
+    assert int(conclude("player", 0, layers, curve)[1]["federated"]) == 2
+    drawn = [draw(seed) for seed in range(30)]
+    assert set(drawn) == {1, 3, 4}
+    assert drawn == [draw(seed) for seed in range(30)]
+
+
+def test_a_random_prefix_falls_back_where_there_is_no_other():
+    layers = LayerMap.read(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), (2,))
+    curve = Message({"sensitivity": torch.tensor([[1.0, 9.0]])})
+    assert int(conclude("player(random=true)", 0, layers, curve)[1]["federated"]) == 1
+
+
+def test_the_random_choice_is_in_the_metrics():
+    simulation = run("player(random=true)", rounds=2)
+    chosen = layer_values(simulation, "federated", 1)
+    count = int(simulation.engine.server.memory["player/federated"])
+    assert chosen == {name: float(place < count) for place, name in enumerate(ORDER)}
+    assert set(layer_values(simulation, "federation_sensitivity", 1)) == set(ORDER)
+    assert layer_values(simulation, "federated", 2) == {}
+
+
+# Resuming, sentences -------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_keeps_the_choice(tmp_path):
+    text = "player(threshold=1.5)"
+    unbroken = run(text)
+    broken = prepare(text, rounds=3, epochs=1, evaluate_every=99)
+    broken.step()
+    with RunFolder.create(tmp_path / "run", broken.experiment, broken.dataset, broken.split, {}) as folder:
+        broken.save(folder)
+        dataset = digits()
+        ingredients = Ingredients(dataset, unequal_split(dataset), TinyNet, Method.make(text))
+        resumed = Simulation.prepare(broken.experiment, ingredients, broken.plan)
+        resumed.restore(folder)
+    assert resumed.round == 1
+    resumed.step()
+    resumed.step()
+    assert_same_bits(*(pack(one.engine.server, one.engine.clients()) for one in (unbroken, resumed)))
+    assert resumed.metrics.to_tables() == unbroken.metrics.to_tables()
+    assert 1 <= int(resumed.engine.server.memory["player/federated"]) <= 5
+
+
+def test_a_layer_that_does_not_exist_is_refused_before_anything_runs():
+    with pytest.raises(FedStrataError, match="no layer with weights called 'hiden'. Did you mean 'hidden'"):
+        prepare("player(up_to=hiden)")
+    with pytest.raises(FedStrataError, match="no layer with weights called 'scale'"):
+        prepare("player(up_to=scale)")
+
+
+def test_two_ways_to_choose_are_refused():
+    with pytest.raises(FedStrataError, match="random=true and up_to='body', which are two ways to choose; keep one"):
+        Method.make("player(random=true, up_to=body)")

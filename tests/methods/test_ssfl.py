@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+import torch
+from torch import nn
+from watching import BOTH_ENGINES, GivenProbe, assert_same_bits, clients_view, layer_values, run, server_view, watched
+from worlds import prepare
+
+from fedstrata.engines.loop import LoopEngine
+from fedstrata.errors import FedStrataError
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Message, methods
+from fedstrata.wire import decode
+
+WEIGHTS = {"stem.weight": 36, "body.weight": 144, "shortcut.0.weight": 16, "hidden.weight": 128, "head.weight": 80}
+ONE = LayerMap.read(nn.Linear(4, 1, bias=False), (4,))
+
+
+def masks_of(simulation):
+    memory = simulation.engine.server.memory
+    return {name.removeprefix("ssfl/mask/"): mask for name, mask in memory.items() if name.startswith("ssfl/mask/")}
+
+
+def kept(masks):
+    return sum(int(mask.sum()) for mask in masks.values())
+
+
+# By hand -------------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_averaged_by_data_and_the_largest_kept():
+    part = methods.make("ssfl(sparsity=0.5)")
+    model = {"weight": torch.tensor([[1.0, 2.0, 3.0, -4.0]])}
+    server = server_view(ONE, model, sizes=torch.tensor([30, 10]))
+    server = server_view(ONE, model, sizes=torch.tensor([30, 10]), memory=part.server_memory(server))
+    replies = Message({"weight": torch.tensor([[[0.40, 0.10, 0.02, 0.32]], [[0.0, 0.60, 0.20, 0.10]]])})
+    new, memory = part.conclude(server, replies)
+    assert memory["mask/weight"].int().tolist() == [[1, 0, 0, 1]]
+    assert new["weight"].tolist() == [[1.0, 0.0, 0.0, -4.0]]
+    announcement = part.announce(server_view(ONE, new, memory=memory))
+    assert announcement.tensors["weight"].int().tolist() == [[[1, 0, 0, 1]]]
+    clients = clients_view(ONE, 3, memory={"mask/weight": torch.ones(3, 1, 4, dtype=torch.bool)})
+    assert part.adopt(clients, announcement)["mask/weight"].int().tolist() == [[[1, 0, 0, 1]]] * 3
+
+
+def test_the_absolute_value_is_taken_at_each_client():
+    """Loss .5 (w.x - y)^2 at w = (1, -2): gradients (2, .5) and (-2, -2), scores (2, 1) and (2, 4), mean (2, 2.5)."""
+    layers = LayerMap.read(nn.Linear(2, 1, bias=False), (2,))
+    part = methods.make("ssfl(sparsity=0.5)")
+    probe = GivenProbe({"weight": torch.tensor([[[2.0, 0.5]], [[-2.0, -2.0]]])})
+    model = {"weight": torch.tensor([[[1.0, -2.0]], [[1.0, -2.0]]])}
+    reply = part.survey(clients_view(layers, 2), model, probe)
+    assert reply.tensors["weight"].tolist() == [[[2, 1]], [[2, 4]]]
+    server = server_view(layers, {"weight": torch.tensor([[1.0, -2.0]])})
+    server = server_view(layers, server.model, memory=part.server_memory(server))
+    assert part.conclude(server, reply)[1]["mask/weight"].int().tolist() == [[0, 1]]
+
+
+def test_masked_weights_are_scored_at_their_initial_values():
+    part = methods.make("ssfl(adapt_at=3)")
+    seen = []
+
+    class Probe(GivenProbe):
+        def gradients(self, model, batch_size, batches=1, balanced=False):
+            seen.append((model["weight"], batch_size, batches, balanced))
+            return self.slopes
+
+    memory = {
+        "mask/weight": torch.tensor([[[True, False, True, False]]]),
+        "init/weight": torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]),
+    }
+    model = {"weight": torch.tensor([[[7.0, 0.0, 8.0, 0.0]]])}
+    reply = part.survey(clients_view(ONE, 1, 3, memory=memory), model, Probe({"weight": torch.ones(1, 1, 4)}))
+    assert reply.tensors["weight"].tolist() == [[[7, 2, 8, 4]]]
+    assert seen[0][0].tolist() == [[[7, 2, 8, 4]]]
+    assert seen[0][1:] == (16, 1, False)
+
+
+# Inside the mask -----------------------------------------------------------------------------------------------------
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(
+    ("text", "optimiser"),
+    [
+        ("ssfl(sparsity=0.7)", "sgd(momentum=0.9, weight_decay=0.1, keep=true)"),
+        ("ssfl(scope=all, batches=2)+fedprox(mu=0.5)+lws", "adamw(learning_rate=0.05, weight_decay=0.1)"),
+        ("fedavgm(beta=0.9)+ssfl(warmup=1, sparsity=0.9)", "sgd(momentum=0.9, nesterov=true)"),
+        ("ssfl(refresh_every=1, topology=random)+fedbn+fedavgm+lws(mode=reg)", "adam(keep=true)"),
+    ],
+)
+def test_masked_weights_are_zero_at_every_step_everywhere(engine, text, optimiser):
+    method, seen = watched(text)
+    simulation = prepare(method, engine, 2, optimiser=optimiser, rounds=3, epochs=1)
+    [part] = (part for part in method.parts if part.name == "ssfl")
+    for round in (1, 2, 3):
+        simulation.step()
+        masks = masks_of(simulation)
+        total = sum(mask.numel() for mask in masks.values())
+        expected = total if round <= part.warmup else int((1 - part.sparsity) * total + 1e-9)
+        assert kept(masks) == expected
+        for client in range(5):
+            place = round, client
+            for model in [seen.start[place], *seen.steps[place], seen.trained[place]]:
+                assert not any(model[name][~mask].any() for name, mask in masks.items())
+        model = simulation.engine.server.model
+        assert not any(model[name][~mask].any() for name, mask in masks.items())
+        assert any(seen.steps[3, 0][-1][name].any() for name in masks) if round == 3 else True
+
+
+@pytest.mark.parametrize("scope", ["weights", "all"])
+def test_the_count_is_exact_over_the_whole_model(scope):
+    simulation = prepare(f"ssfl(sparsity=0.37, scope={scope})")
+    simulation.engine.exchange(1)
+    masks = masks_of(simulation)
+    total = sum(WEIGHTS.values()) if scope == "weights" else 442
+    assert sum(mask.numel() for mask in masks.values()) == total
+    assert kept(masks) == int(0.63 * total)
+    if scope == "weights":
+        assert masks.keys() == WEIGHTS.keys()
+    densities = {round(float(mask.double().mean()), 3) for name, mask in masks.items() if name in WEIGHTS}
+    assert len(densities) > 1
+
+
+def test_density_is_that_of_all_tensors_of_a_layer():
+    simulation = run("ssfl(scope=all)", rounds=1)
+    masks = masks_of(simulation)
+    head = torch.cat([masks["head.weight"].flatten(), masks["head.bias"]]).double().mean()
+    density = layer_values(simulation, "density", 1)
+    assert density["head"] == pytest.approx(float(head))
+    assert set(density) == {"stem", "scale", "body", "shortcut.0", "shortcut.1", "hidden", "head"}
+
+
+@BOTH_ENGINES
+def test_the_survey_leaves_everything_but_masked_weights_alone(engine):
+    simulation = prepare("ssfl+fedbn", engine, 2)
+    simulation.engine.exchange(1)
+    masks, initial = masks_of(simulation), simulation.setting.initial
+    for name, tensor in simulation.engine.server.model.items():
+        assert torch.equal(tensor, initial[name] * masks[name] if name in masks else initial[name]), name
+    for name, stack in simulation.engine.clients().resident.items():
+        assert torch.equal(stack, initial[name].expand_as(stack)), name
+
+
+# What travels --------------------------------------------------------------------------------------------------------
+
+
+def lengths(message: bytes) -> tuple[int, int]:
+    """Read the lengths of header and payload."""
+    _, header, body = struct.unpack_from("<4sIQ", message)
+    return header, body
+
+
+def test_messages_hold_the_active_values_and_one_bit_per_weight():
+    simulation = prepare("ssfl(sparsity=0.8)+fedbn", rounds=2)
+    simulation.step()
+    assert isinstance(simulation.engine, LoopEngine)
+    [message] = set(simulation.engine.central.messages(range(5), 2))
+    reply, _ = simulation.engine.members[3].answer(message, 2)
+    masks = masks_of(simulation)
+    biases = 4 + 8 + 10  # stem, hidden, head
+    bits = sum(-(-count // 8) for count in WEIGHTS.values())
+    for data in (message, reply):
+        assert lengths(data)[1] == 8 * (kept(masks) + biases) + bits
+        decoded = decode(data)
+        assert decoded.tensors.keys() == {*WEIGHTS, "stem.bias", "hidden.bias", "head.bias"}
+        assert_same_bits({name: mask[0] for name, mask in decoded.masks.items()}, masks)
+    assert kept(masks) == int(0.2 * sum(WEIGHTS.values()))
+
+
+@BOTH_ENGINES
+def test_the_exchange_costs_the_model_the_scores_and_the_bits(engine):
+    simulation = prepare("ssfl", engine)
+    initial = simulation.setting.initial
+    described = {
+        name: json.dumps([name, "float64", [1, *initial[name].shape], None], separators=(",", ":")) for name in WEIGHTS
+    }
+    frame = 4 + 4 + 8 + 8
+    header = len('{"tensors":[],"numbers":[]}') + sum(map(len, described.values())) + len(described) - 1
+    scores = frame + header + 8 * sum(WEIGHTS.values())
+    announcement = (
+        frame + header - 5 * (len("float64") - len("bool")) + sum(-(-count // 8) for count in WEIGHTS.values())
+    )
+    loop = prepare("fedavg").engine
+    dense = len(loop.central.messages([0], 1)[0])
+    assert simulation.engine.exchange(1) == (5 * scores, 5 * (dense + announcement))
+
+
+@BOTH_ENGINES
+def test_sparsity_zero_is_fedavg_also_in_bytes(engine):
+    left, right = run("ssfl(sparsity=0, warmup=1, adapt_at=3)", engine), run("fedavg", engine)
+    assert_same_bits(left.engine.server.model, right.engine.server.model)
+    assert left.metrics.latest() == right.metrics.latest()
+    for way in ("bytes.up", "bytes.down"):
+        assert left.metrics.series(way)[1].tolist() == right.metrics.series(way)[1].tolist()
+
+
+# When masks are found ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds"),
+    [
+        ("ssfl", [1]),
+        ("ssfl(sparsity=0)", []),
+        ("ssfl(warmup=3)", [4]),
+        ("ssfl(adapt_at=6)", [1, 6]),
+        ("ssfl(warmup=2, refresh_every=3)", [3, 6, 9]),
+        ("ssfl(warmup=2, refresh_every=4, adapt_at=5)", [3, 5, 7]),
+        ("ssfl(refresh_every=5, adapt_at=6)", [1, 6]),
+    ],
+)
+def test_rounds_before_which_a_mask_is_found(text, rounds):
+    part = methods.make(text)
+    assert [round for round in range(1, 11) if part.exchanges_before(round)] == rounds
+
+
+@BOTH_ENGINES
+def test_the_warm_up_is_dense(engine):
+    left, right = run("ssfl(warmup=2)", engine, 2), run("fedavg", engine, 2)
+    assert_same_bits(left.engine.server.model, right.engine.server.model)
+    for way in ("bytes.up", "bytes.down"):
+        assert left.metrics.series(way)[1].tolist() == right.metrics.series(way)[1].tolist()
+    assert set(layer_values(left, "density", 2).values()) == {1.0}
+    dense = {name: tensor.clone() for name, tensor in left.engine.server.model.items()}
+    left.engine.exchange(3)
+    masks = masks_of(left)
+    assert kept(masks) == sum(WEIGHTS.values()) // 2
+    for name, mask in masks.items():
+        assert torch.equal(left.engine.server.model[name], dense[name] * mask)
+
+
+@BOTH_ENGINES
+def test_weights_that_come_back_start_at_their_initial_values(engine):
+    simulation = prepare("ssfl(sparsity=0.6, adapt_at=3)", engine, rounds=4, epochs=1)
+    simulation.step()
+    simulation.step()
+    old = masks_of(simulation)
+    trained = {name: tensor.clone() for name, tensor in simulation.engine.server.model.items()}
+    simulation.engine.exchange(3)
+    new, model, initial = masks_of(simulation), simulation.engine.server.model, simulation.setting.initial
+    assert kept(new) == kept(old)
+    back = {name: new[name] & ~old[name] for name in new}
+    assert kept(back) > 10
+    for name in new:
+        assert torch.equal(model[name][back[name]], initial[name][back[name]])
+        stayed = new[name] & old[name]
+        assert torch.equal(model[name][stayed], trained[name][stayed])
+        assert not model[name][~new[name]].any()
+    for name, masks in simulation.engine.clients().memory.items():
+        if "/mask/" in name:
+            assert torch.equal(masks, new[name.removeprefix("ssfl/mask/")].expand_as(masks))
+
+
+def test_growth_only_adds():
+    simulation = prepare("ssfl(sparsity=0.8, refresh_every=1, growth=true)", rounds=4, epochs=1)
+    history = []
+    for _ in range(4):
+        simulation.step()
+        history.append(masks_of(simulation))
+    assert kept(history[0]) == int(0.2 * sum(WEIGHTS.values()))
+    assert kept(history[3]) > kept(history[0])
+    for old, new in zip(history, history[1:], strict=False):
+        assert all((new[name] | ~old[name]).all() for name in old)
+
+
+# Other topologies ----------------------------------------------------------------------------------------------------
+
+
+def first_masks(text, **changes):
+    simulation = prepare(text, **changes)
+    up, _ = simulation.engine.exchange(1)
+    return masks_of(simulation), up
+
+
+def test_shuffling_keeps_each_tensors_density_and_nothing_else():
+    found, _ = first_masks("ssfl(sparsity=0.7)")
+    shuffled, _ = first_masks("ssfl(sparsity=0.7, topology=shuffled)")
+    assert found.keys() == shuffled.keys()
+    for name in found:
+        assert found[name].sum() == shuffled[name].sum()
+    assert sum(int((found[name] != shuffled[name]).sum()) for name in found) > 50
+    again, _ = first_masks("ssfl(sparsity=0.7, topology=shuffled)")
+    assert_same_bits(shuffled, again)
+
+
+def test_a_random_mask_is_exact_depends_on_the_seed_only_and_asks_clients_for_nothing():
+    drawn, up = first_masks("ssfl(sparsity=0.7, topology=random)")
+    assert kept(drawn) == int(0.3 * sum(WEIGHTS.values()) + 1e-9)
+    assert up == 5 * (4 + 4 + 8 + len('{"tensors":[],"numbers":[]}') + 8)
+    again, _ = first_masks("ssfl(sparsity=0.7, topology=random, batch_size=3)")
+    assert_same_bits(drawn, again)
+    other, _ = first_masks("ssfl(sparsity=0.7, topology=random)", seed=8)
+    assert sum(int((drawn[name] != other[name]).sum()) for name in drawn) > 50
+
+
+def test_balanced_and_more_batches_give_other_masks():
+    plain, _ = first_masks("ssfl(batch_size=4)")
+    for text in ("ssfl(batch_size=4, balanced=true)", "ssfl(batch_size=4, batches=3)"):
+        other, _ = first_masks(text)
+        assert kept(other) == kept(plain)
+        assert any(not torch.equal(other[name], plain[name]) for name in plain)
+
+
+# Sentences -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "ssfl(warmup=3, adapt_at=4)",
+            "finds its first mask before round 4, so it cannot find a new one before round 4",
+        ),
+        ("ssfl(growth=true)", "grows its mask only when it finds a new one; give adapt_at or refresh_every"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(text, sentence):
+    with pytest.raises(FedStrataError, match=sentence):
+        methods.make(text)
+
+
+def test_a_model_without_such_weights_is_told_about():
+    layers = LayerMap.read(nn.Sequential(nn.BatchNorm1d(3)), (3,))
+    [note] = methods.make("ssfl").notes(layers)
+    assert note == "The model has no convolution or linear weights, so 'ssfl' masks nothing."
+    assert not list(methods.make("ssfl(scope=all)").notes(layers))

@@ -1,0 +1,123 @@
+"""Runs of small federations, and a part that watches them without changing anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from worlds import prepare
+
+from fedstrata.methods import Clients, Facts, Method, Part, Server, Step, Training
+from fedstrata.simulation import Simulation
+from fedstrata.stack import Tensors, clone
+
+BOTH_ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
+
+
+@dataclass
+class Seen:
+    """What a watching part saw of one client, by round."""
+
+    received: dict[tuple[int, int], Tensors] = field(default_factory=dict)
+    start: dict[tuple[int, int], Tensors] = field(default_factory=dict)
+    steps: dict[tuple[int, int], list[Tensors]] = field(default_factory=dict)
+    trained: dict[tuple[int, int], Tensors] = field(default_factory=dict)
+    gradients: dict[tuple[int, int], Tensors] = field(default_factory=dict)
+
+
+def watched(text: str) -> tuple[Method, Seen]:
+    """Put a part behind a method that notes, for each (round, client), what passes by."""
+    seen = Seen()
+
+    def rows(clients: Clients, stack: Tensors) -> list[tuple[tuple[int, int], Tensors]]:
+        copy = clone(stack)
+        return [
+            ((clients.round, client), {name: tensor[row] for name, tensor in copy.items()})
+            for row, client in enumerate(clients.ids)
+        ]
+
+    class Watch(Part):
+        name: ClassVar[str] = "watch"
+        facts: ClassVar[Facts] = Facts("test", "none")
+
+        def begin(self, clients: Clients, received: Tensors) -> Tensors:
+            seen.received |= dict(rows(clients, received))
+            return clients.memory
+
+        def perturb(self, clients: Clients, start: Tensors) -> Tensors:
+            seen.start |= dict(rows(clients, start))
+            return start
+
+        def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
+            for place, own in rows(clients, parameters):
+                seen.steps.setdefault(place, []).append(own)
+            return parameters
+
+        def wants_gradients(self) -> bool:
+            return True
+
+        def remember(self, clients: Clients, training: Training) -> Tensors:
+            seen.trained |= dict(rows(clients, training.trained))
+            seen.gradients |= dict(rows(clients, training.gradients))
+            return clients.memory
+
+    method = Method.make(text)
+    return Method(f"{text}+watch", (*method.parts, Watch())), seen
+
+
+def run(method: str | Method, engine: str = "loop", rounds: int = 3, **changes: Any) -> Simulation:
+    """Do some rounds of one local epoch, with an evaluation only after the last."""
+    simulation = prepare(method, engine, **{"rounds": rounds, "epochs": 1, "evaluate_every": 99, **changes})
+    for _ in range(rounds):
+        simulation.step()
+    return simulation
+
+
+def assert_same_bits(left: Tensors, right: Tensors) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def layer_values(simulation: Simulation, metric: str, round: int) -> dict[str, float]:
+    """Read one metric of the layers in one round."""
+    rows = simulation.metrics.to_tables()["layers"].to_pylist()
+    return {row["layer"]: row["value"] for row in rows if row["metric"] == metric and row["round"] == round}
+
+
+def clients_view(layers: Any, count: int, round: int = 1, rounds: int = 3, **changes: Any) -> Clients:
+    """Make what client hooks see, by hand."""
+    return Clients(
+        **{
+            "round": round, "rounds": rounds, "layers": layers, "ids": tuple(range(count)), "seed": 0,
+            "sizes": torch.ones(count), "label_counts": torch.ones(count, 1),
+            "shared": frozenset((*layers.parameter_names, *layers.buffer_names)), **changes,
+        }
+    )  # fmt: skip
+
+
+def server_view(layers: Any, model: Tensors, round: int = 1, **changes: Any) -> Server:
+    """Make what server hooks see, by hand."""
+    return Server(
+        **{
+            "round": round, "rounds": 3, "layers": layers, "seed": 0, "clients": 2, "participants": (0, 1),
+            "sizes": torch.tensor([10, 10]), "label_counts": torch.zeros(2, 1), "model": model, **changes,
+        }
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GivenProbe:
+    """Answers with gradients and a trained model that a test made up."""
+
+    slopes: Tensors
+    after: Tensors = field(default_factory=dict)
+
+    def gradients(self, model: Tensors, batch_size: int, batches: int = 1, balanced: bool = False) -> Tensors:
+        return self.slopes
+
+    def train(self, model: Tensors, epochs: int) -> Tensors:
+        assert epochs == 1
+        return self.after
