@@ -284,5 +284,7 @@ def test_a_model_without_middle_layers_is_told_about(name):
 
 @pytest.mark.parametrize("name", ["lips", "freeze-middle"])
 def test_layers_that_do_not_exist_are_refused_before_anything_runs(name):
-    with pytest.raises(FedStrataError, match="There is no layer with weights that matches 'bdoy'. Did you mean 'body'"):
+    with pytest.raises(
+        FedStrataError, match=r"There is no layer with weights that matches 'bdoy'. Did you mean 'body'"
+    ):
         prepare(f"{name}(layers=bdoy)")

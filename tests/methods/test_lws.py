@@ -142,7 +142,7 @@ def test_with_fedbn_only_what_is_shared_counts_and_shrinks():
     gamma = layer_values(left, "gamma", 1)
     model, before = right.engine.server.model, right.setting.initial
     assert set(gamma) == {"stem", "body", "shortcut.0", "hidden", "head"}
-    sent = prepare("fedbn")
+    sent = prepare("fedbn", epochs=1)
     message = sent.engine.central.messages(range(5), 1)[0]
     trained = torch.cat([member.answer(message, 1)[1].trained["body.weight"] for member in sent.engine.members])
     updates = (trained - before["body.weight"]).flatten(1)

@@ -211,7 +211,7 @@ def test_a_resumed_run_keeps_the_choice(tmp_path):
 
 
 def test_a_layer_that_does_not_exist_is_refused_before_anything_runs():
-    with pytest.raises(FedStrataError, match="no layer with weights called 'hiden'. Did you mean 'hidden'"):
+    with pytest.raises(FedStrataError, match=r"no layer with weights called 'hiden'. Did you mean 'hidden'"):
         prepare("player(up_to=hiden)")
     with pytest.raises(FedStrataError, match="no layer with weights called 'scale'"):
         prepare("player(up_to=scale)")

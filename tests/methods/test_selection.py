@@ -34,7 +34,7 @@ def test_layers_by_role_or_name_in_forward_order(pattern, names):
 
 @pytest.mark.parametrize("pattern", ["scale", "shortcut.1", "BODY", "body|nothing*", ""])
 def test_a_pattern_that_fits_no_layer_with_weights_is_refused(pattern):
-    with pytest.raises(FedStrataError, match="There is no layer with weights that matches .* Known: body, head"):
+    with pytest.raises(FedStrataError, match=r"There is no layer with weights that matches .* Known: body, head"):
         choose_layers(LAYERS, pattern)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import pairwise
 
 import pytest
 import torch
@@ -263,7 +264,7 @@ def test_growth_only_adds():
         history.append(masks_of(simulation))
     assert kept(history[0]) == int(0.2 * sum(WEIGHTS.values()))
     assert kept(history[3]) > kept(history[0])
-    for old, new in zip(history, history[1:], strict=False):
+    for old, new in pairwise(history):
         assert all((new[name] | ~old[name]).all() for name in old)
 
 
