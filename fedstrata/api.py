@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split
@@ -85,9 +84,8 @@ def resume(
         if folder.finished:
             raise FedStrataError(f"The run in '{out}' is finished already; 'fedstrata report {out}' shows it.")
         environment = folder.environment()
-        if environment["device"] == "cpu":
-            torch.set_num_threads(environment["threads"])
-        plan = Plan(environment["resolved"]["engine"], environment["resolved"]["chunk"])
+        resolved = environment["resolved"]
+        plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
         experiment = folder.experiment.with_changes({"device": environment["device"]})
         simulation = Simulation.prepare(experiment, _ingredients(data, split, model, method), plan)
         if simulation.split.hash != folder.data()["split_hash"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -159,6 +160,7 @@ class Simulation:
         data = DeviceData(dataset, split, transforms, device, dtype)
         declared = Declared(torch.from_numpy(split.sizes), data.label_counts)
         plan = plan or make_plan(experiment.engine, experiment.chunk, setting, model, data, declared)
+        plan.set_threads()
         engine = build_engine(plan, setting, model, data, declared)
         return cls(experiment, dataset, split, method, setting, engine, plan, ServerSide(setting, declared))
 
@@ -304,7 +306,7 @@ class Simulation:
 
     def environment(self) -> dict[str, Any]:
         """Tell with what the run is made."""
-        return describe_environment(self.setting.device, {"engine": self.plan.engine, "chunk": self.plan.chunk})
+        return describe_environment(self.setting.device, dataclasses.asdict(self.plan))
 
     def _synchronise(self) -> None:
         if self.setting.device.type == "cuda":

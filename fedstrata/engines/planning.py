@@ -23,16 +23,22 @@ from fedstrata.engines.training import cross_entropy
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.stack import repeat
 
+_THREADS = torch.get_num_threads()
 _TRIAL_CLIENTS = 8
 _TRIAL_STEPS = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided: the engine and the number of clients at once."""
+    """What was decided: the engine, the number of clients at once, and the threads (none: as many as PyTorch takes)."""
 
     engine: str
     chunk: int
+    threads: int | None = None
+
+    def set_threads(self) -> None:
+        """Let PyTorch use the threads that were decided on."""
+        torch.set_num_threads(self.threads or _THREADS)
 
 
 def make_plan(
@@ -52,9 +58,15 @@ def make_plan(
     if asked == "stacked" or setting.device.type == "cuda":
         return Plan("stacked", at_once)
     trial = range(min(_TRIAL_CLIENTS, at_once))
-    looped = min(seconds_per_client(setting, LoopForward(model), data, declared, [client]) for client in trial[:2])
-    stacked = seconds_per_client(setting, StackedForward(model), data, declared, trial)
-    return Plan("stacked", at_once) if stacked <= looped else Plan("loop", 1)
+    seconds: dict[Plan, float] = {}
+    for threads in sorted({1, _THREADS}):  # on a small model or a busy machine, one thread may be far faster than all
+        plans = Plan("stacked", at_once, threads), Plan("loop", 1, threads)
+        plans[0].set_threads()
+        seconds[plans[0]] = seconds_per_client(setting, StackedForward(model), data, declared, trial)
+        seconds[plans[1]] = min(
+            seconds_per_client(setting, LoopForward(model), data, declared, [client]) for client in trial[:2]
+        )
+    return min(seconds, key=seconds.__getitem__)
 
 
 def build_engine(plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> Engine:

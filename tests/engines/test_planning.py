@@ -165,7 +165,20 @@ def test_the_faster_engine_is_chosen_on_a_cpu(looped, stacked, engine, monkeypat
         return looped if isinstance(forward, LoopForward) else stacked
 
     monkeypatch.setattr(planning, "seconds_per_client", seconds)
-    assert plan_of(world_of(plain()), "auto") == Plan(engine, 1 if engine == "loop" else len(SIZES))
+    assert plan_of(world_of(plain()), "auto") == Plan(engine, 1 if engine == "loop" else len(SIZES), threads=1)
+
+
+@pytest.mark.parametrize(("costs", "threads"), [({1: 1.0, 2: 5.0}, 1), ({1: 5.0, 2: 1.0}, 2)])
+def test_the_faster_number_of_threads_is_chosen_and_set(costs, threads, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(planning, "_THREADS", 2)
+    monkeypatch.setattr(planning, "seconds_per_client", lambda *arguments: costs[torch.get_num_threads()])
+    try:
+        plan = plan_of(world_of(plain()), "auto")
+        plan.set_threads()
+        assert (plan.threads, torch.get_num_threads()) == (threads, threads)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_auto_decides_by_itself():
