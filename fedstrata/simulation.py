@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
+from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
@@ -359,40 +360,6 @@ def set_precision(precision: str, deterministic: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
-
-
-def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str, float]:
-    r"""Measure how far each shared layer of the global model moved: :math:`\lVert w^{t+1} - w^t \rVert / \lVert w^t
-    \rVert`.
-    """
-    names, values = [], []
-    for layer in layers.layers:
-        shared = [name for name in layer.parameters if name in after]
-        if shared:
-            names.append(layer.name)
-            values.append(
-                _norm(after[name] - before[name] for name in shared)
-                / _norm(before[name] for name in shared).clamp(min=1e-12)
-            )
-    return dict(zip(names, torch.stack(values).tolist(), strict=True)) if values else {}
-
-
-def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[str, float]:
-    r"""Measure inertia: the cosine between each layer's weight now and in the reference round (LIPS, Eq. 1).
-
-    A layer that keeps a cosine near 1 has stopped to learn.
-    """
-    names, values = [], []
-    for layer in layers.weighted:
-        if layer.weight in model and layer.weight in reference:
-            now, then = (tensors[layer.weight].to(torch.float64).flatten() for tensors in (model, reference))
-            names.append(layer.name)
-            values.append(torch.nn.functional.cosine_similarity(now, then, dim=0))
-    return dict(zip(names, torch.stack(values).tolist(), strict=True)) if values else {}
-
-
-def _norm(tensors: Iterator[Tensor]) -> Tensor:
-    return torch.stack([tensor.to(torch.float64).square().sum() for tensor in tensors]).sum().sqrt()
 
 
 @contextmanager

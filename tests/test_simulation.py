@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import fedstrata
+from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
 from fedstrata.runs import RunFolder
-from fedstrata.simulation import Simulation, layer_cosines, layer_updates
+from fedstrata.simulation import Simulation
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1, bias=False)), (2,))
 EXPERIMENT = Experiment(

@@ -1,0 +1,47 @@
+"""What happens to the layers of the global model from round to round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fedstrata.layers import LayerMap
+from fedstrata.stack import Tensors
+
+
+def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str, float]:
+    r"""Measure how far each shared layer moved in a round, relative to its size.
+
+    :math:`\lVert w^{t+1} - w^t \rVert / \lVert w^t \rVert` over the layer's parameters in ``after``.
+    """
+    updates = {}
+    for layer in layers.layers:
+        shared = [name for name in layer.parameters if name in after]
+        if shared:
+            moved = _norm(after[name] - before[name] for name in shared)
+            updates[layer.name] = moved / _norm(before[name] for name in shared).clamp(min=1e-12)
+    return _numbers(updates)
+
+
+def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[str, float]:
+    r"""Measure inertia: the cosine between each layer's weight now and in the reference round (LIPS, Eq. 1).
+
+    A layer that keeps a cosine near 1 has stopped to learn.
+    """
+    cosines = {}
+    for layer in layers.weighted:
+        if layer.weight in model and layer.weight in reference:
+            now, then = (tensors[layer.weight].to(torch.float64).flatten() for tensors in (model, reference))
+            cosines[layer.name] = torch.nn.functional.cosine_similarity(now, then, dim=0)
+    return _numbers(cosines)
+
+
+def _numbers(measured: Tensors) -> dict[str, float]:
+    """Bring numbers from the device at once."""
+    return dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True)) if measured else {}
+
+
+def _norm(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack([tensor.to(torch.float64).square().sum() for tensor in tensors]).sum().sqrt()
