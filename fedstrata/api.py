@@ -22,9 +22,7 @@ from fedstrata.simulation import Ingredients, Listener, Simulation
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave: the summary, all metrics, the global model (its shared part), and what clients keep, as
-    stacks.
-    """
+    """What a run gave: summary, metrics, the global model (its shared part), and what clients keep, as stacks."""
 
     summary: dict[str, Any]
     metrics: MetricLog

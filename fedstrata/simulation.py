@@ -166,8 +166,9 @@ class Simulation:
         return cls(experiment, dataset, split, method, setting, engine, plan, ServerSide(setting, declared))
 
     def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
-        """Do the remaining rounds, and return the summary; with a folder, save checkpoints on the way and the results
-        at the end.
+        """Do the remaining rounds and return the summary.
+
+        With a folder, checkpoints are saved on the way and the results at the end.
         """
         with _stop_requests() as stop:
             while self.round < self.experiment.rounds:
@@ -231,9 +232,7 @@ class Simulation:
         return values
 
     def _layer_metrics(self, before: Tensors, participants: Sequence[int]) -> dict[str, dict[str, float]]:
-        """Measure the layers of the global model that travel: how far they moved, how they lie to the reference round,
-        the method's own numbers.
-        """
+        """Measure the layers that travel: update, cosine to the reference round, and the method's own numbers."""
         layers, server = self.setting.layers, self.engine.server
         if self.round == self.experiment.reference_round:
             self.reference = clone(server.model)

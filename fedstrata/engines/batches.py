@@ -23,9 +23,7 @@ from fedstrata.rng import client_keys, permutation
 
 @dataclass(frozen=True)
 class Work:
-    """How much local training: epochs, or a number of steps instead; the size of batches; what becomes of a small last
-    one.
-    """
+    """How much local training: epochs (or steps instead), the size of batches, what becomes of a small last one."""
 
     epochs: int
     steps: int | None
@@ -44,8 +42,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """The next batches of a group of clients: their rows in the stack (``None``: all), positions ``[k, b]`` in the
-    pool, step counter.
+    """The next batches of a group of clients.
+
+    ``rows`` are their rows in the stack (``None``: all), ``positions`` ``[k, b]`` lie in the pool, ``step`` counts.
     """
 
     rows: Tensor | None

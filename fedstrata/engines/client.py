@@ -23,9 +23,7 @@ from fedstrata.stack import Tensors, clone, concatenate, put_, repeat, take
 
 @dataclass(frozen=True)
 class ClientState:
-    """What clients keep between rounds, as stacks: resident tensors of the model, memories of the method and the
-    optimiser.
-    """
+    """What clients keep between rounds, as stacks: parts of the model, the method's memory, the optimiser's state."""
 
     resident: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)

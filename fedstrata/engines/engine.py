@@ -16,8 +16,9 @@ from fedstrata.stack import Tensors
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round cost and gave: each participant's mean training loss, bytes both ways, and the scores before
-    aggregation if asked.
+    """What a round cost and gave.
+
+    ``loss`` is each participant's mean training loss, ``before`` the scores before aggregation, if asked.
     """
 
     loss: Tensor
@@ -43,9 +44,7 @@ class Engine(Protocol):
         ...
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
-        """Test every client's own model after aggregation; and the global model on the global test set, where there is
-        one.
-        """
+        """Test every client's own model after aggregation, and the global one on the global test set, if it exists."""
         ...
 
     def adapted(self, round: int) -> Scores:

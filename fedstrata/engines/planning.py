@@ -104,9 +104,7 @@ def stacking_obstacle(setting: Setting, model: nn.Module, data: DeviceData) -> s
 
 
 def clients_that_fit(setting: Setting, model: nn.Module, data: DeviceData) -> int:
-    """Estimate how many clients' training fits the free memory, from what one client's step keeps for its backward
-    pass.
-    """
+    """Estimate how many clients fit the free memory, from what one client's step keeps for its backward pass."""
     kept: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:

@@ -46,9 +46,7 @@ class ServerSide:
         return ServerState(model, clone(self.setting.method.server_memory(view)))
 
     def select(self, participation: float, round: int) -> tuple[int, ...]:
-        """Choose a round's participants uniformly, at least one, in ascending order; under one seed alike for every
-        method.
-        """
+        """Choose a round's participants uniformly, at least one; under one seed they are the same for every method."""
         clients = self.setting.clients
         count = max(1, int(participation * clients + 0.5))
         if count == clients:

@@ -19,8 +19,9 @@ from fedstrata.stack import Tensors, clone, put_, take
 
 @dataclass(frozen=True)
 class Trained:
-    """What a phase of training leaves: models, the optimiser's state, each client's mean loss, and the gradients of its
-    last step if the method wants them.
+    """What a phase of training leaves.
+
+    ``loss`` is each client's mean; ``gradients`` are those of its last step, if the method wants them.
     """
 
     model: Tensors
@@ -105,9 +106,7 @@ class Trainer:
         keys: tuple[Tensor, Tensor],
         learning_rate: float,
     ) -> tuple[Step, Tensor, Tensors]:
-        """Run the models on a batch: the step as hooks see it, each client's loss ``[k]``, and the buffers after the
-        pass.
-        """
+        """Run the models on a batch: return the step as hooks see it, each client's loss, and the buffers after."""
         for_transforms, for_dropout = keys if batch.rows is None else (key[batch.rows] for key in keys)
         inputs, labels = self.data.make(batch.positions, for_transforms, batch.step)
 

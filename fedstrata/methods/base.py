@@ -136,9 +136,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Training:
-    """What local training did: where it started, where it ended, and the gradients of the last step if a part wants
-    them.
-    """
+    """What local training did: its start, its end, and the gradients of the last step, if a part wants them."""
 
     start: Tensors
     trained: Tensors
@@ -159,9 +157,7 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training: which parameters move, and for how many epochs (``None``: as the experiment
-    says).
-    """
+    """A stretch of local training: which parameters move, for how many epochs (none: as the experiment says)."""
 
     trains: Callable[[LayerMap], Iterable[str]] | None = None
     epochs: int | None = None
@@ -169,9 +165,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a part, for listings and checks: its family, its paper, and why it cannot run somewhere, if
-    so.
-    """
+    """What is true of a part, for listings and checks; ``not_on_network`` says why it cannot run there, if so."""
 
     family: str
     paper: str
@@ -267,9 +261,7 @@ class Part(Spec):
         return sizes / sizes.sum()
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
-        r"""Merge the replies (exclusive): :math:`\hat w = \sum_k p_k w_k`, entry by entry over the clients that sent
-        it.
-        """
+        r"""Merge the replies (exclusive): :math:`\hat w = \sum_k p_k w_k` over the clients that sent an entry."""
         return {
             name: weighted_mean(tensor, shares, replies.masks.get(name), server.model[name])
             for name, tensor in replies.tensors.items()
@@ -291,9 +283,7 @@ class Part(Spec):
     # An exchange of its own, before a round: the server asks, clients answer, the server announces --------------------
 
     def exchanges_before(self, round: int) -> bool:
-        """Tell whether a round is preceded by an exchange with all clients, such as a saliency round before the
-        first.
-        """
+        """Tell whether an exchange with all clients comes before a round, such as a saliency round."""
         return False
 
     def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:

@@ -67,8 +67,7 @@ class PLayer(Part):
             self._position(layers, self.up_to)
         return ()
 
-    # The survey
-    # ---------------------------------------------------------------------------------------------------------
+    # The survey -------------------------------------------------------------------------------------------------------
 
     def exchanges_before(self, round: int) -> bool:
         """Measure before the first round, unless the layers are given."""
@@ -114,8 +113,7 @@ class PLayer(Part):
         """Note how many layers are shared."""
         return {"federated": announcement.numbers["federated"].expand(len(clients.ids))}
 
-    # What travels
-    # -------------------------------------------------------------------------------------------------------
+    # What travels -----------------------------------------------------------------------------------------------------
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send only the shared layers."""
@@ -130,9 +128,7 @@ class PLayer(Part):
         return replace(message, tensors={name: tensor for name, tensor in message.tensors.items() if name in shared})
 
     def _names_up_to(self, layers: LayerMap, count: int) -> Iterable[str]:
-        """Name all tensors from the input up to the layer with weights number ``count``, with what follows it before
-        the next.
-        """
+        """Name all tensors up to the layer with weights number ``count``, and what stands between it and the next."""
         met = 0
         for layer in layers.all:
             met += layer in layers.weighted

@@ -84,8 +84,7 @@ class SSFL(Part):
     def _finds_again(self) -> bool:
         return self.adapt_at is not None or self.refresh_every is not None
 
-    # The mask
-    # -----------------------------------------------------------------------------------------------------------
+    # The mask ---------------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
@@ -102,8 +101,9 @@ class SSFL(Part):
         return {**masks, **initial, "found": torch.tensor(False)}
 
     def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
-        """Score every weight on the client's own data, masked ones at their initial values; a random mask needs no
-        scores.
+        """Score every weight on the client's own data, masked ones at their initial values.
+
+        A random mask needs no scores.
         """
         if self.topology == "random":
             return Message()
@@ -150,8 +150,7 @@ class SSFL(Part):
         masks = {f"mask/{name}": mask.expand(count, *mask.shape[1:]) for name, mask in announcement.tensors.items()}
         return {**clients.memory, **masks, "found": torch.ones_like(clients.sizes, dtype=torch.bool)}
 
-    # Inside the mask
-    # ----------------------------------------------------------------------------------------------------
+    # Inside the mask --------------------------------------------------------------------------------------------------
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send only what the mask keeps."""
