@@ -26,7 +26,7 @@ help:
 
 demo: $(VENV)/report.installed
 	@rm -rf runs/demo
-	$(ONE_THREAD) $(BIN)/fedstrata compare "$(DEMO_METHODS)" $(DEMO_DATA) --model cnn --engine stacked --rounds 12 --seeds 3 \
+	$(ONE_THREAD) $(BIN)/fedstrata compare "$(DEMO_METHODS)" $(DEMO_DATA) --model cnn --engine stacked --rounds 10 --seeds 3 \
 		--out runs/demo
 
 test: lint
