@@ -15,8 +15,8 @@ SETS_WEIGHTS = "puts weights to values of its own"
 def choose_layers(layers: LayerMap, pattern: str) -> tuple[Layer, ...]:
     """Choose layers with weights.
 
-    ``pattern`` is a role (``first``, ``middle``, ``last``), ``all``, or names with wildcards joined by '|'. The weights of
-    norm layers are never chosen.
+    ``pattern`` is a role (``first``, ``middle``, ``last``), ``all``, or names with wildcards joined by '|'. The weights
+    of norm layers are never chosen.
     """
     if pattern == "all":
         return layers.weighted
