@@ -153,12 +153,16 @@ def _describe(registry: Registry[Any], name: str) -> dict[str, Any]:
 
 def method_facts(method: Part) -> dict[str, Any]:
     """Tell what is true of a method: what its author says, and what its hooks show."""
-    from fedstrata.methods.base import EXCLUSIVE_HOOKS, defines
+    from fedstrata.methods import methods as registry
+    from fedstrata.methods.base import defines, objection
 
     parts = method.parts()
 
     def some_define(hook: str) -> bool:
         return any(defines(part, hook) for part in parts)
+
+    def refuses(other: Part) -> bool:
+        return any(objection(one, part) for one in parts for part in other.parts() if one != part)
 
     obstacles = [part.facts.not_on_network for part in (method, *parts) if part.facts.not_on_network]
     return {
@@ -166,9 +170,9 @@ def method_facts(method: Part) -> dict[str, Any]:
         "paper": method.facts.paper,
         "link": method.facts.link,
         "personal_layers": some_define("personal"),
-        "client_state": some_define("personal") or some_define("client_memory"),
+        "client_state": any(some_define(hook) for hook in ("personal", "resident", "client_memory")),
         "server_state": some_define("server_memory"),
-        "decides_alone": [what for hook, what in EXCLUSIVE_HOOKS.items() if some_define(hook)],
+        "refuses": [name for name in registry.names() if name != method.name and refuses(registry.make(name))],
         "on_network": not obstacles,
         "not_on_network": obstacles[0] if obstacles else None,
     }
@@ -222,7 +226,7 @@ def _facts(entry: dict[str, Any]) -> dict[str, str]:
     """Word the facts about a method."""
     if "family" not in entry:
         return {}
-    alone = " and ".join(entry["decides_alone"])
+    refused = ", ".join(entry["refuses"])
     facts = {
         "family": entry["family"],
         "paper": entry["paper"],
@@ -230,8 +234,8 @@ def _facts(entry: dict[str, Any]) -> dict[str, str]:
         "personal layers": "yes, they never leave the client" if entry["personal_layers"] else "no",
         "client remembers": "yes, from round to round" if entry["client_state"] else "no",
         "server remembers": "yes, from round to round" if entry["server_state"] else "no",
-        "real network": "yes" if entry["on_network"] else f"no: {entry['not_on_network']}",
-        "combining": f"it {alone}, so with no other method that does" if alone else "with any other method",
+        "by messages alone": "yes" if entry["on_network"] else f"no: {entry['not_on_network']}",
+        "combining": f"with any other method but {refused}" if refused else "with any other method",
     }
     return {name: value for name, value in facts.items() if value}
 

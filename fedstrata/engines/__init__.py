@@ -1,1 +1,1 @@
-"""Engines: the same round for one client at a time, for all at once, or over a network."""
+"""Engines: the same round, for one client at a time by messages, or for all clients at once."""

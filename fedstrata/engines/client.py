@@ -1,6 +1,6 @@
 """The client's side of a round, for K clients at once.
 
-The loop engine and a real site use it with K = 1, the stacked engine with as many clients as fit the memory.
+The loop engine uses it with K = 1, the stacked engine with as many clients as fit the memory.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from cli_calls import Call
 from fedstrata.cli.listing import method_facts, read_shape
 from fedstrata.cli.words import readable
 from fedstrata.data import datasets, partitions
-from fedstrata.methods import Facts, Part, methods
+from fedstrata.errors import FedStrataError
+from fedstrata.methods import Facts, Method, Part, methods
 from fedstrata.models import models
 
 
@@ -47,7 +48,7 @@ def test_one_method_in_detail(call: Call) -> None:
         "The momentum.",
         "Hsu et al.",
         "arxiv.org/abs/1909.06335",
-        "decides the server's step",
+        "with any other method but local",
     ):
         assert expected in text
 
@@ -67,7 +68,18 @@ def test_facts_follow_from_the_hooks() -> None:
     )
     fedavgm = method_facts(methods.get("fedavgm")())
     assert (fedavgm["personal_layers"], fedavgm["client_state"], fedavgm["server_state"]) == (False, False, True)
-    assert fedavgm["decides_alone"] == ["decides the server's step"]
+    assert fedavgm["refuses"] == ["local"]
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_what_a_method_is_said_to_refuse_is_what_cannot_be_combined_with_it(name: str) -> None:
+    refused = []
+    for other in methods.names():
+        try:
+            Method.make(f"{name}+{other}")
+        except FedStrataError:
+            refused.append(other)
+    assert method_facts(methods.get(name)())["refuses"] == refused
 
 
 @dataclass(frozen=True)
