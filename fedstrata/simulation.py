@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
+from fedstrata.data.aside import set_aside, take_proxy
+from fedstrata.data.transforms import Transform
 from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
@@ -117,53 +120,22 @@ class Simulation:
         cls, experiment: Experiment, ingredients: Ingredients | None = None, plan: Plan | None = None
     ) -> Simulation:
         """Load the data, divide it, build the model and choose the engine; whatever does not fit is refused here."""
-        ingredients = ingredients or Ingredients()
-        experiment = ingredients.describe(experiment)
-        method = Method.make(ingredients.method or experiment.method)
-        optimiser, schedule = optimisers.make(experiment.optimiser), schedules.make(experiment.schedule)
-        transforms = parse_transforms(experiment.transforms)
-        device = choose_device(experiment.device)
-        dataset = ingredients.dataset or load_data(experiment)
-        for transform in transforms:
-            transform.check(dataset)
-        split = ingredients.split or divide(experiment, dataset)
-        experiment = experiment.with_changes({"clients": split.clients})
-        set_precision(experiment.precision, experiment.deterministic)
-        dtype = _DTYPES[experiment.precision]
-        model = build_model(
-            ingredients.model or experiment.model, dataset.input_shape, dataset.classes, experiment.seed
+        ready = prepare_setting(experiment, ingredients)
+        plan = plan or make_plan(
+            experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared
         )
-        layers = LayerMap.read(model, dataset.input_shape)
-        for note in method.notes(layers):
-            warnings.warn(note, FedStrataWarning, stacklevel=2)
-        model = model.to(device=device, dtype=dtype)
-        initial = {
-            name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        }
-        personal = method.personal(layers)
-        if experiment.statistics == "local":
-            personal |= {name for name in layers.norm_names if name in layers.buffer_names}
-        setting = Setting(
-            method=method,
-            layers=layers,
-            initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
-            personal=personal,
-            resident=personal | method.resident(layers),
-            optimiser=optimiser,
-            schedule=schedule,
-            work=Work(experiment.epochs, experiment.steps, experiment.batch_size, experiment.last_batch),
-            rounds=experiment.rounds,
-            seed=experiment.seed,
-            clients=split.clients,
-            precision=experiment.precision,
-            device=device,
-        )
-        data = DeviceData(dataset, split, transforms, device, dtype)
-        declared = Declared(torch.from_numpy(split.sizes), data.label_counts)
-        plan = plan or make_plan(experiment.engine, experiment.chunk, setting, model, data, declared)
         plan.set_threads()
-        engine = build_engine(plan, setting, model, data, declared)
-        return cls(experiment, dataset, split, method, setting, engine, plan, ServerSide(setting, declared))
+        engine = build_engine(plan, ready.setting, ready.model, ready.data, ready.declared)
+        return cls(
+            ready.experiment,
+            ready.dataset,
+            ready.split,
+            ready.setting.method,
+            ready.setting,
+            engine,
+            plan,
+            ServerSide(ready.setting, ready.declared),
+        )
 
     def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
         """Do the remaining rounds and return the summary.
@@ -311,6 +283,98 @@ class Simulation:
     def _synchronise(self) -> None:
         if self.setting.device.type == "cuda":
             torch.cuda.synchronize(self.setting.device)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data loaded and divided and its model built, before any engine runs it."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    model: nn.Module
+    setting: Setting
+    data: DeviceData
+    declared: Declared
+
+
+def prepare_setting(experiment: Experiment, ingredients: Ingredients | None = None) -> Prepared:
+    """Load the data, divide it and build the model; whatever does not fit is refused here."""
+    ingredients = ingredients or Ingredients()
+    experiment = ingredients.describe(experiment)
+    refuse_unknown_names(experiment, ingredients)
+    transforms = parse_transforms(experiment.transforms)
+    dataset = ingredients.dataset or load_data(experiment)
+    for transform in transforms:
+        transform.check(dataset)
+    split = ingredients.split or divide(experiment, dataset)
+    experiment = experiment.with_changes({"clients": split.clients})
+    model, setting = make_setting(experiment, ingredients, dataset.input_shape, dataset.classes)
+    data = device_data(setting, dataset, split, transforms, _DTYPES[experiment.precision])
+    declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
+    return Prepared(experiment, dataset, split, model, setting, data, declared)
+
+
+def device_data(
+    setting: Setting, dataset: Dataset, split: Split, transforms: Sequence[Transform], dtype: torch.dtype
+) -> DeviceData:
+    """Set aside the samples that the method asks for, and put the data on the device."""
+    held_out: tuple[np.ndarray, ...] = ()
+    proxy: np.ndarray | None = None
+    if setting.method.held_out():
+        split, held_out = set_aside(split, setting.method.held_out(), setting.seed)
+    if setting.method.proxy_samples():
+        dataset, split, proxy = take_proxy(dataset, split, setting.method.proxy_samples(), setting.seed)
+    return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy)
+
+
+def refuse_unknown_names(experiment: Experiment, ingredients: Ingredients) -> None:
+    """Refuse an experiment that names what does not exist, before any data is read for it."""
+    Method.make(ingredients.method or experiment.method)
+    optimisers.make(experiment.optimiser)
+    schedules.make(experiment.schedule)
+    parse_transforms(experiment.transforms)
+    choose_device(experiment.device)
+
+
+def make_setting(
+    experiment: Experiment, ingredients: Ingredients, input_shape: tuple[int, ...], classes: int
+) -> tuple[nn.Module, Setting]:
+    """Build the model for samples of some shape, and gather what everybody in the run knows; no data is needed."""
+    method = Method.make(ingredients.method or experiment.method)
+    device = choose_device(experiment.device)
+    set_precision(experiment.precision, experiment.deterministic)
+    model = build_model(ingredients.model or experiment.model, input_shape, classes, experiment.seed)
+    layers = LayerMap.read(model, input_shape)
+    for note in method.notes(layers):
+        warnings.warn(note, FedStrataWarning, stacklevel=2)
+    model = model.to(device=device, dtype=_DTYPES[experiment.precision])
+    initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    initial = method.initial(layers, initial, experiment.seed)
+    personal = method.personal(layers)
+    if experiment.statistics == "local":
+        personal |= {name for name in layers.norm_names if name in layers.buffer_names}
+    return model, Setting(
+        method=method,
+        layers=layers,
+        initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
+        personal=personal,
+        resident=personal | method.resident(layers),
+        optimiser=optimisers.make(experiment.optimiser),
+        schedule=schedules.make(experiment.schedule),
+        work=Work(
+            experiment.epochs,
+            experiment.steps,
+            experiment.batch_size,
+            experiment.last_batch,
+            method.samples_per_epoch(),
+        ),
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        clients=experiment.clients or DEFAULT_CLIENTS,
+        precision=experiment.precision,
+        device=device,
+    )
 
 
 def load_data(experiment: Experiment) -> Dataset:

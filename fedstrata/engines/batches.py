@@ -23,12 +23,16 @@ from fedstrata.rng import client_keys, permutation
 
 @dataclass(frozen=True)
 class Work:
-    """How much local training: epochs (or steps instead), the size of batches, what becomes of a small last one."""
+    """How much local training: epochs (or steps instead), the size of batches, what becomes of a small last one.
+
+    ``samples`` fixes the samples of an epoch, if given: large clients take a part of theirs, small ones repeat some.
+    """
 
     epochs: int
     steps: int | None
     batch_size: int
     last_batch: str
+    samples: int | None = None
 
     def batches_per_epoch(self, size: int) -> int:
         """Count the batches that a client of some size makes of its data."""
@@ -77,10 +81,19 @@ class DeviceData:
     """A dataset and its split, on the device where training happens."""
 
     def __init__(
-        self, dataset: Dataset, split: Split, transforms: Sequence[Transform], device: torch.device, dtype: torch.dtype
+        self,
+        dataset: Dataset,
+        split: Split,
+        transforms: Sequence[Transform],
+        device: torch.device,
+        dtype: torch.dtype,
+        held_out: Sequence[np.ndarray] = (),
+        proxy: np.ndarray | None = None,
     ) -> None:
         self.dataset = dataset
         self.split = split
+        self.held_out = tuple(held_out)
+        self.proxy = proxy
         self.transforms = tuple(transforms)
         self.device = device
         self.dtype = dtype
@@ -90,12 +103,13 @@ class DeviceData:
         longest = int(split.sizes.max())
         padded = np.stack([np.pad(positions, (0, longest - len(positions))) for positions in split.train])
         self._train = torch.from_numpy(padded).to(device)
+        self._sizes = torch.from_numpy(split.sizes).to(device)
 
     def batches(
         self, clients: Sequence[int], work: Work, seed: int, round: int, purpose: str = "batches"
     ) -> Iterator[Batch]:
         """Stream the batches of some clients for one round; clients that are done drop out."""
-        sizes = [int(self.split.sizes[client]) for client in clients]
+        sizes = [work.samples or int(self.split.sizes[client]) for client in clients]
         per_epoch = [work.batches_per_epoch(size) for size in sizes]
         steps = [work.steps_of(size) for size in sizes]
         epochs = [-(-count // each) for count, each in zip(steps, per_epoch, strict=True)]
@@ -123,9 +137,14 @@ class DeviceData:
         for rows in similar.values():
             longest, most = max(sizes[row] for row in rows), max(epochs[row] for row in rows)
             streams = torch.arange(most, device=self.device)[:, None]
-            valid = torch.tensor([sizes[row] for row in rows], device=self.device)[:, None, None]
-            order = permutation(keys[torch.tensor(rows, device=self.device)][:, None, :], longest, streams, valid)
-            own = self._train[torch.tensor([clients[row] for row in rows], device=self.device), :longest]
+            numbers = torch.tensor([clients[row] for row in rows], device=self.device)
+            held = self._sizes[numbers][:, None, None]
+            most_held = int(held.max())
+            order = permutation(keys[torch.tensor(rows, device=self.device)][:, None, :], most_held, streams, held)
+            if longest != most_held:
+                places = torch.arange(longest, device=self.device).remainder(held).expand(-1, most, -1)
+                order = order.gather(2, places)
+            own = self._train[numbers, :most_held]
             pieces.append(own[:, None, :].expand(-1, most, -1).gather(2, order).flatten())
             for row in rows:
                 begins[row], strides[row], filled = filled, longest, filled + most * longest

@@ -69,56 +69,84 @@ class ClientSide:
         model = repeat(self.setting.initial, len(ids))
         resident = clone({name: model[name] for name in sorted(self.setting.resident)})
         memory = clone(self.setting.method.client_memory(self._view(ids, 0, {}), model))
-        parameters = {name: model[name] for name in self.setting.layers.parameter_names}
-        optimiser = clone(self.setting.optimiser.state(parameters)) if self.setting.optimiser.keep else {}
+        optimiser = self._first_optimiser(model, memory) if self.setting.optimiser.keep else {}
         return ClientState(resident, memory, optimiser)
 
-    def own_model(self, ids: Sequence[int], state: ClientState, broadcast: Message) -> Tensors:
+    def _first_optimiser(self, model: Tensors, memory: Tensors) -> Tensors:
+        """Prepare the optimiser's state for the model, for what is learned beside it, and for second models."""
+        method, layers, optimiser = self.setting.method, self.setting.layers, self.setting.optimiser
+        parameters = {name: model[name] for name in layers.parameter_names}
+        learned = {name: memory[name] for name in method.learns(layers)}
+        first = optimiser.state({**parameters, **learned})
+        for second in method.second_models():
+            first |= _under(second, optimiser.state({**parameters, **learned}))
+        return clone(first)
+
+    def own_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
         """Put together each client's model: what was received, and for the rest what it keeps itself."""
-        return {
-            name: broadcast.tensors[name].expand(len(ids), *tensor.shape)
-            if name in broadcast.tensors
-            else state.resident[name]
-            for name, tensor in self.setting.initial.items()
+        model = {
+            name: _combined(broadcast, name, len(ids), state.resident.get(name))
+            for name in self.setting.initial
+            if name in broadcast.tensors or name in state.resident
         }
+        clients = self._view(ids, round, state.memory)
+        return self.setting.method.receive(clients, broadcast, model, DataProbe(self._trainer, clients))
+
+    def deployed_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
+        """Put together the model that each client uses, and that is tested."""
+        model = self.own_model(ids, state, broadcast, round)
+        return self.setting.method.deployed(self._view(ids, round, state.memory), model)
 
     def round(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Outcome:
         """Download, begin, perturb, train, remember, upload."""
-        method, optimiser = self.setting.method, self.setting.optimiser
+        method, keep = self.setting.method, self.setting.optimiser.keep
         clients = self._view(ids, round, state.memory)
-        received = self.own_model(ids, state, broadcast)
-        clients = replace(clients, memory=method.begin(clients, received))
+        received = self.own_model(ids, state, broadcast, round)
+        clients = replace(clients, memory=method.begin(clients, received, broadcast))
         model = start = method.perturb(clients, received)
-        learning_rate = optimiser.learning_rate * self.setting.schedule.factor(round, self.setting.rounds)
-        losses, gradients, kept = [], Tensors(), state.optimiser
-        for number, phase in enumerate(method.phases()):
-            trained = self._trainer.train(clients, received, model, phase, learning_rate, f"phase {number}", kept)
-            model, gradients = trained.model, gradients | trained.gradients
-            kept = trained.optimiser if optimiser.keep else {}
+        learning_rate = self.setting.optimiser.learning_rate * self.setting.schedule.factor(round, self.setting.rounds)
+        losses, gradients, models, steps = [], Tensors(), [], torch.zeros_like(clients.sizes)
+        kept, last = dict(state.optimiser), Tensors()
+        for number, phase in enumerate(method.phases(clients)):
+            second = method.second_model(phase)
+            begin = model if second is None else _of(second, clients.memory)
+            optimiser = last if phase.continues else (kept if second is None else _of(second, kept))
+            trained = self._trainer.train(clients, received, begin, phase, learning_rate, f"phase {number}", optimiser)
+            memory, last = {**clients.memory, **trained.learned}, trained.optimiser
+            if second is None:
+                model, gradients, steps = trained.model, gradients | trained.gradients, steps + trained.steps
+            else:
+                memory |= _under(second, trained.model)
+            if keep:
+                kept |= trained.optimiser if second is None else _under(second, trained.optimiser)
+            clients = replace(clients, memory=memory)
             losses.append(trained.loss)
-        training = Training(start, model, gradients)
+            models.append(trained.model)
+        probe = DataProbe(self._trainer, clients)
+        training = Training(start, model, gradients, tuple(models), steps, learning_rate, probe)
         clients = replace(clients, memory=method.remember(clients, training))
         shared = Message({name: model[name] for name in self.setting.initial if name not in self.setting.personal})
         reply = method.upload(clients, training, shared)
         resident = {name: model[name] for name in state.resident}
-        return Outcome(ClientState(resident, clients.memory, kept), reply, model, torch.stack(losses).mean(0))
+        used = method.deployed(clients, model)
+        return Outcome(ClientState(resident, clients.memory, kept), reply, used, torch.stack(losses).mean(0))
 
     def adapted_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
         """Train clients' own models once more, for themselves, at the initial learning rate."""
-        model = self.own_model(ids, state, broadcast)
+        model = self.own_model(ids, state, broadcast, round)
         phase = self.setting.method.adaptation()
-        if phase is None:
-            return model
         clients = self._view(ids, round, state.memory)
-        rate = self.setting.optimiser.learning_rate
-        return self._trainer.train(clients, model, model, phase, rate, "adaptation").model
+        if phase is not None:
+            rate = self.setting.optimiser.learning_rate
+            model = self._trainer.train(clients, model, model, phase, rate, "adaptation").model
+        return self.setting.method.deployed(clients, model)
 
     def answer_survey(
         self, ids: Sequence[int], state: ClientState, exchange: Exchange, broadcast: Message, round: int
     ) -> Message:
         """Answer a survey before a round, from the current model and the clients' own data."""
         clients = self._view(ids, round, state.memory)
-        return exchange.survey(clients, self.own_model(ids, state, broadcast), DataProbe(self._trainer, clients))
+        return exchange.survey(clients, self.own_model(ids, state, broadcast, round), DataProbe(self._trainer, clients))
 
     def adopt(
         self, ids: Sequence[int], state: ClientState, exchange: Exchange, announcement: Message, round: int
@@ -136,6 +164,7 @@ class ClientSide:
         return Clients(
             round=round,
             rounds=self.setting.rounds,
+            epochs=self.setting.work.epochs,
             layers=self.setting.layers,
             ids=tuple(ids),
             seed=self.setting.seed,
@@ -144,3 +173,27 @@ class ClientSide:
             shared=self.setting.shared,
             memory=memory,
         )
+
+
+def _combined(broadcast: Message, name: str, clients: int, kept: Tensor | None) -> Tensor:
+    """Take a tensor from the broadcast, where the client keeps its own value for entries that were not sent."""
+    if name not in broadcast.tensors:
+        assert kept is not None
+        return kept
+    received = broadcast.tensors[name]
+    received = received.expand(clients, *received.shape[1:])
+    if kept is None or name not in broadcast.masks:
+        return received
+    return received.where(broadcast.masks[name], kept)
+
+
+def _of(prefix: str, tensors: Tensors) -> Tensors:
+    """Take what is named under a prefix, without it."""
+    return {
+        name.removeprefix(f"{prefix}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}/")
+    }
+
+
+def _under(prefix: str, tensors: Tensors) -> Tensors:
+    """Put names under a prefix."""
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.setting import Setting
-from fedstrata.engines.training import cross_entropy
+from fedstrata.losses import cross_entropy
 from fedstrata.stack import Tensors
 
 _SAMPLES_AT_ONCE = 2048
@@ -63,13 +63,9 @@ class Evaluator:
         rows = None if len(tested) == len(sizes) else torch.tensor(tested, device=self.setting.device)
         models = {name: tensor if rows is None else tensor[rows] for name, tensor in models.items()}
         ids = [clients[row] for row in tested]
-        longest = max(sizes)
-        padded = np.stack([np.resize(self.data.split.test[client], longest) for client in ids])
-        correct, loss = self._run(forward, models, torch.from_numpy(padded))
-        lengths = torch.tensor([sizes[row] for row in tested], device=self.setting.device)
-        inside = torch.arange(longest, device=self.setting.device) < lengths[:, None]
-        means = [((values * inside).sum(1) / lengths).cpu().numpy() for values in (correct, loss)]
-        return Scores(tuple(ids), *means)
+        positions = [self.data.split.test[client] for client in ids]
+        accuracy, loss = score_models(self.setting, self.data, forward, models, positions)
+        return Scores(tuple(ids), accuracy.cpu().numpy(), loss.cpu().numpy())
 
     def common_model(self, forward: Forward, model: Tensors) -> tuple[Scores, tuple[float, float] | None]:
         """Test one model on every client's test set and on the global one; each sample is looked at once."""
@@ -79,7 +75,8 @@ class Evaluator:
             return Scores((), np.empty(0), np.empty(0)), None
         stack = {name: tensor.unsqueeze(0) for name, tensor in model.items()}
         correct, loss = (
-            values[0].cpu().numpy() for values in self._run(forward, stack, torch.from_numpy(needed)[None])
+            values[0].cpu().numpy()
+            for values in _run(self.setting, self.data, forward, stack, torch.from_numpy(needed)[None])
         )
         places = [np.searchsorted(needed, positions) for positions in split.test]
         tested = tuple(client for client, place in enumerate(places) if len(place))
@@ -91,17 +88,31 @@ class Evaluator:
         everywhere = np.searchsorted(needed, test)
         return scores, (float(correct[everywhere].mean()), float(loss[everywhere].mean()))
 
-    def _run(self, forward: Forward, models: Tensors, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Run K models on their positions ``[K, n]``: for each sample whether it is right, and its loss, in float64."""
-        layers, device = self.setting.layers, self.setting.device
-        parameters = {name: models[name] for name in layers.parameter_names}
-        buffers = {name: models[name] for name in layers.buffer_names}
-        keys = torch.zeros(len(positions), 2, dtype=torch.int64, device=device)
-        correct, losses = [], []
-        with torch.no_grad():
-            for part in torch.split(positions, max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
-                inputs, labels = self.data.make(part.to(device), None)
-                outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
-                correct.append((outputs.argmax(-1) == labels).to(torch.float64))
-                losses.append(cross_entropy(outputs, labels).to(torch.float64))
-        return torch.cat(correct, dim=1), torch.cat(losses, dim=1)
+
+def score_models(
+    setting: Setting, data: DeviceData, forward: Forward, models: Tensors, positions: Sequence[np.ndarray]
+) -> tuple[Tensor, Tensor]:
+    """Test K models, each on its own samples, at least one: accuracy and mean loss, ``[K]`` each."""
+    longest = max(len(own) for own in positions)
+    padded = np.stack([np.resize(own, longest) for own in positions])
+    correct, loss = _run(setting, data, forward, models, torch.from_numpy(padded))
+    lengths = torch.tensor([len(own) for own in positions], device=setting.device)
+    inside = torch.arange(longest, device=setting.device) < lengths[:, None]
+    return (correct * inside).sum(1) / lengths, (loss * inside).sum(1) / lengths
+
+
+def _run(
+    setting: Setting, data: DeviceData, forward: Forward, models: Tensors, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run K models on their positions ``[K, n]``: for each sample whether it is right, and its loss, in float64."""
+    parameters = {name: models[name] for name in setting.layers.parameter_names}
+    buffers = {name: models[name] for name in setting.layers.buffer_names}
+    keys = torch.zeros(len(positions), 2, dtype=torch.int64, device=setting.device)
+    correct, losses = [], []
+    with torch.no_grad():
+        for part in torch.split(positions, max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
+            inputs, labels = data.make(part.to(setting.device), None)
+            outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
+            correct.append((outputs.argmax(-1) == labels).to(torch.float64))
+            losses.append(cross_entropy(outputs, labels).to(torch.float64))
+    return torch.cat(correct, dim=1), torch.cat(losses, dim=1)

@@ -36,17 +36,38 @@ class Forward(Protocol):
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
         ...
 
+    def features(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+    ) -> tuple[Tensor, Tensor, Tensors]:
+        """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
+        ...
+
 
 class LoopForward:
     """One client after another, each through an ordinary call of the model."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, head: str | None = None) -> None:
         self.model = model.train()
+        self.head = head
 
     def __call__(
         self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
+        (outputs,), after = self._run(_Call(self.model), parameters, buffers, inputs, keys, training)
+        return outputs, after
+
+    def features(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+    ) -> tuple[Tensor, Tensor, Tensors]:
+        """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
+        call = _CallWithFeatures(self.model, self.head)
+        (outputs, features), after = self._run(call, parameters, buffers, inputs, keys, training)
+        return outputs, features, after
+
+    def _run(
+        self, call: _Call, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, training: bool
+    ) -> tuple[tuple[Tensor, ...], Tensors]:
         _set_mode(self.model, training)
         outputs, after = [], []
         # Not an index: the gradient of an index is a whole stack of zeros for each client.
@@ -55,41 +76,81 @@ class LoopForward:
             own_parameters = {name: pieces[name][client] for name in parameters}
             own_buffers = {name: tensor[client].clone() for name, tensor in buffers.items()}
             with KeyedRandomness(keys[client]):
-                own_outputs, own_after = _run(self.model, own_parameters, own_buffers, inputs[client])
+                own_outputs, own_after = call(own_parameters, own_buffers, inputs[client])
             outputs.append(own_outputs)
             after.append(own_after)
-        return torch.stack(outputs), {name: torch.stack([own[name] for own in after]) for name in buffers}
+        stacked = tuple(torch.stack(list(own)) for own in zip(*outputs, strict=True))
+        return stacked, {name: torch.stack([own[name] for own in after]) for name in buffers}
 
 
 class StackedForward:
     """All clients at once, as one batch of models; ``operations`` replaces those that suit the device of the inputs."""
 
-    def __init__(self, model: nn.Module, operations: Operations | None = None) -> None:
+    def __init__(self, model: nn.Module, operations: Operations | None = None, head: str | None = None) -> None:
         self.model = model.train()
         self.operations = operations
+        self.head = head
 
     def __call__(
         self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
+        (outputs,), after = self._run(_Call(self.model), parameters, buffers, inputs, keys, training)
+        return outputs, after
+
+    def features(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+    ) -> tuple[Tensor, Tensor, Tensors]:
+        """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
+        call = _CallWithFeatures(self.model, self.head)
+        (outputs, features), after = self._run(call, parameters, buffers, inputs, keys, training)
+        return outputs, features, after
+
+    def _run(
+        self, call: _Call, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, training: bool
+    ) -> tuple[tuple[Tensor, ...], Tensors]:
         _set_mode(self.model, training)
         operations = stacked_operations(inputs.device) if self.operations is None else self.operations
 
         def one_client(
             own_parameters: Tensors, own_buffers: Tensors, own_inputs: Tensor, own_key: Tensor
-        ) -> tuple[Tensor, Tensors]:
+        ) -> tuple[tuple[Tensor, ...], Tensors]:
             with KeyedRandomness(own_key, operations):
-                return _run(self.model, own_parameters, own_buffers, own_inputs)
+                return call(own_parameters, own_buffers, own_inputs)
 
         outputs, after = vmap(one_client)(parameters, clone(buffers), inputs, keys)
         return outputs, after
 
 
-def _run(model: nn.Module, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[Tensor, Tensors]:
-    """Call the model with one client's tensors; its buffers may have been changed in place or replaced by new ones."""
-    state = {**parameters, **buffers}
-    outputs = functional_call(model, state, (inputs,))
-    return outputs, {name: state[name].detach() for name in buffers}
+class _Call:
+    """Calls the model with one client's tensors; its buffers may be changed in place or replaced by new ones."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[tuple[Tensor, ...], Tensors]:
+        state = {**parameters, **buffers}
+        outputs = functional_call(self.model, state, (inputs,))
+        return (outputs,), {name: state[name].detach() for name in buffers}
+
+
+class _CallWithFeatures(_Call):
+    """Calls the model and catches what its head gets."""
+
+    def __init__(self, model: nn.Module, head: str | None) -> None:
+        super().__init__(model)
+        if head is None:
+            raise FedStrataError("The method needs the input of the model's head, but the model has no linear head.")
+        self.head = model.get_submodule(head)
+
+    def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[tuple[Tensor, ...], Tensors]:
+        caught: list[Tensor] = []
+        handle = self.head.register_forward_pre_hook(lambda module, arguments: caught.append(arguments[0]))
+        try:
+            outputs, after = super().__call__(parameters, buffers, inputs)
+        finally:
+            handle.remove()
+        return (*outputs, caught[-1]), after
 
 
 class KeyedRandomness(TorchFunctionMode):

@@ -16,6 +16,7 @@ from fedstrata.engines.client import ClientSide, ClientState, Outcome
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
+from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.methods.base import Message
@@ -46,9 +47,9 @@ class LoopClient:
         """Take in what the server concluded."""
         self.state = self.side.adopt(self.ids, self.state, exchange, self._decoded(message), round)
 
-    def model(self, message: bytes) -> Tensors:
-        """Put the client's own model together from a broadcast."""
-        return self.side.own_model(self.ids, self.state, self._decoded(message))
+    def model(self, message: bytes, round: int) -> Tensors:
+        """Put the model that the client uses together from a broadcast."""
+        return self.side.deployed_model(self.ids, self.state, self._decoded(message), round)
 
     def adapted_model(self, message: bytes, round: int) -> Tensors:
         """Adapt the client's own model once more."""
@@ -69,10 +70,14 @@ class LoopServer:
         """Encode what each participant gets."""
         return self._encoded(self.side.broadcast(self.state, participants, round), len(participants))
 
+    def asked(self, exchange: Exchange, round: int) -> tuple[int, ...]:
+        """Choose the clients that a survey asks."""
+        return self.side.asked(self.state, exchange, round)
+
     def conclude(self, exchange: Exchange, replies: list[bytes], round: int) -> list[bytes]:
-        """Conclude a survey of all clients, and encode the announcement for each."""
+        """Conclude a survey, and encode the announcement for every client."""
         self.state, announcement = self.side.conclude(self.state, exchange, self._joined(replies), round)
-        return self._encoded(announcement, len(replies))
+        return self._encoded(announcement, self.side.setting.clients)
 
     def receive(self, replies: dict[int, bytes], round: int) -> None:
         """Aggregate the replies, in the order of the clients, whatever order they came in."""
@@ -96,11 +101,11 @@ class LoopEngine:
 
     def __init__(self, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> None:
         self.setting = setting
-        self.forward = LoopForward(model)
+        self.forward = LoopForward(model, setting.head)
         self.evaluator = Evaluator(setting, data)
         side = ClientSide(setting, self.forward, data)
         self.members = [LoopClient(side, number) for number in range(setting.clients)]
-        self.central = LoopServer(ServerSide(setting, declared))
+        self.central = LoopServer(ServerSide(setting, declared, server_proxy(setting, self.forward, data)))
 
     @property
     def server(self) -> ServerState:
@@ -111,10 +116,11 @@ class LoopEngine:
         """Do what exchanges the method has before a round; return the bytes up and down."""
         up = down = 0
         for exchange in self.setting.method.exchanges_before(round):
-            messages = self.central.messages(range(self.setting.clients), round)
+            asked = self.central.asked(exchange, round)
+            messages = self.central.messages(asked, round)
             replies = [
-                member.answer_survey(exchange, message, round)
-                for member, message in zip(self.members, messages, strict=True)
+                self.members[client].answer_survey(exchange, message, round)
+                for client, message in zip(asked, messages, strict=True)
             ]
             announcements = self.central.conclude(exchange, replies, round)
             for member, announcement in zip(self.members, announcements, strict=True):
@@ -143,9 +149,9 @@ class LoopEngine:
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
         messages = self.central.messages(range(self.setting.clients), round + 1)
-        if not self.setting.resident and len(set(messages)) == 1:
-            return self.evaluator.common_model(self.forward, take_first(self.members[0].model(messages[0])))
-        models = (member.model(message) for member, message in zip(self.members, messages, strict=True))
+        if self.setting.everybody_alike and len(set(messages)) == 1:
+            return self.evaluator.common_model(self.forward, take_first(self.members[0].model(messages[0], round)))
+        models = (member.model(message, round) for member, message in zip(self.members, messages, strict=True))
         return self._test(models), None
 
     def adapted(self, round: int) -> Scores:

@@ -19,8 +19,8 @@ from fedstrata.engines.loop import LoopEngine
 from fedstrata.engines.server import Declared, ServerSide
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.stacked import StackedEngine
-from fedstrata.engines.training import cross_entropy
 from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.losses import cross_entropy
 from fedstrata.stack import repeat
 
 _THREADS = torch.get_num_threads()

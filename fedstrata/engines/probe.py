@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.engines.batches import Batch
-from fedstrata.engines.training import Trainer, cross_entropy
+from fedstrata.engines.evaluation import score_models
+from fedstrata.engines.training import Trainer
+from fedstrata.losses import cross_entropy
 from fedstrata.methods.base import Clients, Phase
 from fedstrata.rng import fold, numpy_generator
 from fedstrata.stack import Tensors, take
@@ -37,7 +40,8 @@ class DataProbe:
             inputs, labels = data.make(batch.positions, None)
             own = take({name: model[name] for name in names}, rows)
             own = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
-            outputs, _ = self.trainer.forward(own, take(buffers, rows), inputs, keys, training=True)
+            effective = self.trainer.setting.method.effective(self.clients.rows(rows), own, batch.step)
+            outputs, _ = self.trainer.forward(effective, take(buffers, rows), inputs, keys, training=True)
             loss = cross_entropy(outputs, labels).mean(1).sum()
             for name, gradient in zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True):
                 if rows is None:
@@ -50,6 +54,13 @@ class DataProbe:
         """Return the model after some epochs of local training at the initial learning rate."""
         rate = self.trainer.setting.optimiser.learning_rate
         return self.trainer.train(self.clients, model, model, Phase(epochs=epochs), rate, "survey").model
+
+    def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
+        """Return accuracy and mean loss, ``[K]`` each, on all training samples or all samples that are held out."""
+        data, setting = self.trainer.data, self.trainer.setting
+        samples = data.held_out if held_out else data.split.train
+        own = [samples[client] for client in self.clients.ids]
+        return score_models(setting, data, self.trainer.forward, model, own)
 
     def _plain(self, batch_size: int, batches: int) -> Iterator[Batch]:
         setting = self.trainer.setting

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.base import Message, Server
+from fedstrata.methods.base import Message, Proxy, Server
 from fedstrata.methods.composition import Exchange
-from fedstrata.rng import numpy_generator
 from fedstrata.stack import Tensors, clone
 
 
@@ -37,6 +36,7 @@ class ServerSide:
 
     setting: Setting
     declared: Declared
+    proxy: Proxy | None = None
 
     def first_state(self) -> ServerState:
         """Prepare the server before the first round."""
@@ -46,13 +46,10 @@ class ServerSide:
         return ServerState(model, clone(self.setting.method.server_memory(view)))
 
     def select(self, participation: float, round: int) -> tuple[int, ...]:
-        """Choose a round's participants uniformly, at least one; under one seed they are the same for every method."""
+        """Choose a round's participants, at least one."""
         clients = self.setting.clients
-        count = max(1, int(participation * clients + 0.5))
-        if count == clients:
-            return tuple(range(clients))
-        chosen = numpy_generator(self.setting.seed, round, "select").choice(clients, size=count, replace=False)
-        return tuple(sorted(int(client) for client in chosen))
+        view = self.view(ServerState(), range(clients), round)
+        return self.setting.method.select(view, max(1, int(participation * clients + 0.5)))
 
     def broadcast(self, state: ServerState, participants: Sequence[int], round: int) -> Message:
         """Build what the server sends: by default the shared tensors, the same for everybody."""
@@ -62,11 +59,15 @@ class ServerSide:
     def conclude(
         self, state: ServerState, exchange: Exchange, replies: Message, round: int
     ) -> tuple[ServerState, Message]:
-        """Conclude a survey of all clients: the next state, and the announcement to everybody."""
-        everybody = range(self.setting.clients)
-        model, memory = exchange.conclude(self.view(state, everybody, round), replies)
+        """Conclude a survey of some clients: the next state, and the announcement to everybody."""
+        asked = self.asked(state, exchange, round)
+        model, memory = exchange.conclude(self.view(state, asked, round), replies)
         state = ServerState({**state.model, **model}, memory)
-        return state, exchange.announce(self.view(state, everybody, round))
+        return state, exchange.announce(self.view(state, range(self.setting.clients), round))
+
+    def asked(self, state: ServerState, exchange: Exchange, round: int) -> tuple[int, ...]:
+        """Choose the clients that a survey asks, in their order."""
+        return tuple(sorted(exchange.asks(self.view(state, range(self.setting.clients), round))))
 
     def aggregate(self, state: ServerState, participants: Sequence[int], replies: Message, round: int) -> ServerState:
         """Weigh, merge, step and refine: from the replies, in the order of the participants, to the next state."""
@@ -87,4 +88,5 @@ class ServerSide:
             label_counts=self.declared.label_counts[rows].to(self.setting.device),
             model=state.model,
             memory=state.memory,
+            proxy=self.proxy,
         )

@@ -36,3 +36,13 @@ class Setting:
     def shared(self) -> frozenset[str]:
         """The names that travel."""
         return frozenset(self.initial) - self.personal
+
+    @property
+    def head(self) -> str | None:
+        """The name of the model's last linear layer, if it has one."""
+        return None if self.layers.head is None else self.layers.head.name
+
+    @property
+    def everybody_alike(self) -> bool:
+        """Whether all clients use the model that the server sends: nothing is kept, nothing is put together by each."""
+        return not self.resident and not self.method.personalises

@@ -12,6 +12,7 @@ from fedstrata.engines.client import ClientSide, ClientState
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import StackedForward
+from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.methods.base import Message
@@ -25,28 +26,30 @@ class StackedEngine:
     def __init__(self, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared, chunk: int) -> None:
         self.setting = setting
         self.chunk = chunk
-        self.forward = StackedForward(model)
+        self.forward = StackedForward(model, head=setting.head)
         self.evaluator = Evaluator(setting, data)
         self.client_side = ClientSide(setting, self.forward, data)
-        self.server_side = ServerSide(setting, declared)
+        self.server_side = ServerSide(setting, declared, server_proxy(setting, self.forward, data))
         self.server = self.server_side.first_state()
         self._everybody = range(setting.clients)
+        self._first = torch.tensor([0], device=setting.device)
         self._clients = self.client_side.first_state(self._everybody)
 
     def exchange(self, round: int) -> tuple[int, int]:
         """Do what exchanges the method has before a round; return the bytes up and down."""
         up = down = 0
         for exchange in self.setting.method.exchanges_before(round):
-            message = self.server_side.broadcast(self.server, self._everybody, round)
+            asked = self.server_side.asked(self.server, exchange, round)
+            message = self.server_side.broadcast(self.server, asked, round)
             replies = [
                 self.client_side.answer_survey(ids, self._clients.rows(rows), exchange, message.rows(places), round)
-                for places, ids, rows in self._chunks(self._everybody)
+                for places, ids, rows in self._chunks(asked)
             ]
             joined = Message.join(replies)
             self.server, announcement = self.server_side.conclude(self.server, exchange, joined, round)
             self._clients = self.client_side.adopt(self._everybody, self._clients, exchange, announcement, round)
-            up += self._bytes(joined, self._everybody)
-            down += self._bytes(message, self._everybody) + self._bytes(announcement, self._everybody)
+            up += self._bytes(joined, asked)
+            down += self._bytes(message, asked) + self._bytes(announcement, self._everybody)
         return up, down
 
     def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
@@ -72,11 +75,12 @@ class StackedEngine:
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
         message = self.server_side.broadcast(self.server, self._everybody, round + 1)
-        if message.common and not self.setting.resident:
-            return self.evaluator.common_model(self.forward, take_first(message.tensors))
+        if message.common and self.setting.everybody_alike:
+            model = self.client_side.deployed_model([0], self._clients.rows(self._first), message, round)
+            return self.evaluator.common_model(self.forward, take_first(model))
         scores = []
         for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.own_model(ids, self._clients.rows(rows), message.rows(places))
+            models = self.client_side.deployed_model(ids, self._clients.rows(rows), message.rows(places), round)
             scores.append(self.evaluator.own_models(self.forward, models, ids))
         return Scores.join(scores), None
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedstrata.engines.batches import Batch, DeviceData
@@ -21,12 +20,15 @@ from fedstrata.stack import Tensors, clone, put_, take
 class Trained:
     """What a phase of training leaves.
 
-    ``loss`` is each client's mean; ``gradients`` are those of its last step, if the method wants them.
+    ``learned`` is what parts train beside the model. ``loss`` is each client's mean and ``steps`` the number of its
+    steps; ``gradients`` are those of its last step, if the method wants them.
     """
 
     model: Tensors
+    learned: Tensors
     optimiser: Tensors
     loss: Tensor
+    steps: Tensor
     gradients: Tensors
 
 
@@ -54,27 +56,28 @@ class Trainer:
         ``purpose`` separates the draws of different phases. Without an optimiser's state a fresh one is made.
         """
         layers, method = self.setting.layers, self.setting.method
+        learned = clone({name: clients.memory[name] for name in method.learns(layers)})
         model = clone(start)
-        parameters = {name: model[name] for name in layers.parameter_names}
+        parameters = {**{name: model[name] for name in layers.parameter_names}, **learned}
         buffers = {name: model[name] for name in layers.buffer_names}
         chosen = set(layers.parameter_names if phase.trains is None else phase.trains(layers))
-        moving = [name for name in layers.parameter_names if name in chosen]
-        state = (
-            clone(optimiser) if optimiser else self.setting.optimiser.state({name: parameters[name] for name in moving})
-        )
+        moving = [name for name in layers.parameter_names if name in chosen] + list(learned)
+        fresh = self.setting.optimiser.state({name: parameters[name] for name in moving})
+        state = {**fresh, **clone(optimiser or {})}
         losses, gradients = _Mean(len(clients.ids), self.setting.device), Tensors()
         keys = self._keys(clients, f"{purpose}/transforms"), self._keys(clients, f"{purpose}/dropout")
-        for batch in self._batches(clients.ids, clients.round, phase, purpose):
+        for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
             rows = batch.rows
             some, own_state, own_buffers = clients.rows(rows), take(state, rows), take(buffers, rows)
             current = {name: tensor.detach() for name, tensor in take(parameters, rows).items()}
             for name in moving:
                 current[name].requires_grad_()
-            step, loss, after = self._pass(some, take(received, rows), current, own_buffers, batch, keys, learning_rate)
-            slopes = dict(zip(moving, torch.autograd.grad(loss.sum(), [current[name] for name in moving]), strict=True))
+            place = phase, repeat, learning_rate
+            step, loss, after = self._pass(some, take(received, rows), current, own_buffers, batch, keys, place)
+            slopes = _slopes(loss, {name: current[name] for name in moving})
             with torch.no_grad():
                 if method.wants_gradients():
-                    gradients = gradients or {name: torch.zeros_like(parameters[name]) for name in moving}
+                    gradients = gradients or {name: torch.zeros_like(parameters[name]) for name in slopes}
                     put_(gradients, rows, slopes)
                 new = {name: tensor.detach() for name, tensor in current.items()}
                 self.setting.optimiser.update_(new, method.gradients(some, step, slopes), own_state, learning_rate)
@@ -85,13 +88,16 @@ class Trainer:
                 put_(buffers, rows, after)
                 put_(state, rows, own_state)
                 losses.add(rows, loss.detach())
-        return Trained({**parameters, **buffers}, state, losses.value(), gradients)
+        model = {name: parameters[name] for name in layers.parameter_names}
+        learned = {name: parameters[name] for name in learned}
+        return Trained({**model, **buffers}, learned, state, losses.value(), losses.count, gradients)
 
-    def _batches(self, ids: Sequence[int], round: int, phase: Phase, purpose: str) -> Iterator[Batch]:
-        work = (
-            self.setting.work if phase.epochs is None else replace(self.setting.work, epochs=phase.epochs, steps=None)
-        )
-        return self.data.batches(ids, work, self.setting.seed, round, purpose)
+    def _batches(self, ids: Sequence[int], round: int, phase: Phase, purpose: str) -> Iterator[tuple[Batch, int]]:
+        work = self.setting.work
+        if phase.epochs is not None or phase.steps is not None:
+            work = replace(work, epochs=phase.epochs or work.epochs, steps=phase.steps)
+        for batch in self.data.batches(ids, work, self.setting.seed, round, purpose):
+            yield from ((batch, repeat) for repeat in range(phase.repeats))
 
     def _keys(self, clients: Clients, purpose: str) -> Tensor:
         return client_keys(self.setting.seed, clients.round, clients.ids, purpose, self.setting.device)
@@ -104,22 +110,60 @@ class Trainer:
         buffers: Tensors,
         batch: Batch,
         keys: tuple[Tensor, Tensor],
-        learning_rate: float,
+        place: tuple[Phase, int, float],
     ) -> tuple[Step, Tensor, Tensors]:
         """Run the models on a batch: return the step as hooks see it, each client's loss, and the buffers after."""
+        method, layers = self.setting.method, self.setting.layers
         for_transforms, for_dropout = keys if batch.rows is None else (key[batch.rows] for key in keys)
         inputs, labels = self.data.make(batch.positions, for_transforms, batch.step)
+        draws = fold(for_dropout, batch.step)
+        phase, repeat, learning_rate = place
 
-        def run(chosen: Tensors) -> tuple[Tensor, Tensors]:
+        def run(model: Tensors, own_buffers: Tensors, training: bool) -> tuple[Tensor, Tensor | None, Tensors]:
+            features: Tensor | None = None
             with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.setting.precision == "bf16"):
-                outputs, after = self.forward(chosen, buffers, inputs, fold(for_dropout, batch.step), training=True)
-            return outputs.to(self.data.dtype), after
+                if method.wants_features():
+                    outputs, features, after = self.forward.features(
+                        model, own_buffers, inputs, draws, training=training
+                    )
+                else:
+                    outputs, after = self.forward(model, own_buffers, inputs, draws, training=training)
+            return outputs.to(self.data.dtype), None if features is None else features.to(self.data.dtype), after
 
-        outputs, after = run(parameters)
-        step = Step(parameters, received, inputs, labels, outputs, learning_rate, lambda chosen: run(chosen)[0])
-        loss = cross_entropy(outputs, labels).mean(1)
-        extra = self.setting.method.loss(clients, step)
+        def forward(chosen: Tensors) -> tuple[Tensor, Tensor | None, Tensors]:
+            model = method.effective(clients, chosen, batch.step)
+            return run({name: model[name] for name in layers.parameter_names}, buffers, True)
+
+        def predict(model: Tensors) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                own = {name: model[name] for name in layers.parameter_names}
+                outputs, features, _ = run(own, {name: model[name] for name in layers.buffer_names}, False)
+            return outputs, outputs if features is None else features
+
+        outputs, features, after = forward(parameters)
+        step = Step(
+            parameters=parameters,
+            received=received,
+            inputs=inputs,
+            labels=labels,
+            outputs=outputs,
+            learning_rate=learning_rate,
+            forward=lambda chosen: forward(chosen)[0],
+            predict=predict,
+            features=features,
+            phase=phase,
+            number=batch.step,
+            repeat=repeat,
+        )
+        loss = method.base_loss(clients, step)
+        extra = method.loss(clients, step)
         return step, loss if extra is None else loss + extra, after
+
+
+def _slopes(loss: Tensor, moving: Tensors) -> Tensors:
+    """Take the gradients of every client's own loss; what the loss does not depend on has none."""
+    slopes = torch.autograd.grad(loss.sum(), list(moving.values()), allow_unused=True)
+    return {name: slope for name, slope in zip(moving, slopes, strict=True) if slope is not None}
 
 
 class _Mean:
@@ -137,8 +181,3 @@ class _Mean:
 
     def value(self) -> Tensor:
         return self.total / self.count
-
-
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Compute the loss of every sample ``[K, B]``."""
-    return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)

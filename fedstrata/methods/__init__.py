@@ -1,19 +1,14 @@
 """Methods of federated learning: one file per method or family, one registry, one way to combine them."""
 
-from fedstrata.methods import (
-    fedavg,
-    fedavgm,
-    fedbn,
-    fedprox,
-    lips,
-    local,
-    lws,
-    player,
-    ssfl,
-)  # each registers its methods
-from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Probe, Server, Step, Training
+from importlib import import_module
+from pkgutil import iter_modules
+
+from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Probe, Proxy, Server, Step, Training
 from fedstrata.methods.composition import Method
 from fedstrata.methods.registry import methods
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")  # a method is registered by the file that defines it
 
 __all__ = [
     "Clients",
@@ -23,17 +18,9 @@ __all__ = [
     "Part",
     "Phase",
     "Probe",
+    "Proxy",
     "Server",
     "Step",
     "Training",
-    "fedavg",
-    "fedavgm",
-    "fedbn",
-    "fedprox",
-    "lips",
-    "local",
-    "lws",
     "methods",
-    "player",
-    "ssfl",
 ]

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.rng import client_keys, key
+from fedstrata.losses import cross_entropy
+from fedstrata.rng import client_keys, key, numpy_generator
 from fedstrata.spec import Spec
 from fedstrata.stack import Tensors, concatenate, take, weighted_mean
 
@@ -68,10 +69,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Clients:
-    """What a client hook may see of the K clients that it serves at once."""
+    """What a client hook may see of the K clients that it serves at once.
+
+    ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel.
+    """
 
     round: int
     rounds: int
+    epochs: int
     layers: LayerMap
     ids: tuple[int, ...]
     seed: int
@@ -99,7 +104,10 @@ class Clients:
 
 @dataclass(frozen=True)
 class Server:
-    """What a server hook may see: its own model and memory, and what the K participants declared about their data."""
+    """What a server hook may see: its own model and memory, and what the K participants declared about their data.
+
+    ``proxy`` is the server's own small labelled set, where a part asks for one (:meth:`Part.proxy_samples`).
+    """
 
     round: int
     rounds: int
@@ -111,18 +119,52 @@ class Server:
     label_counts: Tensor
     model: Tensors
     memory: Tensors = field(default_factory=dict)
+    proxy: Proxy | None = None
 
     def key(self, purpose: str) -> tuple[int, int]:
         """The key of this round's draws at the server."""
         return key(self.seed, self.round, "server", purpose)
 
 
+class Proxy(Protocol):
+    """The server's own labelled samples."""
+
+    def loss(self, parameters: Tensors, step: int) -> Tensor:
+        """Return the mean loss ``[K]`` of K models with these parameters on all samples, open to autograd.
+
+        Norm layers use the statistics of the samples; ``step`` numbers the draws of dropout.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training.
+
+    ``trains`` names the parameters that move (none: all), ``epochs`` or ``steps`` say for how long (none: as the
+    experiment says). ``model`` is the second model of the client that is trained (see :attr:`Part.second_models`)
+    instead of the one received. ``repeats`` takes several steps on each batch. ``continues`` goes on with the
+    optimiser's state of the phase before. ``name`` lets hooks tell phases apart.
+    """
+
+    trains: Callable[[LayerMap], Iterable[str]] | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    model: str | None = None
+    repeats: int = 1
+    continues: bool = False
+    name: str = ""
+
+
 @dataclass(frozen=True)
 class Step:
     """One local step of K clients, as hooks see it.
 
-    ``received`` are the weights with which the round began, before any perturbation. ``forward`` runs other parameters
-    on the same batch.
+    ``received`` are the weights with which the round began, before any perturbation. ``parameters`` hold the model's
+    and, under ``part/name``, what parts learn beside it (:meth:`Part.learns`). ``features`` is the input of the head
+    ``[K, B, ...]``, where a part wants it. ``number`` counts the steps of a phase, ``repeat`` those on one batch.
+    ``forward`` runs other parameters on the same batch, open to autograd. ``predict`` runs another whole model,
+    buffers included, in evaluation mode and without gradients, and returns its outputs and features.
     """
 
     parameters: Tensors
@@ -132,15 +174,11 @@ class Step:
     outputs: Tensor
     learning_rate: float
     forward: Callable[[Tensors], Tensor]
-
-
-@dataclass(frozen=True)
-class Training:
-    """What local training did: its start, its end, and the gradients of the last step, if a part wants them."""
-
-    start: Tensors
-    trained: Tensors
-    gradients: Tensors
+    predict: Callable[[Tensors], tuple[Tensor, Tensor]]
+    features: Tensor | None = None
+    phase: Phase = Phase()
+    number: int = 0
+    repeat: int = 0
 
 
 class Probe(Protocol):
@@ -154,13 +192,28 @@ class Probe(Protocol):
         """Return the model after some epochs of local training."""
         ...
 
+    def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
+        """Return accuracy and mean loss, ``[K]`` each, on the client's training samples, or on those that it holds out
+        (:meth:`Part.held_out`).
+        """
+        ...
+
 
 @dataclass(frozen=True)
-class Phase:
-    """A stretch of local training: which parameters move, for how many epochs (none: as the experiment says)."""
+class Training:
+    """What local training did.
 
-    trains: Callable[[LayerMap], Iterable[str]] | None = None
-    epochs: int | None = None
+    Its start and its end, the model after each phase, the gradients of the last step (if a part wants them), how many
+    steps each client made ``[K]``, the learning rate, and a probe of the client's own data.
+    """
+
+    start: Tensors
+    trained: Tensors
+    gradients: Tensors
+    after_phase: tuple[Tensors, ...]
+    steps: Tensor
+    learning_rate: float
+    probe: Probe
 
 
 @dataclass(frozen=True)
@@ -187,6 +240,13 @@ class Part(Spec):
         """The parts that this name stands for: itself, or several for a named composition."""
         return (self,)
 
+    second_models: ClassVar[tuple[str, ...]] = ()
+    """Names of whole models that each client keeps beside the shared one, in its memory under ``model/tensor``; they
+    start at the common initial model, and a :class:`Phase` trains them."""
+
+    deploys_alike: ClassVar[bool] = False
+    """Whether :meth:`deployed` gives every client the same model."""
+
     def notes(self, layers: LayerMap) -> Iterable[str]:
         """Say where the method degenerates on a model, in sentences."""
         return ()
@@ -199,13 +259,36 @@ class Part(Spec):
         """Name further ones that a client keeps between rounds, because they do not travel in every round."""
         return ()
 
+    def initial(self, layers: LayerMap, model: Tensors, seed: int) -> Tensors:
+        """Replace the common initial model, where a method trains something else than weights."""
+        return model
+
+    def proxy_samples(self) -> int:
+        """Tell how many labelled samples the server needs for itself; they are taken out of the test set."""
+        return 0
+
+    def held_out(self) -> float:
+        """Tell which fraction of its training samples each client holds out, to judge models on."""
+        return 0.0
+
+    def samples_per_epoch(self) -> int | None:
+        """Fix the samples of a local epoch: large clients take a part of theirs, small ones repeat (exclusive)."""
+        return None
+
     # Client hooks -----------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Prepare what each client remembers, as stacks; ``model`` is the common initial model as a stack."""
         return {}
 
-    def begin(self, clients: Clients, received: Tensors) -> Tensors:
+    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> Tensors:
+        """Put the client's model together from a message that holds more than the model (exclusive).
+
+        ``model`` has what the message and the client's own tensors give under their names.
+        """
+        return model
+
+    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
         """Look at what was received, at the start of a round, and return the client's new memory."""
         return clients.memory
 
@@ -213,9 +296,25 @@ class Part(Spec):
         """Change the weights with which local training starts."""
         return start
 
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Divide local training into phases (exclusive)."""
         return (Phase(),)
+
+    def learns(self, layers: LayerMap) -> Iterable[str]:
+        """Name what is trained beside the model, among the part's own client memory."""
+        return ()
+
+    def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
+        """Compute the weights with which the model runs from the parameters that are trained, open to autograd."""
+        return parameters
+
+    def wants_features(self) -> bool:
+        """Tell whether hooks need the input of the model's head (``step.features``)."""
+        return False
+
+    def base_loss(self, clients: Clients, step: Step) -> Tensor:
+        """Compute each client's loss ``[K]`` itself (exclusive): the mean cross entropy."""
+        return cross_entropy(step.outputs, step.labels).mean(1)
 
     def loss(self, clients: Clients, step: Step) -> Tensor | None:
         """Add a term ``[K]`` to each client's loss."""
@@ -245,11 +344,22 @@ class Part(Spec):
         """After the last round, let every client train once more for itself (exclusive)."""
         return None
 
+    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
+        """Turn what training works on into the model that a client uses, and that is tested."""
+        return model
+
     # Server hooks -----------------------------------------------------------------------------------------------------
 
     def server_memory(self, server: Server) -> Tensors:
         """Prepare what the server remembers."""
         return {}
+
+    def select(self, server: Server, count: int) -> tuple[int, ...]:
+        """Choose this many participants of a round (exclusive): uniformly, the same for every method under one seed."""
+        if count == server.clients:
+            return tuple(range(count))
+        chosen = numpy_generator(server.seed, server.round, "select").choice(server.clients, size=count, replace=False)
+        return tuple(sorted(int(client) for client in chosen))
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Change what the server sends; the message already holds the shared tensors of its model."""
@@ -282,9 +392,13 @@ class Part(Spec):
 
     # An exchange of its own, before a round: the server asks, clients answer, the server announces --------------------
 
-    def exchanges_before(self, round: int) -> bool:
-        """Tell whether an exchange with all clients comes before a round, such as a saliency round."""
-        return False
+    def exchanges_before(self, round: int) -> int:
+        """Tell how many exchanges with clients come before a round, such as a saliency round."""
+        return 0
+
+    def asks(self, server: Server) -> Sequence[int]:
+        """Choose the clients that are asked; all hear the announcement."""
+        return range(server.clients)
 
     def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
         """Answer the server's question, at a client that has just received the current model."""
@@ -304,6 +418,10 @@ class Part(Spec):
 
 
 EXCLUSIVE_HOOKS: dict[str, str] = {
+    "select": "chooses the participants",
+    "samples_per_epoch": "fixes the samples of an epoch",
+    "receive": "puts a client's model together from what others sent",
+    "base_loss": "decides the local loss",
     "phases": "divides local training into phases",
     "adaptation": "adds a final adaptation",
     "weigh": "decides the shares of the clients",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeVar
@@ -88,23 +88,79 @@ class Method:
         kept = frozenset(name for part in self.parts for name in part.resident(layers))
         return kept | self.personal(layers)
 
+    def initial(self, layers: LayerMap, model: Tensors, seed: int) -> Tensors:
+        """Let every part replace the common initial model."""
+        return self._chain("initial", model, lambda part, value: part.initial(layers, value, seed))
+
+    def proxy_samples(self) -> int:
+        """Tell how many samples the server needs for itself."""
+        return max(part.proxy_samples() for part in self.parts)
+
+    def held_out(self) -> float:
+        """Tell which fraction of its training samples each client holds out."""
+        return max(part.held_out() for part in self.parts)
+
+    def samples_per_epoch(self) -> int | None:
+        """Return the samples of a local epoch, if they are fixed."""
+        return first_defining(self.parts, "samples_per_epoch").samples_per_epoch()
+
     # Client hooks -----------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
-        """Collect the parts' first memories."""
-        return _join((part, part.client_memory(clients, model)) for part in self.parts)
+        """Collect the parts' first memories; second models start as copies of the initial one."""
+        second = {
+            f"{part.name}/{other}/{name}": tensor
+            for part in self.parts
+            for other in part.second_models
+            for name, tensor in model.items()
+        }
+        return {**second, **_join((part, part.client_memory(clients, model)) for part in self.parts)}
 
-    def begin(self, clients: Clients, received: Tensors) -> Tensors:
+    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> Tensors:
+        """Put the client's model together from a message."""
+        part = first_defining(self.parts, "receive")
+        return part.receive(_own(clients, part), message, model, probe)
+
+    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
         """Collect the parts' memories after a look at what was received."""
-        return _join((part, part.begin(_own(clients, part), received)) for part in self.parts)
+        return _join((part, part.begin(_own(clients, part), received, message)) for part in self.parts)
 
     def perturb(self, clients: Clients, start: Tensors) -> Tensors:
         """Let every part change the starting weights."""
         return self._chain("perturb", start, lambda part, value: part.perturb(_own(clients, part), value))
 
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Return the phases of local training."""
-        return first_defining(self.parts, "phases").phases()
+        part = first_defining(self.parts, "phases")
+        return part.phases(_own(clients, part))
+
+    def second_models(self) -> list[str]:
+        """List the second models that clients keep, by the prefix of their names in the clients' memory."""
+        return [f"{part.name}/{other}" for part in self.parts for other in part.second_models]
+
+    def second_model(self, phase: Phase) -> str | None:
+        """Name the second model that a phase trains, by the prefix of its names, if it trains one."""
+        owner = first_defining(self.parts, "phases")
+        return None if phase.model is None else f"{owner.name}/{phase.model}"
+
+    def learns(self, layers: LayerMap) -> list[str]:
+        """Name what is trained beside the model, as it is named in the clients' memory."""
+        return [f"{part.name}/{name}" for part in self.parts for name in part.learns(layers)]
+
+    def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
+        """Let every part compute the weights with which the model runs."""
+        return self._chain(
+            "effective", parameters, lambda part, value: part.effective(_own(clients, part), value, step)
+        )
+
+    def wants_features(self) -> bool:
+        """Tell whether a part needs the input of the model's head."""
+        return any(part.wants_features() for part in self.parts)
+
+    def base_loss(self, clients: Clients, step: Step) -> Tensor:
+        """Compute each client's loss, before the parts' own terms."""
+        part = first_defining(self.parts, "base_loss")
+        return part.base_loss(_own(clients, part), step)
 
     def loss(self, clients: Clients, step: Step) -> Tensor | None:
         """Sum the parts' loss terms."""
@@ -139,7 +195,23 @@ class Method:
         """Return the final adaptation, if there is one."""
         return first_defining(self.parts, "adaptation").adaptation()
 
+    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
+        """Let every part turn what training works on into the model that is used."""
+        return self._chain("deployed", model, lambda part, value: part.deployed(_own(clients, part), value))
+
+    @property
+    def personalises(self) -> bool:
+        """Whether a client may use another model than the one that the server sends."""
+        return any(
+            defines(part, hook) for part in self.parts for hook in ("deployed", "receive") if not part.deploys_alike
+        )
+
     # Server hooks -----------------------------------------------------------------------------------------------------
+
+    def select(self, server: Server, count: int) -> tuple[int, ...]:
+        """Choose the participants of a round."""
+        part = first_defining(self.parts, "select")
+        return part.select(_own(server, part), count)
 
     def server_memory(self, server: Server) -> Tensors:
         """Collect the parts' first memories."""
@@ -167,8 +239,8 @@ class Method:
         return {name: values for part in self.parts for name, values in part.layer_metrics(_own(server, part)).items()}
 
     def exchanges_before(self, round: int) -> list[Exchange]:
-        """List the parts that exchange something with all clients before a round."""
-        return [Exchange(part) for part in self.parts if part.exchanges_before(round)]
+        """List the exchanges of the parts with clients before a round, in their order."""
+        return [Exchange(part) for part in self.parts for _ in range(part.exchanges_before(round))]
 
     def _chain(self, hook: str, value: _Value, call: Callable[[Part, _Value], _Value]) -> _Value:
         for part in self.parts:
@@ -185,6 +257,10 @@ class Exchange:
     """One part's exchange before a round, as the engines see it: the hooks of that part, each with its own memory."""
 
     part: Part
+
+    def asks(self, server: Server) -> Sequence[int]:
+        """Choose the clients that are asked."""
+        return self.part.asks(_own(server, self.part))
 
     def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
         """Answer at the clients."""

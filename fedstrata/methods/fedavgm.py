@@ -24,7 +24,7 @@ class FedAvgM(Part):
     """
 
     facts: ClassVar[Facts] = Facts(
-        "server optimiser",
+        "aggregation",
         "Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, "
         "2019",
         "https://arxiv.org/abs/1909.06335",

@@ -71,7 +71,7 @@ class Transient(Part):
             memory |= {f"init/{name}": model[name] for name in names}
         return memory
 
-    def begin(self, clients: Clients, received: Tensors) -> Tensors:
+    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
         """Decide this round's masks from the sensitivity in the round before."""
         drop = self.drop_after(clients.round - 1, clients.rounds)
         names = weights_of(clients.layers, self.layers)

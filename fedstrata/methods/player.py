@@ -69,7 +69,7 @@ class PLayer(Part):
 
     # The survey -------------------------------------------------------------------------------------------------------
 
-    def exchanges_before(self, round: int) -> bool:
+    def exchanges_before(self, round: int) -> int:
         """Measure before the first round, unless the layers are given."""
         return round == 1 and self.up_to is None
 

@@ -72,7 +72,7 @@ class SSFL(Part):
         if self.growth and not self._finds_again():
             raise FedStrataError("'ssfl' grows its mask only when it finds a new one; give adapt_at or refresh_every.")
 
-    def exchanges_before(self, round: int) -> bool:
+    def exchanges_before(self, round: int) -> int:
         """Find a mask after the warm-up, and again when asked."""
         since = round - self.warmup - 1
         periodic = self.refresh_every is not None and since > 0 and since % self.refresh_every == 0

@@ -44,7 +44,7 @@ def probe(made, engine, ids, round=1):
     setting, rows = made.setting, list(ids)
     sizes = torch.from_numpy(made.data.split.sizes)[rows]
     counts = made.data.label_counts[rows]
-    clients = Clients(round, 3, setting.layers, tuple(ids), setting.seed, sizes, counts, setting.shared)
+    clients = Clients(round, 3, 1, setting.layers, tuple(ids), setting.seed, sizes, counts, setting.shared)
     return DataProbe(Trainer(setting, engine(made.model), made.data), clients)
 
 

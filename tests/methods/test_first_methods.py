@@ -7,12 +7,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from watching import clients_view, step_view
 from worlds import TinyNet, prepare
 
 import fedstrata
 from fedstrata.errors import FedStrataWarning
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Clients, Message, Server, Step, methods
+from fedstrata.methods import Message, Server, methods
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False)), (2,))
 WEIGHT = LAYERS.parameter_names[0]
@@ -57,16 +58,15 @@ def test_fedavgm_accumulates_velocity():
 def test_fedprox_adds_half_mu_times_the_squared_distance():
     parameters = {WEIGHT: torch.tensor([[[1.0, 2.0]], [[0.0, 0.0]]], requires_grad=True)}
     received = {WEIGHT: torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]])}
-    none = torch.zeros(2, 1)
-    step = Step(parameters, received, none, none, none, 0.1, lambda chosen: none)
-    clients = Clients(1, 3, LAYERS, (0, 1), 0, torch.ones(2), none, frozenset({WEIGHT}))
+    step = step_view(parameters, received)
+    clients = clients_view(LAYERS, 2, shared=frozenset({WEIGHT}))
     loss = methods.make("fedprox(mu=0.2)").loss(clients, step)
     assert loss.tolist() == pytest.approx([0.5, 2.5])
     assert torch.autograd.grad(loss.sum(), parameters[WEIGHT])[0].tolist() == [
         [pytest.approx([0.2, 0.4])],
         [pytest.approx([-0.6, -0.8])],
     ]
-    personal = Clients(1, 3, LAYERS, (0, 1), 0, torch.ones(2), none, frozenset())
+    personal = clients_view(LAYERS, 2, shared=frozenset())
     assert methods.make("fedprox").loss(personal, step) is None
 
 

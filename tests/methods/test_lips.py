@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, assert_same_bits, clients_view, run, watched
+from watching import BOTH_ENGINES, assert_same_bits, clients_view, run, training_view, watched
 from worlds import prepare
 
 from fedstrata.engines.engine import pack
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Method, Training, methods
+from fedstrata.methods import Message, Method, methods
 from fedstrata.wire import decode
 
 MIDDLE = {"body.weight": 144, "shortcut.0.weight": 16, "hidden.weight": 128}
@@ -165,14 +165,16 @@ def mask_after_training(text, seed=0):
     part = methods.make(text)
     model = {name: torch.zeros(2, 2, 2) for name in ("0.weight", "1.weight", "2.weight")}
     memory = part.client_memory(clients_view(THREE, 2, 0), model)
-    training = Training(
+    training = training_view(
         start={"1.weight": torch.stack([BEFORE, BEFORE])},
         trained={"1.weight": torch.stack([AFTER, BEFORE * 2])},
         gradients={"1.weight": torch.stack([GRADIENT, -GRADIENT])},
     )
     memory = part.remember(clients_view(THREE, 2, 1, memory=memory), training)
     view = clients_view(THREE, 2, 2, memory=memory, seed=seed)
-    return part.begin(view, {"1.weight": torch.stack([AGGREGATED, AGGREGATED])})["mask/1.weight"].int().tolist()
+    return (
+        part.begin(view, {"1.weight": torch.stack([AGGREGATED, AGGREGATED])}, Message())["mask/1.weight"].int().tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,9 @@ def test_a_client_that_never_trained_has_no_sensitivity_and_is_not_masked():
     model = {name: torch.zeros(2, 2, 2) for name in ("0.weight", "1.weight", "2.weight")}
     memory = part.client_memory(clients_view(THREE, 2, 0), model)
     memory |= {"trained": torch.tensor([False, True]), "score/1.weight": torch.arange(8.0).view(2, 2, 2)}
-    masks = part.begin(clients_view(THREE, 2, 2, memory=memory), {"1.weight": torch.ones(2, 2, 2)})["mask/1.weight"]
+    masks = part.begin(clients_view(THREE, 2, 2, memory=memory), {"1.weight": torch.ones(2, 2, 2)}, Message())[
+        "mask/1.weight"
+    ]
     assert masks.int().tolist() == [[[1, 1], [1, 1]], [[0, 0], [1, 1]]]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from worlds import prepare
 
-from fedstrata.methods import Clients, Facts, Method, Part, Server, Step, Training
+from fedstrata.methods import Clients, Facts, Message, Method, Part, Server, Step, Training
 from fedstrata.simulation import Simulation
 from fedstrata.stack import Tensors, clone
 
@@ -42,7 +42,7 @@ def watched(text: str) -> tuple[Method, Seen]:
         name: ClassVar[str] = "watch"
         facts: ClassVar[Facts] = Facts("test", "none")
 
-        def begin(self, clients: Clients, received: Tensors) -> Tensors:
+        def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
             seen.received |= dict(rows(clients, received))
             return clients.memory
 
@@ -91,7 +91,7 @@ def clients_view(layers: Any, count: int, round: int = 1, rounds: int = 3, **cha
     """Make what client hooks see, by hand."""
     return Clients(
         **{
-            "round": round, "rounds": rounds, "layers": layers, "ids": tuple(range(count)), "seed": 0,
+            "round": round, "rounds": rounds, "epochs": 1, "layers": layers, "ids": tuple(range(count)), "seed": 0,
             "sizes": torch.ones(count), "label_counts": torch.ones(count, 1),
             "shared": frozenset((*layers.parameter_names, *layers.buffer_names)), **changes,
         }
@@ -108,12 +108,40 @@ def server_view(layers: Any, model: Tensors, round: int = 1, **changes: Any) -> 
     )  # fmt: skip
 
 
+def step_view(parameters: Tensors, received: Tensors | None = None, **changes: Any) -> Step:
+    """Make what client hooks see of a local step, by hand; a model's outputs are made up unless given."""
+    clients = len(next(iter(parameters.values())))
+    none = torch.zeros(clients, 1)
+    return Step(
+        **{
+            "parameters": parameters, "received": received or {}, "inputs": none, "labels": none.long(),
+            "outputs": none[..., None], "learning_rate": 0.1, "forward": lambda chosen: none[..., None],
+            "predict": lambda model: (none[..., None], none[..., None]), **changes,
+        }
+    )  # fmt: skip
+
+
+def training_view(start: Tensors, trained: Tensors, gradients: Tensors | None = None, **changes: Any) -> Training:
+    """Make what client hooks see after local training, by hand."""
+    clients = len(next(iter(start.values())))
+    return Training(
+        **{
+            "start": start, "trained": trained, "gradients": gradients or {}, "after_phase": (trained,),
+            "steps": torch.ones(clients), "learning_rate": 0.1, "probe": GivenProbe({}), **changes,
+        }
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class GivenProbe:
-    """Answers with gradients and a trained model that a test made up."""
+    """Answers with gradients, a trained model and scores that a test made up."""
 
     slopes: Tensors
     after: Tensors = field(default_factory=dict)
+    scores: tuple[torch.Tensor, torch.Tensor] = (torch.zeros(1), torch.zeros(1))
+
+    def test(self, model: Tensors, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.scores
 
     def gradients(self, model: Tensors, batch_size: int, batches: int = 1, balanced: bool = False) -> Tensors:
         return self.slopes

@@ -1,0 +1,40 @@
+"""The server's own small labelled set, for methods that learn from one (see :class:`fedstrata.methods.Proxy`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstrata.engines.batches import DeviceData
+from fedstrata.engines.forward import Forward
+from fedstrata.engines.setting import Setting
+from fedstrata.losses import cross_entropy
+from fedstrata.rng import fold, key
+from fedstrata.stack import Tensors, repeat
+
+
+@dataclass(frozen=True)
+class DataProxy:
+    """Answers with samples of the test set, which no score is computed on."""
+
+    setting: Setting
+    forward: Forward
+    data: DeviceData
+
+    def loss(self, parameters: Tensors, step: int) -> Tensor:
+        """Return the mean loss ``[K]`` of K models on all samples, in training mode."""
+        assert self.data.proxy is not None
+        clients = len(next(iter(parameters.values())))
+        positions = torch.from_numpy(self.data.proxy).to(self.setting.device).expand(clients, -1)
+        inputs, labels = self.data.make(positions, None)
+        initial = {name: self.setting.initial[name] for name in self.setting.layers.buffer_names}
+        keys = torch.tensor([key(self.setting.seed, "proxy")] * clients, device=self.setting.device)
+        outputs, _ = self.forward(parameters, repeat(initial, clients), inputs, fold(keys, step), training=True)
+        return cross_entropy(outputs, labels).mean(1)
+
+
+def server_proxy(setting: Setting, forward: Forward, data: DeviceData) -> DataProxy | None:
+    """Make the server's proxy where there are samples for it."""
+    return None if data.proxy is None else DataProxy(setting, forward, data)
