@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedstrata.spec import Registry, Spec, parameter
@@ -16,8 +17,8 @@ class Schedule(Spec, ABC):
     """A factor on the learning rate for each round."""
 
     @abstractmethod
-    def factor(self, round: int, rounds: int) -> float:
-        """Return the factor in a round, counted from 1."""
+    def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
+        """Return the factor in a round, counted from 1; ``losses`` are the training losses of the rounds before."""
 
 
 @schedules.register("constant")
@@ -25,7 +26,7 @@ class Schedule(Spec, ABC):
 class Constant(Schedule):
     """The same learning rate in every round."""
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
         """Return 1."""
         return 1.0
 
@@ -37,7 +38,7 @@ class Exponential(Schedule):
 
     decay: float = parameter(0.998, "What each round multiplies the rate by.", above=0, high=1)
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
         """Return the decay to the power of the rounds done."""
         return float(self.decay ** (round - 1))
 
@@ -45,13 +46,19 @@ class Exponential(Schedule):
 @schedules.register("cosine")
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from the full rate down to ``floor`` of it in the last round."""
+    """Half a cosine from the full rate down to ``floor`` of it in the last round; with ``restart``, two of them.
+
+    The second begins after round ``restart``, for training in two stages.
+    """
 
     floor: float = parameter(0.0, "The factor in the last round.", low=0, high=1)
+    restart: int | None = parameter(None, "The round after which it starts again from the full rate.", low=1)
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
         """Return the factor on the cosine."""
-        progress = (round - 1) / max(rounds - 1, 1)
+        first = 0 if self.restart is None or round <= self.restart else self.restart
+        last = rounds if self.restart is None or first else min(self.restart, rounds)
+        progress = (round - 1 - first) / max(last - 1 - first, 1)
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -62,7 +69,30 @@ class StepDown(Schedule):
 
     factor_per_drop: float = parameter(0.1, "What each drop multiplies the rate by.", above=0, high=1)
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
         """Return the factor after the drops so far."""
         drops = sum(round - 1 >= rounds * place for place in (0.5, 0.75))
         return float(self.factor_per_drop**drops)
+
+
+@schedules.register("plateau")
+@dataclass(frozen=True)
+class Plateau(Schedule):
+    """Multiply the learning rate by ``drop`` when the training loss has stopped falling for ``patience`` rounds.
+
+    As PyTorch's ReduceLROnPlateau with a relative threshold, on the mean training loss of the participants.
+    """
+
+    drop: float = parameter(0.1, "What each drop multiplies the rate by.", above=0, below=1)
+    patience: int = parameter(10, "How many rounds without a better loss are waited for.", low=0)
+    threshold: float = parameter(1e-4, "By which fraction a loss must be lower to be better.", low=0, below=1)
+
+    def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
+        """Return the factor after the drops so far."""
+        factor, best, waited = 1.0, math.inf, 0
+        for loss in losses:
+            better = loss < best * (1 - self.threshold)
+            best, waited = (loss, 0) if better else (best, waited + 1)
+            if waited > self.patience:
+                factor, waited = factor * self.drop, 0
+        return factor

@@ -164,7 +164,8 @@ class Simulation:
         participants = self.server_side.select(self.experiment.participation, self.round)
         up, down = self.engine.exchange(self.round)
         before = self.engine.server.model
-        report = self.engine.round(self.round, participants, evaluate)
+        losses_so_far = self.metrics.series("train.loss")[1].tolist()
+        report = self.engine.round(self.round, participants, evaluate, losses_so_far)
         self._synchronise()
         trained = time.perf_counter()
         values = {

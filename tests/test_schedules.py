@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
 from fedstrata.schedules import schedules
+from fedstrata.simulation import Simulation
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,39 @@ def test_factors(text, rounds, expected):
 def test_impossible_schedules_are_refused(text):
     with pytest.raises(FedStrataError):
         schedules.make(text)
+
+
+def test_a_cosine_with_a_restart_is_two_cosines():
+    whole, first, second = schedules.make("cosine(restart=4)"), schedules.make("cosine"), schedules.make("cosine")
+    assert [whole.factor(round, 10) for round in range(1, 5)] == [first.factor(round, 4) for round in range(1, 5)]
+    assert [whole.factor(round, 10) for round in range(5, 11)] == [second.factor(round, 6) for round in range(1, 7)]
+
+
+def test_plateau_drops_when_pytorch_does():
+    losses = [2.0, 1.5, 1.5, 1.6, 1.49999, 1.4, 1.4, 1.4, 1.5, 1.4, 1.39, 1.39, 1.4, 1.4, 1.4]
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.SGD([weight], lr=1.0)
+    reference = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, factor=0.5, patience=2, threshold=1e-4)
+    plateau = schedules.make("plateau(drop=0.5, patience=2)")
+    for round, loss in enumerate(losses, start=1):
+        reference.step(loss)
+        assert plateau.factor(round + 1, 99, losses[:round]) == pytest.approx(optimiser.param_groups[0]["lr"])
+    assert optimiser.param_groups[0]["lr"] < 0.3
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_run_follows_its_plateau(engine):
+    """A loss must fall a hundredfold to be better here: round 2 does not, so from round 3 on nothing moves."""
+    experiment = Experiment(
+        clients=2, rounds=4, epochs=1, model="mlp", evaluate_every=9, engine=engine, precision="fp64",
+        schedule="plateau(drop=1e-300, patience=0, threshold=0.99)",
+    )  # fmt: skip
+    simulation, updates = Simulation.prepare(experiment), []
+    for _ in range(4):
+        before = simulation.engine.server.model
+        simulation.step()
+        after = simulation.engine.server.model
+        updates.append(max(float((after[name] - before[name]).abs().max()) for name in after))
+    assert updates[0] > 1e-3
+    assert updates[1] > 1e-3
+    assert max(updates[2:]) < 1e-12

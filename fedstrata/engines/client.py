@@ -85,9 +85,8 @@ class ClientSide:
     def own_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
         """Put together each client's model: what was received, and for the rest what it keeps itself."""
         model = {
-            name: _combined(broadcast, name, len(ids), state.resident.get(name))
-            for name in self.setting.initial
-            if name in broadcast.tensors or name in state.resident
+            name: _combined(broadcast, name, initial.expand(len(ids), *initial.shape), state.resident.get(name))
+            for name, initial in self.setting.initial.items()
         }
         clients = self._view(ids, round, state.memory)
         return self.setting.method.receive(clients, broadcast, model, DataProbe(self._trainer, clients))
@@ -97,21 +96,33 @@ class ClientSide:
         model = self.own_model(ids, state, broadcast, round)
         return self.setting.method.deployed(self._view(ids, round, state.memory), model)
 
-    def round(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Outcome:
-        """Download, begin, perturb, train, remember, upload."""
+    def round(
+        self,
+        ids: Sequence[int],
+        state: ClientState,
+        broadcast: Message,
+        round: int,
+        losses_so_far: Sequence[float] = (),
+    ) -> Outcome:
+        """Download, begin, perturb, train, remember, upload.
+
+        ``losses_so_far`` are the mean training losses of the rounds before, which some schedules look at.
+        """
         method, keep = self.setting.method, self.setting.optimiser.keep
         clients = self._view(ids, round, state.memory)
         received = self.own_model(ids, state, broadcast, round)
         clients = replace(clients, memory=method.begin(clients, received, broadcast))
         model = start = method.perturb(clients, received)
-        learning_rate = self.setting.optimiser.learning_rate * self.setting.schedule.factor(round, self.setting.rounds)
+        factor = self.setting.schedule.factor(round, self.setting.rounds, losses_so_far)
+        learning_rate = self.setting.optimiser.learning_rate * factor
         losses, gradients, models, steps = [], Tensors(), [], torch.zeros_like(clients.sizes)
         kept, last = dict(state.optimiser), Tensors()
         for number, phase in enumerate(method.phases(clients)):
             second = method.second_model(phase)
             begin = model if second is None else _of(second, clients.memory)
             optimiser = last if phase.continues else (kept if second is None else _of(second, kept))
-            trained = self._trainer.train(clients, received, begin, phase, learning_rate, f"phase {number}", optimiser)
+            rate = learning_rate * phase.rate
+            trained = self._trainer.train(clients, received, begin, phase, rate, f"phase {number}", optimiser)
             memory, last = {**clients.memory, **trained.learned}, trained.optimiser
             if second is None:
                 model, gradients, steps = trained.model, gradients | trained.gradients, steps + trained.steps
@@ -172,16 +183,18 @@ class ClientSide:
             label_counts=self.data.label_counts[rows].to(self.setting.device),
             shared=self.setting.shared,
             memory=memory,
+            initial=self.setting.initial,
         )
 
 
-def _combined(broadcast: Message, name: str, clients: int, kept: Tensor | None) -> Tensor:
-    """Take a tensor from the broadcast, where the client keeps its own value for entries that were not sent."""
+def _combined(broadcast: Message, name: str, initial: Tensor, kept: Tensor | None) -> Tensor:
+    """Take a tensor from the broadcast, where the client keeps its own value for entries that were not sent.
+
+    What neither travels nor is kept is what it was at the beginning.
+    """
     if name not in broadcast.tensors:
-        assert kept is not None
-        return kept
-    received = broadcast.tensors[name]
-    received = received.expand(clients, *received.shape[1:])
+        return initial if kept is None else kept
+    received = broadcast.tensors[name].expand_as(initial)
     if kept is None or name not in broadcast.masks:
         return received
     return received.where(broadcast.masks[name], kept)

@@ -39,8 +39,10 @@ class Engine(Protocol):
         """Do what exchanges a method has before a round; return the bytes up and down."""
         ...
 
-    def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
-        """Run one round."""
+    def round(
+        self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
+    ) -> RoundReport:
+        """Run one round; ``losses_so_far`` are the mean training losses of the rounds before."""
         ...
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:

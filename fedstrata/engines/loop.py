@@ -33,9 +33,9 @@ class LoopClient:
         self.ids = [number]
         self.state = side.first_state(self.ids)
 
-    def answer(self, message: bytes, round: int) -> tuple[bytes, Outcome]:
+    def answer(self, message: bytes, round: int, losses_so_far: Sequence[float] = ()) -> tuple[bytes, Outcome]:
         """Take part in a round: the bytes that leave the client, and what it knows itself."""
-        outcome = self.side.round(self.ids, self.state, self._decoded(message), round)
+        outcome = self.side.round(self.ids, self.state, self._decoded(message), round, losses_so_far)
         self.state = outcome.state
         return encode(outcome.reply), outcome
 
@@ -129,12 +129,14 @@ class LoopEngine:
             down += sum(map(len, (*messages, *announcements)))
         return up, down
 
-    def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
+    def round(
+        self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
+    ) -> RoundReport:
         """Run one round."""
         messages = self.central.messages(participants, round)
         replies, losses, scores = {}, [], []
         for client, message in zip(participants, messages, strict=True):
-            replies[client], outcome = self.members[client].answer(message, round)
+            replies[client], outcome = self.members[client].answer(message, round, losses_so_far)
             losses.append(outcome.loss)
             if evaluate:
                 scores.append(self.evaluator.own_models(self.forward, outcome.trained, [client]))

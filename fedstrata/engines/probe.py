@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +16,10 @@ from fedstrata.engines.evaluation import score_models
 from fedstrata.engines.training import Trainer
 from fedstrata.losses import cross_entropy
 from fedstrata.methods.base import Clients, Phase
-from fedstrata.rng import fold, numpy_generator
+from fedstrata.rng import fold, numpy_generator, uniform
 from fedstrata.stack import Tensors, take
+
+_BYTES_AT_ONCE = 2**30
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,45 @@ class DataProbe:
                 else:
                     total[name].index_add_(0, rows, gradient / batches)
         return total
+
+    def fisher(self, model: Tensors, names: Sequence[str], batch_size: int, batches: int, kind: str) -> Tensors:
+        """Estimate the diagonal Fisher information of some parameters on minibatches, in evaluation mode."""
+        total = {name: torch.zeros_like(model[name], memory_format=torch.contiguous_format) for name in names}
+        at_once = max(1, _BYTES_AT_ONCE // sum(model[name][0].nbytes for name in names))
+        keys = self.clients.keys("probe/labels")
+        everybody = torch.arange(len(self.clients.ids), device=keys.device)
+        for batch in self._plain(batch_size, batches):
+            owners, positions = everybody if batch.rows is None else batch.rows, batch.positions
+            draws = uniform(fold(keys[owners], batch.step), positions.shape[1:])
+            weight = 1 / batches
+            if kind != "batch":  # every sample is a client of its own, with a batch of one
+                weight /= positions.shape[1]
+                owners = owners.repeat_interleave(positions.shape[1])
+                positions, draws = positions.reshape(-1, 1), draws.reshape(-1, 1)
+            for rows in torch.arange(len(owners), device=keys.device).split(at_once):
+                chosen = draws[rows] if kind == "sampled-label" else None
+                squares = self._squared_gradients(take(model, owners[rows]), names, positions[rows], chosen)
+                for name in names:
+                    total[name].index_add_(0, owners[rows], squares[name] * weight)
+        return total
+
+    def _squared_gradients(
+        self, model: Tensors, names: Sequence[str], positions: Tensor, draws: Tensor | None
+    ) -> Tensors:
+        layers = self.trainer.setting.layers
+        inputs, labels = self.trainer.data.make(positions, None)
+        parameters = {name: model[name].detach() for name in layers.parameter_names}
+        for name in names:
+            parameters[name].requires_grad_()
+        buffers = {name: model[name] for name in layers.buffer_names}
+        none = torch.zeros(len(positions), 2, dtype=torch.int64, device=positions.device)
+        outputs, _ = self.trainer.forward(parameters, buffers, inputs, none, training=False)
+        if draws is not None:
+            chances = outputs.detach().softmax(-1).cumsum(-1)
+            labels = (draws[..., None] > chances).sum(-1).clamp(max=outputs.shape[-1] - 1)
+        loss = cross_entropy(outputs, labels).mean(1).sum()
+        gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
+        return {name: gradient.square() for name, gradient in zip(names, gradients, strict=True)}
 
     def train(self, model: Tensors, epochs: int) -> Tensors:
         """Return the model after some epochs of local training at the initial learning rate."""

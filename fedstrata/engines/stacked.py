@@ -52,12 +52,15 @@ class StackedEngine:
             down += self._bytes(message, asked) + self._bytes(announcement, self._everybody)
         return up, down
 
-    def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
+    def round(
+        self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
+    ) -> RoundReport:
         """Run one round."""
         message = self.server_side.broadcast(self.server, participants, round)
         replies, losses, scores = [], [], []
         for places, ids, rows in self._chunks(participants):
-            outcome = self.client_side.round(ids, self._clients.rows(rows), message.rows(places), round)
+            state = self._clients.rows(rows)
+            outcome = self.client_side.round(ids, state, message.rows(places), round, losses_so_far)
             self._clients.put_(rows, outcome.state)
             replies.append(outcome.reply)
             losses.append(outcome.loss)

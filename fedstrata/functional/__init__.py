@@ -5,7 +5,9 @@ LIPS, transient sparsity                     :func:`sparsity_at`, :func:`sensiti
 SSFL, one shared mask from saliency          :func:`saliency`, :func:`aggregate_scores`, :func:`top_mask`
 FedLWS, layer-wise shrinking                 :func:`shrink_factor`, :func:`shrink`
 PLayer-FL, which layers to federate          :func:`federation_sensitivity`, :func:`split_point`
-Sparse fine-tuning, which entries to train   :func:`fisher`, :func:`select`
+Sparse fine-tuning, which entries to train   :func:`fisher`, :func:`select`, :func:`scaled_rounds`
+Sparse masks that change                     :func:`erk_densities`, :func:`prune`, :func:`regrow`
+FedCAC, whose critical weights agree         :func:`overlap`, :func:`overlaps`
 ===========================================  ======================================================================
 
 Nothing here has state, draws from a hidden stream or changes its arguments; results lie on the device of the
@@ -30,16 +32,23 @@ from __future__ import annotations
 
 from fedstrata.functional.lips import keep_mask, sensitivity, sparsity_at
 from fedstrata.functional.lws import shrink, shrink_factor
+from fedstrata.functional.masks import erk_densities, overlap, overlaps, prune, regrow
 from fedstrata.functional.player import federation_sensitivity, split_point
-from fedstrata.functional.sparse_finetuning import fisher, select
+from fedstrata.functional.sparse_finetuning import fisher, scaled_rounds, select
 from fedstrata.functional.ssfl import aggregate_scores, saliency, top_mask
 
 __all__ = [
     "aggregate_scores",
+    "erk_densities",
     "federation_sensitivity",
     "fisher",
     "keep_mask",
+    "overlap",
+    "overlaps",
+    "prune",
+    "regrow",
     "saliency",
+    "scaled_rounds",
     "select",
     "sensitivity",
     "shrink",

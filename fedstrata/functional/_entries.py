@@ -85,28 +85,35 @@ def dropped_of(fraction: float, total: int) -> int:
     return min(count_of(fraction, total), max(total - 1, 0))
 
 
-def lowest(rows: Tensor, count: int) -> Tensor:
+def lowest(rows: Tensor, count: int | Tensor) -> Tensor:
     """Mark the ``count`` lowest entries of each row of ``[K, n]``; among equal ones, the first.
 
-    A selection finds the threshold; only the entries equal to it are then counted off from the left.
+    ``count`` may be a tensor ``[K]``, a number for each row. A selection finds the threshold; only the entries equal to
+    it are then counted off from the left.
 
     >>> lowest(torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0]]), 2)
     tensor([[False,  True, False,  True],
             [ True,  True, False, False]])
     """
-    if count == 0 or rows.numel() == 0:
+    if rows.numel() == 0 or (isinstance(count, int) and count == 0):
         return torch.zeros_like(rows, dtype=torch.bool)
-    threshold = _kth_lowest(rows, count)
+    counts = count[:, None] if isinstance(count, Tensor) else count
+    threshold = _kth_lowest(rows, counts)
     below, tied = rows < threshold, rows == threshold
-    wanted = count - below.sum(-1, keepdim=True)
+    wanted = counts - below.sum(-1, keepdim=True)
     return below | (tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted))
 
 
-def _kth_lowest(rows: Tensor, count: int) -> Tensor:
+def _kth_lowest(rows: Tensor, counts: int | Tensor) -> Tensor:
+    """Find the threshold of each row; where nothing is to be marked, any number that is not above the lowest one."""
+    if isinstance(counts, Tensor):
+        kth = (counts - 1).clamp(min=0).expand_as(rows)
+        pairs = zip(client_pieces(rows), client_pieces(kth), strict=True)
+        return torch.cat([piece.sort(-1).values.gather(-1, place[:, :1]) for piece, place in pairs])
     if rows.is_cuda:
         # There a sort is faster than kthvalue, and allowed among deterministic algorithms.
-        return torch.cat([piece.sort(-1).values[:, count - 1 : count] for piece in client_pieces(rows)])
-    return rows.kthvalue(count, -1, keepdim=True).values
+        return torch.cat([piece.sort(-1).values[:, counts - 1 : counts] for piece in client_pieces(rows)])
+    return rows.kthvalue(counts, -1, keepdim=True).values
 
 
 @overload

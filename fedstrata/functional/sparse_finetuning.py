@@ -101,3 +101,20 @@ def _random_words(rows: Tensor, seed: int) -> Tensor:
     """Draw 32 random bits per entry."""
     keys = torch.tensor([rng.key(seed, "select")], dtype=torch.int64, device=rows.device)
     return rng.philox(keys, rows.shape[1])[:, : rows.shape[1]]
+
+
+def scaled_rounds(steps: int, reference_steps: int = 4, reference_rounds: int = 200) -> int:
+    """Return the rounds that keep the total of local steps constant: ``J0 * T0 / J``, at least one.
+
+    With more local steps J per round there are fewer rounds, so that runs with different J cost the same.
+
+    Citation: Del Vecchio et al., "Federated Learning Under the Lens of Task Arithmetic: Mitigating Interference via
+    Sparse Fine-Tuning", Politecnico di Torino, Section 3.2.4.
+
+    >>> [scaled_rounds(steps) for steps in (4, 8, 16)]
+    [200, 100, 50]
+    """
+    for value, name in ((steps, "steps"), (reference_steps, "reference_steps"), (reference_rounds, "reference_rounds")):
+        if value < 1:
+            raise FedStrataError(f"{name} is {value}, but there must be at least one.")
+    return max(1, reference_steps * reference_rounds // steps)

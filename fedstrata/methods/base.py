@@ -13,7 +13,7 @@ A hook that a part does not define behaves as in FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
@@ -51,6 +51,14 @@ class Message:
 
         return Message(pick(self.tensors), pick(self.masks), pick(self.numbers))
 
+    def without(self, names: Collection[str]) -> Message:
+        """Leave some tensors out, with their masks."""
+
+        def rest(tensors: Tensors) -> Tensors:
+            return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+        return Message(rest(self.tensors), rest(self.masks), self.numbers)
+
     @property
     def common(self) -> bool:
         """Whether it is the same for everybody."""
@@ -71,7 +79,8 @@ class Message:
 class Clients:
     """What a client hook may see of the K clients that it serves at once.
 
-    ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel.
+    ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel. ``initial`` is
+    the common initial model, without a client axis: everybody in a run knows it.
     """
 
     round: int
@@ -84,6 +93,7 @@ class Clients:
     label_counts: Tensor
     shared: frozenset[str]
     memory: Tensors = field(default_factory=dict)
+    initial: Tensors = field(default_factory=dict)
 
     def rows(self, rows: Tensor | None) -> Clients:
         """Narrow the view to some of the clients."""
@@ -144,7 +154,7 @@ class Phase:
     ``trains`` names the parameters that move (none: all), ``epochs`` or ``steps`` say for how long (none: as the
     experiment says). ``model`` is the second model of the client that is trained (see :attr:`Part.second_models`)
     instead of the one received. ``repeats`` takes several steps on each batch. ``continues`` goes on with the
-    optimiser's state of the phase before. ``name`` lets hooks tell phases apart.
+    optimiser's state of the phase before. ``rate`` multiplies the learning rate. ``name`` lets hooks tell phases apart.
     """
 
     trains: Callable[[LayerMap], Iterable[str]] | None = None
@@ -153,6 +163,7 @@ class Phase:
     model: str | None = None
     repeats: int = 1
     continues: bool = False
+    rate: float = 1.0
     name: str = ""
 
 
@@ -186,6 +197,14 @@ class Probe(Protocol):
 
     def gradients(self, model: Tensors, batch_size: int, batches: int = 1, balanced: bool = False) -> Tensors:
         """Return the gradients of the mean loss on some minibatches, balanced over the client's classes if asked."""
+        ...
+
+    def fisher(self, model: Tensors, names: Sequence[str], batch_size: int, batches: int, kind: str) -> Tensors:
+        """Estimate the diagonal Fisher information of some parameters on minibatches, in evaluation mode.
+
+        ``kind`` is ``sample`` (the mean of the squared gradients of single samples), ``sampled-label`` (the same with
+        labels drawn from the model's own predictions) or ``batch`` (the squared gradient of each batch's mean loss).
+        """
         ...
 
     def train(self, model: Tensors, epochs: int) -> Tensors:
@@ -430,7 +449,7 @@ EXCLUSIVE_HOOKS: dict[str, str] = {
 }
 
 
-HOOKS_ON_WHAT_IS_SHARED = ("weigh", "merge", "step", "refine", "conclude")
+HOOKS_ON_WHAT_IS_SHARED = ("weigh", "merge", "step", "refine", "conclude", "second_models")
 
 
 def defines(part: Part, hook: str) -> bool:

@@ -143,6 +143,14 @@ class Method:
         owner = first_defining(self.parts, "phases")
         return None if phase.model is None else f"{owner.name}/{phase.model}"
 
+    def _concerned(self, phase: Phase) -> Sequence[Part]:
+        """Choose the parts that decide on the loss and the gradients of a phase.
+
+        A second model is the business of the part that keeps it: terms that hold clients near the shared model, or
+        correct their drift from it, are not meant for it.
+        """
+        return self.parts if phase.model is None else (first_defining(self.parts, "phases"),)
+
     def learns(self, layers: LayerMap) -> list[str]:
         """Name what is trained beside the model, as it is named in the clients' memory."""
         return [f"{part.name}/{name}" for part in self.parts for name in part.learns(layers)]
@@ -159,13 +167,13 @@ class Method:
 
     def base_loss(self, clients: Clients, step: Step) -> Tensor:
         """Compute each client's loss, before the parts' own terms."""
-        part = first_defining(self.parts, "base_loss")
+        part = first_defining(self._concerned(step.phase), "base_loss")
         return part.base_loss(_own(clients, part), step)
 
     def loss(self, clients: Clients, step: Step) -> Tensor | None:
         """Sum the parts' loss terms."""
         total: Tensor | None = None
-        for part in self.parts:
+        for part in self._concerned(step.phase):
             term = part.loss(_own(clients, part), step) if defines(part, "loss") else None
             if term is not None:
                 total = term if total is None else total + term
@@ -173,7 +181,10 @@ class Method:
 
     def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
         """Let every part change the gradients."""
-        return self._chain("gradients", gradients, lambda part, value: part.gradients(_own(clients, part), step, value))
+        for part in self._concerned(step.phase):
+            if defines(part, "gradients"):
+                gradients = part.gradients(_own(clients, part), step, gradients)
+        return gradients
 
     def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
         """Let every part change the parameters after a step."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedstrata.methods.base import Clients, Facts, Part, Step
 from fedstrata.methods.registry import methods
 from fedstrata.spec import parameter
-from fedstrata.stack import squared_norm
+from fedstrata.stack import Tensors, squared_norm
 
 
 @methods.register("fedprox")
@@ -31,7 +31,12 @@ class FedProx(Part):
 
     def loss(self, clients: Clients, step: Step) -> Tensor | None:
         """Add half the squared distance from the weights received, times mu."""
-        distance = {
-            name: tensor - step.received[name] for name, tensor in step.parameters.items() if name in clients.shared
-        }
-        return self.mu / 2 * squared_norm(distance) if distance else None
+        return proximal_term(clients, step.parameters, step.received, self.mu)
+
+
+def proximal_term(clients: Clients, parameters: Tensors, centre: Tensors, strength: float) -> Tensor | None:
+    r"""Compute each client's :math:`\frac{\mu}{2} \lVert w - c \rVert^2` over the shared parameters, ``[K]``; none
+    where nothing is shared.
+    """
+    distance = {name: tensor - centre[name] for name, tensor in parameters.items() if name in clients.shared}
+    return strength / 2 * squared_norm(distance) if distance else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
@@ -113,7 +113,7 @@ class Transient(Part):
         """With local sparsity, let masked weights have no part in the gradient's norm and in the momentum."""
         if not self.local_sparsity:
             return gradients
-        names = weights_of(clients.layers, self.layers)
+        names = [name for name in weights_of(clients.layers, self.layers) if name in gradients]
         return {**gradients, **{name: gradients[name] * clients.memory[f"mask/{name}"] for name in names}}
 
     def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
@@ -131,7 +131,7 @@ class Transient(Part):
             if self.criterion == "update":
                 memory[f"score/{name}"] = sensitivity(training.start[name], training.trained[name])
             elif self.criterion == "gradient":
-                memory[f"score/{name}"] = training.gradients[name]
+                memory[f"score/{name}"] = training.gradients.get(name, memory[f"score/{name}"])
             memory[f"mask/{name}"] = torch.ones_like(memory[f"mask/{name}"])
         if self._ranks_by_training():
             memory["trained"] = torch.ones_like(memory["trained"])
@@ -179,7 +179,7 @@ class FreezeMiddle(Part):
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Do not send what is frozen."""
-        return self._without_frozen(server, message)
+        return message.without(self._frozen(server))
 
     def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
         """Hide what is frozen from the optimiser: no step, no decay, no part in the gradient's norm."""
@@ -188,16 +188,10 @@ class FreezeMiddle(Part):
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Do not send what is frozen."""
-        return self._without_frozen(clients, message)
+        return message.without(self._frozen(clients))
 
     def _frozen(self, view: Clients | Server) -> list[str]:
         return weights_of(view.layers, self.layers) if view.round > self.after else []
-
-    def _without_frozen(self, view: Clients | Server, message: Message) -> Message:
-        frozen = set(self._frozen(view))
-        return replace(
-            message, tensors={name: tensor for name, tensor in message.tensors.items() if name not in frozen}
-        )
 
     def notes(self, layers: LayerMap) -> Iterable[str]:
         """Say that without such layers nothing is frozen."""

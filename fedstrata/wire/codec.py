@@ -1,216 +1,287 @@
 """Messages as bytes, and bytes as messages.
 
-Layout: the magic and version ``FSM1``; the lengths of header and payload; the header, JSON with the name, dtype, shape
-and encoding of each tensor; the payload, little-endian values one tensor after the other, truth values as packed bits;
-an eight-byte checksum of all that. A tensor with a mask sends the mask as packed bits and then only the values inside
-it. A message that is cut, altered or inconsistent is refused as a whole.
+A message is a frame (:mod:`fedstrata.wire.frame`) around a description and a body. The description is JSON with the
+name, type and shape of each tensor. The body holds the tensors one after the other: the mask, if there is one, in the
+smallest way (:mod:`fedstrata.wire.masks`), and then the values inside it (:mod:`fedstrata.wire.values`). A message that
+is cut, altered or inconsistent, or that would unpack to far more than it holds, is refused as a whole.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import struct
-from collections.abc import Iterator
-from hashlib import blake2b
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.base import Message
-from fedstrata.stack import Tensors, per_client
+from fedstrata.wire.frame import FRAME_BYTES, Bytes, Reader, WireError, seal, unseal
+from fedstrata.wire.masks import read_truth, true_counts, truth_sizes, write_truth
+from fedstrata.wire.values import (
+    DTYPES,
+    VALUES,
+    as_received,
+    byte_count,
+    read_numbers,
+    sent_type,
+    tensor_of,
+    values_under,
+    write_numbers,
+)
 
-_MAGIC = b"FSM1"
-_LENGTHS = struct.Struct("<IQ")
-_CHECKSUM_BYTES = 8
-# What masks may unpack to: a bit of a mask stands for one value, or for many where it broadcasts.
-_BYTES_PER_MASK_BIT = 8
-_BROADCAST_BYTES = 2**28
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16,
-        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-    )
-}  # fmt: skip
-_Count = TypeVar("_Count", int, Tensor)
-
-
-class WireError(FedStrataError):
-    """A message that cannot be trusted: nothing of it is used."""
-
-
-def encode(message: Message) -> bytes:
-    """Write the message of one client (every leading axis is 1) as bytes."""
-    payload = []
-    for name, tensor in message.tensors.items():
-        mask = message.masks.get(name)
-        if mask is None:
-            payload.append(_to_bytes(tensor))
-        else:
-            payload.append(_to_bytes(mask))
-            payload.append(_to_bytes(tensor[mask.expand(tensor.shape)]))
-    payload.extend(_to_bytes(tensor) for tensor in message.numbers.values())
-    header, body = _header(message), b"".join(payload)
-    content = _MAGIC + _LENGTHS.pack(len(header), len(body)) + header + body
-    return content + _checksum(content)
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MOST_AXES = 32
+# What a message may unpack to, unless a limit is given: something, since masks may hide whole tensors; so much per byte
+# (at 99 % sparsity it is a hundred times); and the tensors under masks that are held.
+_UNPACKED_BYTES = 2**28
+_UNPACKED_BYTES_PER_BYTE = 128
+_UNPACKED_BYTES_PER_HELD_ENTRY = 8
 
 
-def decode(data: bytes, device: torch.device | str = "cpu") -> Message:
-    """Read a message of one client; whatever does not fit is a :class:`WireError`."""
-    start = len(_MAGIC) + _LENGTHS.size
-    if len(data) < start + _CHECKSUM_BYTES or data[: len(_MAGIC)] != _MAGIC:
-        raise WireError(f"A message of {len(data)} bytes does not begin like one of this version.")
-    header_length, body_length = _LENGTHS.unpack(data[len(_MAGIC) : start])
-    if start + header_length + body_length + _CHECKSUM_BYTES != len(data):
-        raise WireError(
-            f"A message of {len(data)} bytes announces {header_length + body_length} bytes of content: "
-            "it was cut or altered."
-        )
-    if _checksum(data[:-_CHECKSUM_BYTES]) != data[-_CHECKSUM_BYTES:]:
-        raise WireError("The checksum of a message does not fit its content: it was altered on its way.")
-    try:
-        header = json.loads(data[start : start + header_length])
-        reader = _Reader(memoryview(data)[start + header_length : -_CHECKSUM_BYTES], device)
-        tensors: Tensors = {}
-        masks: Tensors = {}
-        numbers: Tensors = {}
-        for name, dtype, shape, mask_shape in header["tensors"]:
-            _check_name(name, tensors)
-            if mask_shape is None:
-                tensors[name] = reader.values(dtype, shape)
-            else:
-                masks[name] = reader.values("bool", mask_shape)
-                tensors[name] = reader.values_under(masks[name], dtype, shape)
-        for name, dtype, shape in header["numbers"]:
-            _check_name(name, numbers)
-            numbers[name] = reader.values(dtype, shape)
-        reader.finish()
-    except (KeyError, TypeError, ValueError, RuntimeError, UnicodeDecodeError) as error:
-        raise WireError(f"The content of a message does not fit its description ({str(error)[:200]}).") from None
-    return Message(tensors, masks, numbers)
+def encode(
+    message: Message, held: Mapping[str, Tensor] | None = None, values: str = "as-is", round: int | None = None
+) -> bytes:
+    """Write the message of one client (every leading axis is 1) as bytes.
+
+    ``held`` maps names of tensors to the masks that the receiver is known to hold: where it is the mask of the message,
+    only its hash is sent. ``values`` says how floating-point tensors travel: ``as-is``, ``fp16``, ``bf16``, or ``int8``
+    with a scale per tensor (:func:`quantisation_error` tells what that costs).
+    """
+    _check_one_client(message)
+    entries, numbers = _entries(message, values)
+    body: list[Bytes] = []
+    for entry in entries:
+        mask, known = message.masks.get(entry.name), (held or {}).get(entry.name)
+        body.extend(_write(entry, message.tensors[entry.name], mask, known))
+    for entry in numbers:
+        body.extend(_write(entry, message.numbers[entry.name], None, None))
+    return seal(_description(entries, numbers), body, round)
 
 
-def encoded_sizes(message: Message, clients: int) -> list[int]:
-    """Tell how many bytes :func:`encode` would write for each client, without writing them."""
-    frame = len(_MAGIC) + _LENGTHS.size + len(_header(message)) + _CHECKSUM_BYTES
-    sizes = torch.full((clients,), frame, dtype=torch.int64)
-    for tensor in (*_unmasked(message), *message.numbers.values()):
-        sizes += _byte_count(tensor.dtype, math.prod(tensor.shape[1:]))
-    for name, mask in message.masks.items():
-        tensor = message.tensors[name]
-        held = per_client(mask.expand(max(len(mask), len(tensor)), *tensor.shape[1:])).sum(1).cpu()
-        sizes += _byte_count(torch.bool, math.prod(mask.shape[1:])) + _byte_count(tensor.dtype, held)
+def decode(
+    data: bytes,
+    device: torch.device | str = "cpu",
+    held: Mapping[str, Tensor] | None = None,
+    round: int | None = None,
+    limit: int | None = None,
+) -> Message:
+    """Read a message of one client; whatever does not fit is a :class:`WireError`, and nothing of it is used.
+
+    ``held`` maps names of tensors to the masks that are held here, which a message may name by their hash (the mask in
+    the message is then the held one itself). ``round`` refuses a message of any other round. ``limit`` bounds the bytes
+    that the message may unpack to; by default they are bounded by its length and the masks that are held.
+    """
+    held = held or {}
+    description, reader = unseal(data, round)
+    entries, numbers = _parse(description)
+    if limit is None:
+        held_entries = sum(mask.numel() for mask in held.values())
+        limit = _UNPACKED_BYTES + _UNPACKED_BYTES_PER_BYTE * len(data) + _UNPACKED_BYTES_PER_HELD_ENTRY * held_entries
+    unpacked = sum(entry.unpacked_bytes for entry in (*entries, *numbers))
+    if unpacked > limit:
+        raise WireError(f"A message of {len(data)} bytes would unpack to {unpacked}, and the limit is {limit}.")
+    message = Message()
+    for entry in entries:
+        mask = None
+        if entry.mask_shape is not None:
+            mask = read_truth(reader, entry.mask_shape, held.get(entry.name))
+            message.masks[entry.name] = mask.to(device)
+        message.tensors[entry.name] = _read(reader, entry, mask).to(device)
+    for entry in numbers:
+        message.numbers[entry.name] = _read(reader, entry, None).to(device)
+    reader.finish()
+    return message
+
+
+def encoded_sizes(
+    message: Message, clients: int, held: Mapping[str, Tensor] | None = None, values: str = "as-is"
+) -> list[int]:
+    """Tell how many bytes :func:`encode` would write for each client, without writing them.
+
+    The leading axes of the message, and of the held masks, are the number of clients or 1.
+    """
+    entries, numbers = _entries(message, values)
+    sizes = np.full(clients, FRAME_BYTES + len(_description(entries, numbers)), dtype=np.int64)
+    for entry in entries:
+        mask, known = message.masks.get(entry.name), (held or {}).get(entry.name)
+        sizes += _sizes(entry, message.tensors[entry.name], mask, known)
+    for entry in numbers:
+        sizes += _sizes(entry, message.numbers[entry.name], None, None)
     return [int(size) for size in sizes]
 
 
-def _unmasked(message: Message) -> Iterator[Tensor]:
-    return (tensor for name, tensor in message.tensors.items() if name not in message.masks)
+def quantisation_error(message: Message, values: str) -> dict[str, float]:
+    r"""Tell what a narrower type costs: :math:`\lVert v - \hat v \rVert / \lVert v \rVert` of each tensor.
+
+    Only floating-point values count, and of those only what one client's message sends.
+    """
+    _check_one_client(message)
+    errors = {}
+    for entry in _entries(message, values)[0]:
+        if entry.dtype.is_floating_point:
+            sent = values_under(message.tensors[entry.name], message.masks.get(entry.name))
+            norm = sent.double().norm()
+            errors[entry.name] = (
+                float((as_received(sent, entry.sent_as).double() - sent).norm() / norm) if norm else 0.0
+            )
+    return errors
 
 
-def _header(message: Message) -> bytes:
-    def shape(tensor: Tensor) -> list[int]:
-        return [1, *tensor.shape[1:]]
-
-    def dtype(tensor: Tensor) -> str:
-        name = str(tensor.dtype).removeprefix("torch.")
-        if name not in _DTYPES:
-            raise FedStrataError(f"Tensors of type {name} cannot be sent; use one of {', '.join(_DTYPES)}.")
-        return name
-
-    masks = message.masks
-    tensors = [
-        [name, dtype(tensor), shape(tensor), shape(masks[name]) if name in masks else None]
-        for name, tensor in message.tensors.items()
-    ]
-    numbers = [[name, dtype(tensor), shape(tensor)] for name, tensor in message.numbers.items()]
-    return json.dumps({"tensors": tensors, "numbers": numbers}, separators=(",", ":")).encode()
+# One tensor ----------------------------------------------------------------------------------------------------------
 
 
-def _byte_count(dtype: torch.dtype, values: _Count) -> _Count:
-    """Count the bytes of so many values: truth values take a bit each, filled up to whole bytes."""
-    return (values + 7) // 8 if dtype == torch.bool else values * dtype.itemsize
+def _write(entry: _Entry, tensor: Tensor, mask: Tensor | None, held: Tensor | None) -> list[Bytes]:
+    if entry.is_truth:
+        return write_truth(tensor)
+    sent_mask = [] if mask is None else write_truth(mask, held)
+    return [*sent_mask, *write_numbers(values_under(tensor, mask), entry.sent_as)]
 
 
-def _to_bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    if flat.dtype == torch.bool:
-        return np.packbits(flat.numpy()).tobytes()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+def _read(reader: Reader, entry: _Entry, mask: Tensor | None) -> Tensor:
+    if entry.is_truth:
+        return read_truth(reader, entry.shape)
+    kept = entry.count if mask is None else int(true_counts(mask)[0]) * entry.values_per_mask_entry
+    return tensor_of(read_numbers(reader, kept, entry.dtype, entry.sent_as), entry.dtype, entry.shape, mask)
 
 
-def _checksum(content: bytes) -> bytes:
-    return blake2b(content, digest_size=_CHECKSUM_BYTES).digest()
+def _sizes(entry: _Entry, tensor: Tensor, mask: Tensor | None, held: Tensor | None) -> int | npt.NDArray[np.int64]:
+    if entry.is_truth:
+        return truth_sizes(tensor)
+    if mask is None:
+        return byte_count(entry.count, entry.dtype, entry.sent_as)
+    kept = true_counts(mask) * entry.values_per_mask_entry
+    return truth_sizes(mask, held) + byte_count(kept, entry.dtype, entry.sent_as)
 
 
-class _Reader:
-    """Reads tensors one after the other from a payload, refusing to run past its end."""
-
-    def __init__(self, payload: memoryview, device: torch.device | str) -> None:
-        self.payload = payload
-        self.device = device
-        self.position = 0
-        self.allowance = _BYTES_PER_MASK_BIT * 8 * len(payload) + _BROADCAST_BYTES
-
-    def values(self, dtype: str, shape: list[int]) -> Tensor:
-        return self._flat(_dtype(dtype), _count(shape)).reshape(shape)
-
-    def values_under(self, mask: Tensor, dtype: str, shape: list[int]) -> Tensor:
-        self.allowance -= _count(shape) * _dtype(dtype).itemsize
-        if self.allowance < 0:
-            raise ValueError("it would unpack to far more than it holds")
-        held = mask.expand(shape)
-        values = torch.zeros(shape, dtype=_dtype(dtype), device=self.device)
-        values[held] = self._flat(values.dtype, int(held.sum()))
-        return values
-
-    def finish(self) -> None:
-        if self.position != len(self.payload):
-            raise ValueError(f"{len(self.payload) - self.position} bytes are left over")
-
-    def _flat(self, dtype: torch.dtype, count: int) -> Tensor:
-        raw = self._bytes(_byte_count(dtype, count))
-        if not count:
-            return torch.empty(0, dtype=dtype, device=self.device)
-        if dtype == torch.bool:
-            return torch.from_numpy(_unpack(raw, count)).to(self.device)
-        return torch.frombuffer(bytearray(raw), dtype=dtype).to(self.device)
-
-    def _bytes(self, count: int) -> memoryview:
-        if count > len(self.payload) - self.position:
-            raise ValueError("it ends too early")
-        self.position += count
-        return self.payload[self.position - count : self.position]
+# The description -----------------------------------------------------------------------------------------------------
 
 
-def _unpack(packed: memoryview, count: int) -> np.ndarray:
-    """Unpack truth values from bits; the last byte must be filled up with zeros, so that they have one encoding."""
-    bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8)).astype(bool)
-    if bits[count:].any():
-        raise ValueError("bits stand behind the last truth value")
-    return bits[:count]
+@dataclass(frozen=True)
+class _Entry:
+    """What the description says about one tensor; shapes begin with the client axis, which is 1 and not written."""
+
+    name: str
+    dtype: torch.dtype
+    sent_as: torch.dtype
+    shape: tuple[int, ...]
+    mask_shape: tuple[int, ...] | None = None
+
+    @property
+    def is_truth(self) -> bool:
+        """Whether it is a tensor of truth values, which travels as masks do."""
+        return self.dtype == torch.bool and self.mask_shape is None
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def values_per_mask_entry(self) -> int:
+        """How many values one entry of the mask stands for."""
+        return self.count // max(1, math.prod(self.mask_shape or ()))
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """The memory that the tensor takes, and its mask, at most."""
+        return self.count * self.dtype.itemsize + (0 if self.mask_shape is None else self.count)
+
+    def to_json(self) -> list[Any]:
+        """Write it compactly: a mask of the shape of the tensor is just 1."""
+        types = [_DTYPE_NAMES[dtype] for dtype in (self.dtype, self.sent_as)]
+        mask = [] if self.mask_shape is None else [1 if self.mask_shape == self.shape else self.mask_shape[1:]]
+        return [self.name, types[0] if types[0] == types[1] else ":".join(types), self.shape[1:], *mask]
+
+    @classmethod
+    def from_json(cls, raw: Any) -> _Entry:
+        if not isinstance(raw, list) or len(raw) not in (3, 4) or not isinstance(raw[0], str):
+            raise _not_a_tensor(raw)
+        name, types, shape, *mask = raw
+        dtype, sent_as = _types(types)
+        shape = _shape(shape)
+        if not mask:
+            return cls(name, dtype, sent_as, shape)
+        mask_shape = shape if mask == [1] and type(mask[0]) is int else _shape(mask[0])
+        if not _broadcasts(mask_shape, shape):
+            raise _not_a_tensor(raw)
+        return cls(name, dtype, sent_as, shape, mask_shape)
 
 
-def _dtype(name: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise ValueError(f"unknown number type {name!r}")
-    return _DTYPES[name]
+def _entries(message: Message, values: str) -> tuple[list[_Entry], list[_Entry]]:
+    def entry(name: str, tensor: Tensor, values: str, mask: Tensor | None) -> _Entry:
+        if tensor.dtype not in _DTYPE_NAMES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPE_NAMES)
+            given = str(tensor.dtype).removeprefix("torch.")
+            raise FedStrataError(f"Tensors of type {given} cannot be sent; use one of {known}.")
+        mask_shape = None if mask is None else (1, *mask.shape[1:])
+        return _Entry(name, tensor.dtype, sent_type(tensor.dtype, values), (1, *tensor.shape[1:]), mask_shape)
+
+    tensors = [entry(name, tensor, values, message.masks.get(name)) for name, tensor in message.tensors.items()]
+    return tensors, [entry(name, tensor, "as-is", None) for name, tensor in message.numbers.items()]
 
 
-def _check_name(name: Any, known: Tensors) -> None:
-    if not isinstance(name, str) or name in known:
-        raise ValueError(f"{name!r} is no name, or stands there twice")
+def _description(entries: list[_Entry], numbers: list[_Entry]) -> bytes:
+    content = [[entry.to_json() for entry in group] for group in (entries, numbers)]
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _count(shape: Any) -> int:
+def _parse(description: bytes) -> tuple[list[_Entry], list[_Entry]]:
+    try:
+        content = json.loads(description)
+    except (ValueError, RecursionError):
+        raise WireError("The description of a message is not readable.") from None
+    if not isinstance(content, list) or len(content) != 2 or not all(isinstance(group, list) for group in content):
+        raise WireError("The description of a message is not a list of tensors and a list of numbers.")
+    entries, numbers = ([_Entry.from_json(raw) for raw in group] for group in content)
+    for group in (entries, numbers):
+        if len({entry.name for entry in group}) < len(group):
+            raise WireError("A message describes two tensors of the same name.")
+    if any(entry.mask_shape is not None or entry.sent_as != entry.dtype for entry in numbers):
+        raise WireError("A message describes numbers that are masked or not sent as they are.")
+    return entries, numbers
+
+
+def _types(raw: Any) -> tuple[torch.dtype, torch.dtype]:
+    names = raw.split(":") if isinstance(raw, str) else []
+    dtypes = [DTYPES.get(name) for name in names]
+    match dtypes:
+        case [torch.dtype() as dtype]:
+            return dtype, dtype
+        case [torch.dtype() as dtype, torch.dtype() as sent_as] if sent_as in _narrower(dtype):
+            return dtype, sent_as
+    raise WireError(f"A message describes values of the unknown type {str(raw)[:60]!r}.")
+
+
+def _narrower(dtype: torch.dtype) -> set[torch.dtype]:
+    return {sent_type(dtype, values) for values in VALUES} - {dtype}
+
+
+def _shape(raw: Any) -> tuple[int, ...]:
     if (
-        not isinstance(shape, list)
-        or not all(type(size) is int and size >= 0 for size in shape)
-        or shape[:1] != [1]
-        or math.prod(max(size, 1) for size in shape) >= 2**62
+        not isinstance(raw, list)
+        or len(raw) >= _MOST_AXES
+        or not all(type(size) is int and 0 <= size < 2**62 for size in raw)
+        or math.prod(max(size, 1) for size in raw) >= 2**62
     ):
-        raise ValueError(f"impossible shape {shape!r}")
-    return math.prod(shape)
+        raise WireError(f"A message describes the impossible shape {str(raw)[:60]}.")
+    return (1, *raw)
+
+
+def _broadcasts(mask_shape: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(mask_shape) <= len(shape) and all(
+        ours in (1, theirs) for ours, theirs in zip(reversed(mask_shape), reversed(shape), strict=False)
+    )
+
+
+def _not_a_tensor(raw: Any) -> WireError:
+    return WireError(f"A message describes something that is not a tensor: {str(raw)[:100]}.")
+
+
+def _check_one_client(message: Message) -> None:
+    if not message.common:
+        raise FedStrataError("One message at a time can be encoded; pick a client's with 'rows'.")

@@ -31,6 +31,8 @@ COMBINATIONS = [
     "player(random=true)+lws",
     "player(up_to=body)",
     "fedavg+lws(layers=fixed, mode=opt)",
+    "sparse-ft(head_rounds=1, sparsity=0.5, calibration_clients=0.4, batch_size=4)+fedprox",
+    "sparse-ft(head_rounds=1, rule=most, fisher=sampled-label, batch_size=4)+fedbn+lws",
 ]
 EVERY_METHOD = [*methods.names(), *COMBINATIONS]
 every_method = pytest.mark.parametrize("method", EVERY_METHOD)

@@ -1,0 +1,186 @@
+"""Rounds over a federation of sites: an engine like any other, whose clients are elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from fedstrata.deployment.checks import check_weights, number_in, odd_ones_out, read_reply
+from fedstrata.deployment.federation import Declaration, Federation
+from fedstrata.deployment.protocol import Reply, Request
+from fedstrata.deployment.site import TRAIN_STEP, adopt_step, scores_from_facts, survey_step
+from fedstrata.deployment.store import Step
+from fedstrata.engines.client import ClientState
+from fedstrata.engines.engine import RoundReport
+from fedstrata.engines.evaluation import Evaluator, Scores
+from fedstrata.engines.forward import LoopForward
+from fedstrata.engines.loop import LoopServer
+from fedstrata.engines.server import Declared, ServerSide, ServerState
+from fedstrata.engines.setting import Setting
+from fedstrata.methods.base import Message
+from fedstrata.methods.composition import Exchange
+from fedstrata.simulation import Prepared
+from fedstrata.stack import take_first
+from fedstrata.wire import decode, encode
+
+GlobalTest = Callable[[bytes], tuple[float, float] | None]
+"""Accuracy and loss of a broadcast model on the server's own test set, where the server has one."""
+
+
+class NetworkEngine:
+    """Runs rounds with sites that hold their own data and state; the server has nothing of them but their messages."""
+
+    def __init__(
+        self, setting: Setting, declared: Declared, federation: Federation, test: GlobalTest | None = None
+    ) -> None:
+        self.setting = setting
+        self.declared = declared
+        self.federation = federation
+        self.central = LoopServer(ServerSide(setting, declared))
+        self.test = test
+        self._concluded = 0
+        federation.missed = self._announcements
+
+    @property
+    def server(self) -> ServerState:
+        """The server's state."""
+        return self.central.state
+
+    def clients(self) -> ClientState:
+        """Return nothing: the sites keep their state themselves."""
+        return ClientState()
+
+    def restore(self, server: ServerState, clients: ClientState) -> None:
+        """Go on from a saved state; the sites have theirs."""
+        self.central.state = server
+
+    def exchange(self, round: int) -> tuple[int, int]:
+        """Do what exchanges the method has before a round; return the bytes up and down."""
+        up = down = 0
+        for index, exchange in enumerate(self.setting.method.exchanges_before(round)):
+            self._concluded = index
+            messages = self.central.messages(self._everybody, round)
+            asked = self._requests("survey", (round, survey_step(index)), self._everybody, messages)
+            replies = self._collect(asked, lambda site, reply: self._read(reply))
+            self._conclude(exchange, {site: message for site, (message, _) in replies.items()}, round)
+            self._concluded = index + 1
+            told = {site: self._announcement(exchange, (round, adopt_step(index)), site) for site in self._everybody}
+            self.federation.ask(told, lambda site, reply: None)
+            up += sum(size for _, size in replies.values())
+            down += sum(len(request.payload) for request in (*asked.values(), *told.values()))
+        return up, down
+
+    def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
+        """Run one round with the participants that answer in time."""
+        messages = self.central.messages(participants, round)
+        asked = self._requests("train", (round, TRAIN_STEP), participants, messages, evaluate=evaluate)
+        losses: dict[int, float] = {}
+        scores: dict[int, Scores] = {}
+
+        def read(site: int, reply: Reply) -> tuple[Message, int]:
+            losses[site] = number_in(reply.facts, "loss")
+            scores[site] = scores_from_facts(site, reply.facts.get("scores") if evaluate else {})
+            message, size = self._read(reply)
+            check_weights(message, self.server.model, self.federation.rules.norm_limit)
+            return message, size
+
+        replies = self._collect(asked, read)
+        note_declarations(self.declared, self.federation.declarations)
+        joined = Message.join([message for message, _ in replies.values()])
+        self.central.state = self.central.side.aggregate(self.central.state, list(replies), joined, round)
+        return RoundReport(
+            loss=torch.tensor([losses[site] for site in replies], dtype=torch.float64),
+            bytes_up=sum(size for _, size in replies.values()),
+            bytes_down=sum(len(request.payload) for request in asked.values()),
+            before=Scores.join([scores[site] for site in replies]) if evaluate else None,
+        )
+
+    def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
+        """Let every site test its own model after aggregation; test the global one where the server has data."""
+        messages = self.central.messages(self._everybody, round + 1)
+        scores = self._tested("test", round, messages)
+        whole = not self.setting.resident and len(set(messages)) == 1
+        return scores, self.test(messages[0]) if self.test is not None and whole else None
+
+    def adapted(self, round: int) -> Scores:
+        """Let every site adapt its model once more, and test it."""
+        return self._tested("adapt", round, self.central.messages(self._everybody, round + 1))
+
+    def _tested(self, kind: str, round: int, messages: Sequence[bytes]) -> Scores:
+        asked = self._requests(kind, (round + 1, 0), self._everybody, messages)
+        found = self.federation.ask(asked, lambda site, reply: scores_from_facts(site, reply.facts.get("scores")))
+        return Scores.join(list(found.values()))
+
+    @property
+    def _everybody(self) -> range:
+        return range(self.setting.clients)
+
+    # What travels -----------------------------------------------------------------------------------------------------
+
+    def _requests(
+        self, kind: str, step: Step, sites: Iterable[int], messages: Sequence[bytes], **facts: bool
+    ) -> dict[int, Request]:
+        adopted = max((place for place, _ in self._exchanges(step[0])), default=(0, 0))
+        return {
+            site: Request(kind, self.federation.run, step, {"adopted": list(adopted), **facts}, message)
+            for site, message in zip(sites, messages, strict=True)
+        }
+
+    def _collect(
+        self, asked: Mapping[int, Request], read: Callable[[int, Reply], tuple[Message, int]]
+    ) -> dict[int, tuple[Message, int]]:
+        """Ask, and refuse the replies that hold other layers than the rest."""
+        replies = self.federation.ask(asked, read)
+        for site, reason in odd_ones_out({site: message for site, (message, _) in replies.items()}).items():
+            self.federation.refuse(site, reason)
+            del replies[site]
+        self.federation.require(asked, len(replies))
+        return replies
+
+    def _read(self, reply: Reply) -> tuple[Message, int]:
+        return read_reply(reply.payload, self.setting.initial, self.setting.device), len(reply.payload)
+
+    # Exchanges --------------------------------------------------------------------------------------------------------
+
+    def _conclude(self, exchange: Exchange, replies: Mapping[int, Message], round: int) -> None:
+        """Conclude a survey from the sites that answered."""
+        side, state = self.central.side, self.central.state
+        note_declarations(self.declared, self.federation.declarations)
+        model, memory = exchange.conclude(side.view(state, list(replies), round), Message.join(list(replies.values())))
+        self.central.state = ServerState({**state.model, **model}, memory)
+
+    def _announcement(self, exchange: Exchange, step: Step, site: int) -> Request:
+        """Write what a site must know of a concluded survey; the server's state says it at any later time too."""
+        message = exchange.announce(self.central.side.view(self.central.state, self._everybody, step[0]))
+        own = message if message.common else message.rows(torch.tensor([site], device=self.setting.device))
+        return Request("adopt", self.federation.run, step, {}, encode(own))
+
+    def _announcements(self, site: int, round: int) -> list[Request]:
+        """List what a site that was away must take in before a round: the last announcement of each part."""
+        newest = {exchange.part.name: (place, exchange) for place, exchange in self._exchanges(round)}
+        return [self._announcement(exchange, place, site) for place, exchange in newest.values()]
+
+    def _exchanges(self, round: int) -> Iterator[tuple[Step, Exchange]]:
+        """List the exchanges that were concluded before a round or, in this one, so far."""
+        for earlier in range(1, min(round, self.setting.rounds) + 1):
+            for index, exchange in enumerate(self.setting.method.exchanges_before(earlier)):
+                if earlier < round or index < self._concluded:
+                    yield (earlier, adopt_step(index)), exchange
+
+
+def note_declarations(declared: Declared, declarations: Mapping[int, Declaration]) -> None:
+    """Write what sites declared, some of them later than others, where server hooks see it."""
+    for site, declaration in declarations.items():
+        declared.sizes[site] = declaration.size
+        declared.label_counts[site] = torch.tensor(declaration.label_counts)
+
+
+def global_test(ready: Prepared) -> GlobalTest:
+    """Test global models on the global test set of data that the server has itself."""
+    evaluator, forward = Evaluator(ready.setting, ready.data), LoopForward(ready.model)
+
+    def test(broadcast: bytes) -> tuple[float, float] | None:
+        return evaluator.common_model(forward, take_first(decode(broadcast, ready.setting.device).tensors))[1]
+
+    return test

@@ -1,0 +1,297 @@
+"""A site: it holds its own data and state, and answers the server's requests, each once.
+
+Whatever comes is checked as hostile input. A request that was answered before gets the stored answer; one for a round
+that is over is refused; nothing is kept of a request that fails half-way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata._version import __version__
+from fedstrata.data import Split
+from fedstrata.deployment.checks import RefusedReply, number_in
+from fedstrata.deployment.protocol import BEHIND, MISSING, REFUSED, UNREADY, ProtocolError, Reply, Request, digest
+from fedstrata.deployment.store import Record, SiteStore, Step
+from fedstrata.engines.client import ClientSide, ClientState
+from fedstrata.engines.engine import pack, unpack
+from fedstrata.engines.evaluation import Evaluator, Scores
+from fedstrata.engines.forward import LoopForward
+from fedstrata.engines.loop import LoopClient
+from fedstrata.engines.server import ServerState
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+from fedstrata.methods.composition import Exchange
+from fedstrata.simulation import Ingredients, Prepared, load_data, prepare_setting
+from fedstrata.stack import Tensors, take_first
+
+TRAIN_STEP = 9000
+"""The number of a round's training among its steps; surveys and announcements come before it."""
+_NOTHING: Step = (0, 0)
+
+
+def survey_step(index: int) -> int:
+    """Number the survey of a round's exchange."""
+    return 2 * index
+
+
+def adopt_step(index: int) -> int:
+    """Number the announcement of a round's exchange."""
+    return 2 * index + 1
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """Where a site's samples come from.
+
+    All samples of the dataset are its own, or with ``part`` (for rehearsals on one machine) only those that the
+    experiment's partition gives to that client. ``data``, ``data_root`` and ``device`` are the site's own choice,
+    whatever the server's experiment says of them. ``ingredients`` are Python objects of the site's own.
+    """
+
+    data: str | None = None
+    data_root: str | None = None
+    device: str = "auto"
+    part: int | None = None
+    ingredients: Ingredients = field(default_factory=Ingredients)
+
+    def prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
+        """Load the site's samples and build the model."""
+        own = {"data": self.data, "data_root": self.data_root, "device": self.device, "clients": sites}
+        experiment = experiment.with_changes({key: value for key, value in own.items() if value is not None})
+        if self.data_root is None and self.data is None:
+            experiment = replace(experiment, data_root=None)
+        if self.part is not None:
+            if self.part != number:
+                raise FedStrataError(
+                    f"This site was started with part {self.part} of the data, but the server counts it as {number}; "
+                    "start the sites in the order of the sites file."
+                )
+            return prepare_setting(experiment, self.ingredients)
+        dataset = self.ingredients.dataset or load_data(experiment)
+        # Every client of the split is this site: the server's numbering holds, and no other site's data is needed.
+        split = Split((dataset.train,) * sites, (dataset.test,) * sites)
+        return prepare_setting(experiment, replace(self.ingredients, dataset=dataset, split=split))
+
+
+class _Member:
+    """The site's part in one run: its client, and how its models are tested."""
+
+    def __init__(self, ready: Prepared, number: int) -> None:
+        self.ready = ready
+        self.number = number
+        self.forward = LoopForward(ready.model)
+        self.client = LoopClient(ClientSide(ready.setting, self.forward, ready.data), number)
+        self.first_state = self.client.state
+        self.evaluator = Evaluator(ready.setting, ready.data)
+
+    def declaration(self) -> dict[str, Any]:
+        """Tell what the server must know of the data, and nothing more."""
+        dataset, split = self.ready.dataset, self.ready.split
+        return {
+            "version": __version__,
+            "input_shape": list(dataset.input_shape),
+            "class_names": list(dataset.class_names),
+            "size": len(split.train[self.number]),
+            "test_size": len(split.test[self.number]),
+            "label_counts": self.ready.declared.label_counts[self.number].tolist(),
+        }
+
+    def scores(self, model: Tensors) -> dict[str, Any]:
+        """Test a model on the site's own test samples."""
+        return _as_facts(self.evaluator.own_models(self.forward, model, [self.number]))
+
+    def exchange(self, round: int, number: int) -> Exchange:
+        """Find the exchange that a step before a round belongs to."""
+        exchanges = self.ready.setting.method.exchanges_before(round)
+        if number // 2 >= len(exchanges):
+            raise ProtocolError(f"The method has no exchange number {number // 2} before round {round}.")
+        return exchanges[number // 2]
+
+
+class Site:
+    """Answers requests; its state is on disk, so that it may be stopped at any moment."""
+
+    def __init__(
+        self, root: Path, data: SiteData, log: Callable[[str], None] = lambda line: None, number: int = 0
+    ) -> None:
+        self.root = root
+        self.number = number
+        self.data = data
+        self.log = log
+        self.run = ""
+        self.session = ""
+        self._experiment: dict[str, Any] = {}
+        self._floor = 0
+        self._member: _Member | None = None
+        self._store: SiteStore | None = None
+        self._newest: Record | None = None
+        self._payload = b""
+
+    def answer(self, request: Request) -> Reply:
+        """Answer a request; what cannot be done is refused with a sentence."""
+        try:
+            return self._answers()[request.kind](request)
+        except FedStrataError as error:
+            self.log(f"refused '{request.ticket}': {error}")
+            return Reply(request.ticket, REFUSED, {"reason": str(error)[:500]})
+
+    def _answers(self) -> dict[str, Callable[[Request], Reply]]:
+        return {
+            "who": lambda request: Reply(request.ticket, facts={"number": self.number}),
+            "hello": self._hello,
+            "notice": self._notice,
+            "survey": self._do,
+            "adopt": self._do,
+            "train": self._do,
+            "test": self._look,
+            "adapt": self._look,
+        }
+
+    def _notice(self, request: Request) -> Reply:
+        self.log(str(request.facts.get("text", ""))[:500])
+        return Reply(request.ticket)
+
+    def _hello(self, request: Request) -> Reply:
+        facts = request.facts
+        for key, kind in {"experiment": dict, "number": int, "sites": int, "session": str, "committed": int}.items():
+            if type(facts.get(key)) is not kind:
+                raise ProtocolError(f"A hello came without a proper {key}.")
+        number, sites = facts["number"], facts["sites"]
+        if not 0 <= number < sites <= 10_000:
+            raise ProtocolError(f"A hello came for site {number} of {sites}.")
+        if self._member is None or self._is_new(request):
+            ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
+            self._store = SiteStore(self.root, request.run)
+            self._member, self._newest = _Member(ready, number), None
+            self.run, self._experiment = request.run, dict(facts["experiment"])
+            self.log(f"takes part in the run {self.run} as site {number + 1} of {sites}")
+        if self.session != facts["session"]:
+            self.session, self._floor = facts["session"], facts["committed"] + 1
+        return Reply(request.ticket, facts=self._member.declaration())
+
+    def _is_new(self, request: Request) -> bool:
+        """Tell whether a hello speaks of another run, or of another place in it, than the one before."""
+        assert self._member is not None
+        facts = request.facts
+        return (self.run, self._experiment, self._member.number) != (request.run, facts["experiment"], facts["number"])
+
+    def _do(self, request: Request) -> Reply:
+        """Do a step that belongs to the run's history, unless it is done already."""
+        member, store = self._member, self._store
+        if member is None or store is None or self.run != request.run:
+            return Reply(request.ticket, UNREADY)
+        asked = str(request.facts.get("payload", ""))
+        if request.step in store.steps():
+            done = store.read(request.step)
+            if done.asked == asked:
+                return Reply(request.ticket, facts=done.facts, payload=done.reply)
+        if request.round < self._floor:
+            raise ProtocolError(f"Round {request.round} is over; this site is at round {self._floor}.")
+        payload = self._received(request, asked)
+        if payload is None:
+            return Reply(request.ticket, MISSING)
+        before = self._before(request.step)
+        adopted = _NOTHING if before is None else before.adopted
+        if request.kind != "adopt" and adopted < self._required(request):
+            return Reply(request.ticket, BEHIND)
+        member.client.state = self._state(before)
+        record = self._perform(member, request, payload, asked, adopted)
+        store.write(record)
+        self._newest = record
+        self._floor = max(self._floor, request.round if request.kind != "adopt" else 0)
+        return Reply(request.ticket, facts=record.facts, payload=record.reply)
+
+    def _perform(self, member: _Member, request: Request, payload: bytes, asked: str, adopted: Step) -> Record:
+        facts: dict[str, Any] = {}
+        reply = b""
+        round, number = request.step
+        with torch.no_grad() if request.kind == "adopt" else torch.enable_grad():
+            if request.kind == "survey":
+                reply = member.client.answer_survey(member.exchange(round, number), payload, round)
+            elif request.kind == "adopt":
+                member.client.adopt(member.exchange(round, number), payload, round)
+                adopted = request.step
+            else:
+                reply, outcome = member.client.answer(payload, round)
+                facts["loss"] = _number(float(outcome.loss))
+                if request.facts.get("evaluate") is True:
+                    facts["scores"] = member.scores(outcome.trained)
+        return Record(request.step, asked, facts, reply, adopted, pack(ServerState(), member.client.state))
+
+    def _look(self, request: Request) -> Reply:
+        """Test the site's own model with what the server sent; nothing of the run's history changes."""
+        member, store = self._member, self._store
+        if member is None or store is None or self.run != request.run:
+            return Reply(request.ticket, UNREADY)
+        payload = self._received(request, str(request.facts.get("payload", "")))
+        if payload is None:
+            return Reply(request.ticket, MISSING)
+        member.client.state = self._state(self._before(request.step))
+        if request.kind == "adapt":
+            model = member.client.adapted_model(payload, request.round - 1)
+        else:
+            model = member.client.model(payload)
+        if request.round > member.ready.setting.rounds:
+            store.write_model(take_first(model))
+        return Reply(request.ticket, facts={"scores": member.scores(model)})
+
+    def _received(self, request: Request, asked: str) -> bytes | None:
+        """Take the payload of a request, or the one that it names and that came before."""
+        if request.payload:
+            if digest(request.payload) != asked:
+                raise ProtocolError("The digest of a payload does not fit: it was altered on its way.")
+            self._payload = request.payload
+        return self._payload if digest(self._payload) == asked else None
+
+    def _required(self, request: Request) -> Step:
+        required = request.facts.get("adopted", [0, 0])
+        if not (isinstance(required, list) and len(required) == 2 and all(type(number) is int for number in required)):
+            raise ProtocolError("A request came with an impossible list of announcements.")
+        return required[0], required[1]
+
+    def _before(self, step: Step) -> Record | None:
+        """Find the site's state before a step."""
+        assert self._store is not None
+        newest = self._store.newest(step)
+        if newest is None:
+            return None
+        if self._newest is None or self._newest.step != newest:
+            self._newest = self._store.read(newest)
+        return self._newest
+
+    def _state(self, record: Record | None) -> ClientState:
+        assert self._member is not None
+        if record is None:
+            return self._member.first_state
+        device = self._member.ready.setting.device
+        _, state = unpack({name: tensor.to(device) for name, tensor in record.state.items()})
+        return state
+
+
+def scores_from_facts(site: int, facts: Any) -> Scores:
+    """Read a site's scores from its reply; none where it has no test samples."""
+    if not isinstance(facts, dict):
+        raise RefusedReply("its scores are missing")
+    if not facts:
+        return Scores((), np.empty(0), np.empty(0))
+    numbers = number_in(facts, "accuracy", 0.0, 1.0), number_in(facts, "loss")
+    return Scores((site,), *(np.array([number]) for number in numbers))
+
+
+def _as_facts(scores: Scores) -> dict[str, Any]:
+    """Write one site's scores as plain numbers; a site without test samples has none."""
+    if not scores.clients:
+        return {}
+    return {"accuracy": _number(float(scores.accuracy[0])), "loss": _number(float(scores.loss[0]))}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,118 @@
+"""What a site keeps on its disk: its state after each step of a run, and the answer that it gave.
+
+A step is a place in a run, ``(round, number)``, that changes the site's state or must not be done twice: a survey, an
+announcement, a round of training. Each is one folder that appears whole or not at all::
+
+    <root>/<run>/step-000003-0900/
+        state.safetensors    the site's state after the step
+        reply.bin            the payload of its answer
+        step.json            what was asked (its digest), what was answered, checksums
+
+With the newest steps kept, a request that comes again gets the same answer, and one that comes again with another
+content (the server fell back to an earlier round) is answered from the state before it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedstrata import files
+from fedstrata.errors import FedStrataError
+
+Step = tuple[int, int]
+ROUNDS_KEPT = 2
+_STEP_NAME = re.compile(r"step-(\d{6,})-(\d{4,})")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A step that was done: what was asked, what was answered, and the state after it."""
+
+    step: Step
+    asked: str
+    facts: Mapping[str, Any]
+    reply: bytes
+    adopted: Step
+    state: dict[str, Tensor]
+
+
+class SiteStore:
+    """The steps of one run at one site."""
+
+    def __init__(self, root: Path, run: str) -> None:
+        if not _RUN_NAME.fullmatch(run):
+            raise FedStrataError(f"{run[:100]!r} cannot be the name of a run; a server gives it letters and digits.")
+        self.path = root / run
+        files.make_folder(self.path)
+        files.remove_partials(self.path)
+
+    def steps(self) -> list[Step]:
+        """List the steps that are kept, in their order."""
+        found = (_STEP_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
+        return sorted((int(match.group(1)), int(match.group(2))) for match in found if match)
+
+    def newest(self, before: Step | None = None) -> Step | None:
+        """Find the newest step, or the newest before another."""
+        return max((step for step in self.steps() if before is None or step < before), default=None)
+
+    def read(self, step: Step) -> Record:
+        """Read what is kept of a step; damage is an error that names the file."""
+        folder = self._folder(step)
+        content = {name: files.read_bytes(folder / name) for name in ("state.safetensors", "reply.bin")}
+        described = files.from_json(files.read_bytes(folder / "step.json"), folder / "step.json")
+        if described.get("checksums") != _checksums(content):
+            raise FedStrataError(
+                f"'{folder}' is damaged: its checksums are wrong. Delete '{self.path}' to let this site begin anew."
+            )
+        round, number = described["adopted"]
+        return Record(
+            step=step,
+            asked=described["asked"],
+            facts=described["facts"],
+            reply=content["reply.bin"],
+            adopted=(round, number),
+            state=files.from_safetensors(content["state.safetensors"], folder / "state.safetensors"),
+        )
+
+    def write(self, record: Record) -> None:
+        """Keep a step; it replaces itself and all later ones, and those that nobody can ask for any more go."""
+        for step in self.steps():
+            if step >= record.step:
+                files.remove_folder(self._folder(step))
+        content = {"state.safetensors": files.to_safetensors(record.state), "reply.bin": record.reply}
+        described = {
+            "asked": record.asked,
+            "facts": dict(record.facts),
+            "adopted": list(record.adopted),
+            "checksums": _checksums(content),
+        }
+        files.write_folder_atomically(
+            self._folder(record.step), {**content, "step.json": json.dumps(described, allow_nan=False) + "\n"}
+        )
+        self._drop_old(record.step)
+
+    def _drop_old(self, newest: Step) -> None:
+        """Keep the steps of the last rounds, and the state before them."""
+        old = [step for step in self.steps() if step[0] <= newest[0] - ROUNDS_KEPT]
+        for step in old[:-1]:
+            files.remove_folder(self._folder(step))
+
+    def write_model(self, model: Mapping[str, Tensor]) -> None:
+        """Keep the site's own final model."""
+        files.write_atomically(self.path / "model.safetensors", files.to_safetensors(model))
+
+    def _folder(self, step: Step) -> Path:
+        return self.path / f"step-{step[0]:06d}-{step[1]:04d}"
+
+
+def _checksums(content: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: sha256(data).hexdigest() for name, data in content.items()}

@@ -1,0 +1,220 @@
+"""A Flower SuperLink inside the server's process, with nothing open to the network but what sites need.
+
+Flower's own command would start another process for the ServerApp, and anyone who reaches its port could start runs and
+register nodes. Here only the fleet API is served, for the sites whose public keys are known, and the ServerApp talks to
+the SuperLink's state directly. To be imported only where Flower is there
+(:func:`fedstrata.engines.flower.need_flower`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate import InMemoryLinkState
+from flwr.serverapp import Grid
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.error import http_error_translator
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.routers.fleet.router import router as fleet_router
+from flwr.superlink.servicer.runtime import runtime_handlers
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedstrata.errors import FedStrataError
+
+_IN_MEMORY = ":flwr-in-memory:"
+_START_SECONDS = 30.0
+_LARGEST_BODY = 64 * 2**20
+"""Flower cuts large arrays into chunks of a few megabytes, so no honest request is larger."""
+
+
+@dataclass(frozen=True)
+class ServerCertificate:
+    """The files with which a server proves who it is."""
+
+    certificate: Path
+    key: Path
+
+
+class _LinkState(InMemoryLinkState):
+    """Lets a site connect again at once after a crash, without waiting until its last heartbeat is forgotten."""
+
+    def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
+        self.deactivate_node(node_id)
+        return bool(super().activate_node(node_id, heartbeat_interval))
+
+
+class _StateFactory:
+    def __init__(self, state: _LinkState) -> None:
+        self._state = state
+
+    def state(self) -> _LinkState:
+        return self._state
+
+
+class SuperLink:
+    """Accepts the sites with known public keys, over TLS or, where that is allowed, in plain text."""
+
+    def __init__(
+        self, host: str, port: int, public_keys: Sequence[bytes], certificate: ServerCertificate | None
+    ) -> None:
+        self._state = _LinkState(NoOpFederationManager(), ObjectStoreFactory(_IN_MEMORY).store())
+        self._nodes = [self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for key in public_keys]
+        self._task = self._begin_run()
+        self._traffic = _Traffic(_fleet_app(self._state))
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._traffic,
+                host=host,
+                port=port,
+                lifespan="off",
+                log_level="error",
+                access_log=False,
+                ssl_certfile=None if certificate is None else str(certificate.certificate),
+                ssl_keyfile=None if certificate is None else str(certificate.key),
+            )
+        )
+        self._thread = threading.Thread(target=self._server.run, daemon=True, name="superlink")
+        self.address = f"{host}:{port}"
+
+    def __enter__(self) -> SuperLink:
+        self._thread.start()
+        began = time.monotonic()
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() - began > _START_SECONDS:
+                raise FedStrataError(f"The server cannot listen on {self.address}; is the port taken? Choose another.")
+            time.sleep(0.01)
+        host, port = self._server.servers[0].sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+
+    def grid(self) -> Grid:
+        """Return the ServerApp's way to the sites."""
+        return _DirectGrid(self._state, self._task)
+
+    def nodes(self) -> dict[int, tuple[int, str]]:
+        """List the sites that are connected: their node ids, and since when."""
+        online = {node.node_id: node for node in self._state.get_node_info(statuses=["online"])}
+        return {
+            site: (node, str(online[node].last_activated_at)) for site, node in enumerate(self._nodes) if node in online
+        }
+
+    def forget(self, message: str) -> None:
+        """Drop a message that nobody waits for any more."""
+        self._state.delete_messages({message})
+        self._state.object_store.delete(message)
+
+    def traffic(self) -> dict[str, float]:
+        """Tell the bytes of all HTTP bodies so far, both ways."""
+        return {"network.up": float(self._traffic.received), "network.down": float(self._traffic.sent)}
+
+    def _begin_run(self) -> Task:
+        run = self._state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+        [task] = self._state.get_tasks(run_ids=[run])
+        self._state.claim_task(task.task_id)
+        self._state.activate_task(task.task_id)
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, run, SUPERLINK_NODE_ID
+        return task
+
+
+def _fleet_app(state: _LinkState) -> FastAPI:
+    """Build the part of a SuperLink that talks to sites, without the parts that start runs or register nodes."""
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        middleware=[
+            Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+            Middleware(ProtobufTranslationMiddleware),
+            Middleware(NodeAuthMiddleware),
+        ],
+    )
+    app.state.linkstate_factory = _StateFactory(state)
+    app.state.enable_supernode_auth = True
+    app.include_router(fleet_router)
+    return app
+
+
+class _Traffic:
+    """Counts the bytes of all bodies, and refuses those that are too large to be honest."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.received = 0
+        self.sent = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        seen = 0
+
+        async def counted_receive() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            self.received += len(message.get("body", b""))
+            if seen > _LARGEST_BODY:
+                return {"type": "http.disconnect"}
+            return message
+
+        async def counted_send(message: Message) -> None:
+            self.sent += len(message.get("body", b""))
+            await send(message)
+
+        await self.app(scope, counted_receive, counted_send)
+
+
+class _DirectGrid(HttpGrid):
+    """A Grid without a connection: it calls what a SuperLink's runtime API would call."""
+
+    def __init__(self, state: _LinkState, task: Task) -> None:
+        super().__init__(token="none")
+        self._direct = _DirectRuntime(state, task)
+        self.set_run(state.get_run_info(run_ids=[task.run_id])[0])
+
+    @property
+    def _runtime_client(self) -> Any:
+        return self._direct
+
+
+class _DirectRuntime:
+    """The calls of Flower's runtime API, under the names of its client."""
+
+    def __init__(self, state: _LinkState, task: Task) -> None:
+        self._state = state
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        handlers = {
+            "GetNodes": runtime_handlers.get_nodes,
+            "PushMessages": runtime_handlers.push_messages,
+            "PullMessages": runtime_handlers.pull_messages,
+            "PushObject": runtime_handlers.push_object,
+            "PullObject": runtime_handlers.pull_object,
+            "ConfirmMessageReceived": runtime_handlers.confirm_message_received,
+        }
+
+        def call(request: Any) -> Any:
+            self._state.acknowledge_task_heartbeat(self._task.task_id)
+            return handlers[name](request, self._state, self._task)
+
+        return call

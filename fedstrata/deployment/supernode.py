@@ -1,0 +1,188 @@
+"""A Flower SuperNode inside the site's process: it fetches messages and lets the ClientApp answer them there.
+
+Flower's own command starts a new process for every message, which imports PyTorch and loads the data each time, and
+asks for messages every three seconds. This one keeps the ClientApp alive, and comes back by itself when the server was
+away. To be imported only where Flower is there (:func:`fedstrata.engines.flower.need_flower`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedstrata.engines.flower import PARTITION_KEY
+from fedstrata.errors import FedStrataError
+
+_HEARTBEAT_SECONDS = 10.0
+_LONGEST_PAUSE = 10.0
+_REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+
+
+class _Lost(Exception):  # noqa: N818 - not an error
+    """The server is away, or does not know this connection any more; the site connects again."""
+
+
+@dataclass(frozen=True)
+class SuperNode:
+    """Connects a ClientApp with a server, as long as it is not told to stop.
+
+    ``root_certificate`` is the authority that the server's certificate must come from; without one the connection is in
+    plain text.
+    """
+
+    server: str
+    app: ClientApp
+    key: ec.EllipticCurvePrivateKey
+    root_certificate: Path | None
+    poll_seconds: float = 1.0
+    log: Callable[[str], None] = lambda line: None
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until ``stop`` is set; the server may come and go meanwhile."""
+        pause, away = 0.2, False
+        while not stop.is_set():
+            try:
+                with self._client() as client:
+                    node = self._activate(client)
+                    self.log(f"connected with {self.server}")
+                    pause, away = 0.2, False
+                    self._serve(client, node, stop)
+            except _Lost as lost:
+                if not away:
+                    self.log(f"{lost}; trying again")
+                away = True
+                stop.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _client(self) -> FleetHttpClient:
+        return FleetHttpClient.from_server_address(
+            self.server,
+            self.root_certificate is None,
+            None if self.root_certificate is None else str(self.root_certificate),
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(self.key, self.key.public_key()),
+            ],
+        )
+
+    def _activate(self, client: FleetHttpClient) -> Node:
+        """Say who this is; a server that does not know the key, or that cannot be trusted, ends the site."""
+        request = ActivateNodeRequest(
+            public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=_HEARTBEAT_SECONDS
+        )
+        try:
+            return Node(node_id=client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in (502, 503, 504):
+                raise _Lost(f"{self.server} is not ready") from None
+            raise FedStrataError(
+                f"{self.server} does not accept this site's key; ask its operator to put the public key into the "
+                "sites file."
+            ) from None
+        except httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise FedStrataError(
+                    f"The certificate of {self.server} does not come from the authority in '{self.root_certificate}'; "
+                    "ask its operator for the right ca.pem."
+                ) from None
+            if "WRONG_VERSION_NUMBER" in str(error) or isinstance(error, httpx.RemoteProtocolError):
+                raise FedStrataError(
+                    f"{self.server} speaks {'no TLS' if self.root_certificate else 'TLS only'}; "
+                    "site and server must agree."
+                ) from None
+            raise _Lost(f"{self.server} cannot be reached") from None
+
+    def _serve(self, client: FleetHttpClient, node: Node, stop: threading.Event) -> None:
+        ended = threading.Event()
+        heart = threading.Thread(target=self._beat, args=(client, node, ended), daemon=True, name="heartbeat")
+        heart.start()
+        try:
+            while not stop.is_set():
+                if not self._answer_one(client, node):
+                    stop.wait(self.poll_seconds)
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+        except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
+            raise _Lost(f"the connection with {self.server} is lost ({type(error).__name__})") from None
+        finally:
+            ended.set()
+            heart.join(timeout=_HEARTBEAT_SECONDS)
+
+    def _beat(self, client: FleetHttpClient, node: Node, ended: threading.Event) -> None:
+        """Tell the server now and then that this site is alive, also while it trains."""
+        while not ended.wait(_HEARTBEAT_SECONDS / 2):
+            try:
+                client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=_HEARTBEAT_SECONDS))
+            except (httpx.HTTPError, RuntimeError):
+                continue  # the loop that asks for messages finds out itself
+
+    def _answer_one(self, client: FleetHttpClient, node: Node) -> bool:
+        """Fetch a message, if there is one, let the ClientApp answer it, and send the answer."""
+        pulled = client.PullMessages(PullMessagesRequest(node=node))
+        if not pulled.messages_list:
+            return False
+        head, tree = message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
+        run = head.metadata.run_id
+        message = pull_and_inflate_object_from_tree(
+            tree,
+            make_pull_object_fn_protobuf(client.PullObject, node, run),
+            make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
+            return_type=Message,
+        )
+        message.metadata.__dict__["_message_id"] = head.metadata.message_id
+        context = Context(run, node.node_id, {PARTITION_KEY: 0}, RecordDict(), {})
+        self._send(client, node, self.app(message, context))
+        return True
+
+    def _send(self, client: FleetHttpClient, node: Node, reply: Message) -> None:
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            response = client.PushMessages(
+                PushMessagesRequest(
+                    node=node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[0.0],
+                )
+            )
+            push_objects(
+                get_all_nested_objects(reply),
+                make_push_object_fn_protobuf(client.PushObject, node, reply.metadata.run_id, response.session_id),
+                object_ids_to_push=set(response.objects_to_push),
+            )

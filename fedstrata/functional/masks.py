@@ -1,0 +1,159 @@
+"""Masks of sparse methods: how dense each layer is, which entries go and which come back, how much two masks share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedstrata.errors import FedStrataError
+from fedstrata.functional._entries import (
+    check_clients,
+    check_finite,
+    check_same_shape,
+    client_pieces,
+    client_rows,
+    lowest,
+    real,
+)
+
+
+def erk_densities(shapes: Sequence[Sequence[int]], density: float) -> list[float]:
+    r"""Divide a global density over tensors in proportion to :math:`\sum_i n_i / \prod_i n_i` (Erdos-Renyi-Kernel).
+
+    With :math:`n_i` the sizes of a tensor's axes, its density is :math:`\min(1, \epsilon \sum_i n_i / \prod_i n_i)`,
+    where :math:`\epsilon` is such that the mean over all entries is ``density``: large tensors become sparser than
+    small ones. Where a density would exceed 1 the tensor is dense, and the others make up for it. A tensor of one axis
+    (a bias, a norm) is the first to become dense; one without entries counts as dense.
+
+    Citation: Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020, Section 3, with the kernel's
+    axes; also the densities of Dai et al., "DisPFL", ICML 2022, and Bibikar et al., "FedDST", AAAI 2022.
+
+    >>> [round(value, 4) for value in erk_densities([(10, 10), (10,), (2, 5)], 0.5)]
+    [0.4, 1.0, 1.0]
+    >>> [round(value, 4) for value in erk_densities([(4, 4), (8, 8)], 0.5)]
+    [0.8333, 0.4167]
+    """
+    if not 0 <= density <= 1:
+        raise FedStrataError(f"density is {density}, but it is the fraction of entries to keep: from 0 to 1.")
+    sizes = [math.prod(shape) for shape in shapes]
+    raw = [sum(shape) / size if shape and size else 1.0 for shape, size in zip(shapes, sizes, strict=True)]
+    dense = {place for place, size in enumerate(sizes) if size == 0}
+    while True:
+        sparse = [place for place in range(len(sizes)) if place not in dense]
+        budget = density * sum(sizes) - sum(sizes[place] for place in dense)
+        share = sum(raw[place] * sizes[place] for place in sparse)
+        scale = budget / share if share else 0.0
+        too_dense = [place for place in sparse if scale * raw[place] > 1]
+        if not too_dense:
+            return [1.0 if place in dense else scale * raw[place] for place in range(len(sizes))]
+        dense.update(too_dense)
+
+
+def prune(mask: Tensor, scores: Tensor, count: int | Tensor, *, batched: bool = False) -> Tensor:
+    """Drop the ``count`` lowest-scored of the entries that a mask keeps; return the new mask.
+
+    With scores ``|w|`` this is magnitude pruning. Scores outside the mask do not matter. Where fewer than ``count``
+    entries are kept, none stays. Among equal scores the lower index is dropped first.
+
+    With ``batched=True`` the first axis is the clients, and ``count`` may be a tensor ``[K]``, a number for each.
+
+    Citation: the drop step of Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
+    connectivity inspired by network science", Nature Communications 2018 (SET), and of RigL, DisPFL and FedDST.
+
+    >>> import torch
+    >>> mask = torch.tensor([True, True, False, True])
+    >>> prune(mask, torch.tensor([0.5, 0.1, 0.0, 0.3]), 2)
+    tensor([ True, False, False, False])
+    """
+    kept, rows = _prepared(mask, scores, batched)
+    return (kept & ~lowest(rows.masked_fill(~kept, math.inf), _at_most(kept, count))).reshape(mask.shape)
+
+
+def regrow(mask: Tensor, scores: Tensor, count: int | Tensor, *, batched: bool = False) -> Tensor:
+    """Add the ``count`` highest-scored of the entries that a mask does not keep; return the new mask.
+
+    With scores ``|gradient|`` this is RigL's growth, with random scores that of SET; grown from an empty mask, random
+    scores give a random mask with an exact count. Scores inside the mask do not matter. Where fewer than ``count``
+    entries are left, all of them are added. Among equal scores the higher index comes back first.
+
+    With ``batched=True`` the first axis is the clients, and ``count`` may be a tensor ``[K]``, a number for each.
+
+    Citation: the grow step of Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020, and of SET,
+    DisPFL and FedDST.
+
+    >>> import torch
+    >>> mask = torch.tensor([True, False, False, False])
+    >>> regrow(mask, torch.tensor([9.0, 0.2, 0.7, 0.5]), 2)
+    tensor([ True, False,  True,  True])
+    """
+    kept, rows = _prepared(mask, scores, batched)
+    others = kept.shape[1] - _at_most(~kept, count)
+    return (kept | ~lowest(rows.masked_fill(kept, -math.inf), others)).reshape(mask.shape)
+
+
+def _prepared(mask: Tensor, scores: Tensor, batched: bool) -> tuple[Tensor, Tensor]:
+    """Bring a mask and finite scores into rows ``[K, n]``."""
+    check_same_shape(mask, "The mask", scores, "the tensor of scores")
+    if batched:
+        check_clients(mask, "The mask")
+    check_finite(scores, "The tensor of scores", batched)
+    kept, values = (tensor if batched else tensor[None] for tensor in (mask, real(scores)))
+    return client_rows(kept.to(torch.bool)), client_rows(values)
+
+
+def _at_most(available: Tensor, count: int | Tensor) -> Tensor:
+    """Bound the counts by what each row has: ``[K]``."""
+    return torch.as_tensor(count, device=available.device).clamp(min=0).minimum(available.sum(1))
+
+
+def overlap(mask_a: Tensor | Mapping[str, Tensor], mask_b: Tensor | Mapping[str, Tensor]) -> float:
+    r"""Measure how much of the first mask the second one shares: :math:`1 - \lVert a - b \rVert_1 / (2 \lVert a
+    \rVert_1)`.
+
+    For masks that keep equally many entries it is the part of them that both keep, from 0 to 1. A dict of masks is
+    measured as one long mask. If the first mask is empty it is 1 for another empty one and else 0.
+
+    Citation: Wu et al., "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through
+    Cautiously Aggressive Collaboration" (FedCAC), ICCV 2023: the overlap of two clients' critical parameters.
+
+    >>> import torch
+    >>> overlap(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0]))
+    0.5
+    """
+    first, second = (mask if isinstance(mask, Mapping) else {"": mask} for mask in (mask_a, mask_b))
+    if first.keys() != second.keys():
+        raise FedStrataError("The two masks are dicts with different names; give masks of the same tensors.")
+    for name, mask in first.items():
+        check_same_shape(mask, f"The first mask {name}".strip(), second[name], "the second one")
+    return float(overlaps({name: torch.stack((mask, second[name])) for name, mask in first.items()})[0, 1])
+
+
+def overlaps(masks: Mapping[str, Tensor]) -> Tensor:
+    """Measure the overlap of every pair of K clients' masks, each ``[K, ...]``: a matrix ``[K, K]`` in float64.
+
+    The entry in row i and column j is :func:`overlap` of client i's masks with those of client j.
+
+    Citation: Wu et al., "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through
+    Cautiously Aggressive Collaboration" (FedCAC), ICCV 2023.
+
+    >>> import torch
+    >>> overlaps({"weight": torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1]])})
+    tensor([[1.0000, 0.5000, 0.0000],
+            [0.5000, 1.0000, 0.5000],
+            [0.0000, 0.5000, 1.0000]], dtype=torch.float64)
+    """
+    rows = [client_rows(mask.to(torch.bool)) for mask in masks.values()]
+    shared = sum((_shared(piece) for piece in rows), start=torch.zeros((), dtype=torch.float64))
+    size = shared.diagonal()
+    distance = size[:, None] + size - 2 * shared
+    ratio = distance / (2 * size[:, None])
+    return 1 - torch.where(size[:, None] > 0, ratio, (distance > 0).to(torch.float64))
+
+
+def _shared(masks: Tensor) -> Tensor:
+    """Count the entries that each pair of rows ``[K, n]`` both keep, exactly: ``[K, K]`` in float64."""
+    columns = [piece.T.to(torch.float32) for piece in client_pieces(masks.T)]
+    return torch.stack([(piece @ piece.T).to(torch.float64) for piece in columns]).sum(0)

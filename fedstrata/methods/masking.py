@@ -1,0 +1,188 @@
+"""What methods with masked weights share: masks in memory, enforced wherever weights change or travel.
+
+A mask is boolean, True where a weight is kept, and lies in the memory of its part under ``mask/<tensor>``. Masked
+weights are zero at every local step, have no gradient (so that momentum stays inside the mask too) and do not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.functional import top_mask
+from fedstrata.layers import LayerMap
+from fedstrata.methods.base import Clients, Message, Part, Server, Step, Training
+from fedstrata.methods.selection import SETS_WEIGHTS, weights_of
+from fedstrata.rng import client_keys, uniform
+from fedstrata.stack import Tensors
+
+SCOPES = ("weights", "all")
+"""What a method may mask: the weights of convolutions and linear layers, or every parameter."""
+
+
+@dataclass(frozen=True)
+class Masked(Part):
+    """The clients' side of masked weights: each client trains and sends only what the mask in its memory keeps.
+
+    A subclass prepares the masks in :meth:`client_memory` (see :func:`as_memory`) and may change them wherever a hook
+    returns the client's memory.
+    """
+
+    claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
+
+    def perturb(self, clients: Clients, start: Tensors) -> Tensors:
+        """Start inside the mask, also with weights that are personal."""
+        return keep(start, masks_in(clients.memory))
+
+    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+        """Train only what the mask keeps."""
+        return keep(gradients, masks_in(clients.memory))
+
+    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
+        """Keep masked weights at zero, whatever the optimiser does."""
+        return keep(parameters, masks_in(clients.memory))
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
+        """Send only what the mask keeps."""
+        return send_under(message, masks_in(clients.memory))
+
+
+@dataclass(frozen=True)
+class SharedMask(Masked):
+    """One mask for all clients, which the server knows too.
+
+    The server holds it in its memory under the same names, without an axis of clients. It is announced after an
+    exchange (:meth:`announce`, :meth:`adopt`); a mask that changes without one is taken from the broadcast with
+    :func:`taken_from`.
+    """
+
+    def broadcast(self, server: Server, message: Message) -> Message:
+        """Send only what the mask keeps."""
+        return send_under(message, {name: mask[None] for name, mask in masks_in(server.memory).items()})
+
+    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+        """Keep masked weights at zero at the server too, where momentum from before the mask would move them."""
+        return keep(new, masks_in(server.memory)), server.memory
+
+    def announce(self, server: Server) -> Message:
+        """Send the mask, one bit per weight."""
+        return Message({name: mask[None] for name, mask in masks_in(server.memory).items()})
+
+    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
+        """Take the mask over."""
+        return {**clients.memory, **as_memory(for_each(announcement.tensors, len(clients.ids)))}
+
+    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+        """Tell which part of each layer the mask keeps."""
+        return {"density": layer_densities(server.layers, masks_in(server.memory))}
+
+
+@dataclass(frozen=True)
+class OwnMasks(Masked):
+    """A mask of its own for each client, which the server knows too: it holds those of all N clients, ``[N, ...]``.
+
+    Each participant gets and sends only what its own mask keeps; an entry of the global model is the mean over those
+    participants whose masks keep it, and stays as it is where none does. The clients' models are tested under their
+    masks.
+    """
+
+    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
+        """Use only what the client's mask keeps."""
+        return keep(model, masks_in(clients.memory))
+
+    def broadcast(self, server: Server, message: Message) -> Message:
+        """Send each participant what its mask keeps."""
+        rows = torch.tensor(server.participants, device=server.sizes.device)
+        return send_under(message, {name: masks[rows] for name, masks in masks_in(server.memory).items()})
+
+    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+        """Tell which part of each layer the masks keep, in the mean over all clients."""
+        return {"density": layer_densities(server.layers, masks_in(server.memory))}
+
+
+# Masks in memory ------------------------------------------------------------------------------------------------------
+
+
+def maskable(layers: LayerMap, scope: str = "weights") -> list[str]:
+    """Name what can be masked (see :data:`SCOPES`), in the order of the forward pass."""
+    return weights_of(layers, "all") if scope == "weights" else list(layers.parameter_names)
+
+
+def masks_in(memory: Mapping[str, Tensor]) -> Tensors:
+    """Find the masks in a part's memory, by the names of the tensors that they mask."""
+    return {name.removeprefix("mask/"): mask for name, mask in memory.items() if name.startswith("mask/")}
+
+
+def as_memory(masks: Mapping[str, Tensor]) -> Tensors:
+    """Name masks as they stand in a part's memory."""
+    return {f"mask/{name}": mask for name, mask in masks.items()}
+
+
+def for_each(masks: Mapping[str, Tensor], clients: int) -> Tensors:
+    """Give masks of a message, with an axis of 1 or K, to K clients, as copies that can be kept."""
+    return {name: mask.expand(clients, *mask.shape[1:]).contiguous() for name, mask in masks.items()}
+
+
+def taken_from(message: Message, clients: Clients) -> Tensors:
+    """Return the client's memory with the masks under which the broadcast came."""
+    known = masks_in(clients.memory)
+    new = {name: mask for name, mask in message.masks.items() if name in known}
+    return {**clients.memory, **as_memory(for_each(new, len(clients.ids)))}
+
+
+def everything(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Make masks that keep everything."""
+    return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in tensors.items()}
+
+
+# Enforcing them -------------------------------------------------------------------------------------------------------
+
+
+def keep(tensors: Tensors, masks: Mapping[str, Tensor]) -> Tensors:
+    """Put what the masks do not keep to zero; tensors without a mask stay as they are.
+
+    >>> keep({"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([True, False])})
+    {'a': tensor([1., 0.])}
+    """
+    return {
+        name: torch.where(masks[name], tensor, 0.0) if name in masks else tensor for name, tensor in tensors.items()
+    }
+
+
+def send_under(message: Message, masks: Mapping[str, Tensor]) -> Message:
+    """Let only what the masks keep travel."""
+    sent = {name: mask for name, mask in masks.items() if name in message.tensors}
+    return replace(message, tensors=keep(message.tensors, sent), masks={**message.masks, **sent})
+
+
+# Making and measuring them --------------------------------------------------------------------------------------------
+
+
+def random_masks(
+    shapes: Mapping[str, torch.Size], sparsity: float, seed: int, clients: tuple[int, ...], device: torch.device
+) -> Tensors:
+    """Draw each client's own mask ``[K, ...]``: exactly ``floor((1 - sparsity) * d)`` of all entries are kept.
+
+    A client's mask depends on the seed and its number only, so that the server knows it too.
+    """
+    scores = {
+        name: uniform(client_keys(seed, 0, clients, f"mask/{name}", device), shape) for name, shape in shapes.items()
+    }
+    return top_mask(scores, sparsity, batched=True)
+
+
+def layer_densities(layers: LayerMap, masks: Mapping[str, Tensor]) -> dict[str, float]:
+    """Tell which part of each layer's masked tensors is kept, with or without an axis of clients."""
+    counts: dict[str, Tensor] = {}
+    for name, mask in masks.items():
+        layer = layers.of(name).name
+        kept = torch.stack([mask.sum(), mask.new_full((), mask.numel(), dtype=torch.int64)])
+        counts[layer] = counts[layer] + kept if layer in counts else kept
+    if not counts:
+        return {}
+    kept, total = torch.stack(list(counts.values())).to(torch.float64).unbind(1)
+    return dict(zip(counts, (kept / total).tolist(), strict=True))

@@ -1,0 +1,155 @@
+"""A small vision transformer.
+
+"An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale" (Dosovitskiy et al., ICLR 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedstrata.errors import FedStrataError
+from fedstrata.models.base import ModelSpec, models
+from fedstrata.models.blocks import chain, image_channels
+from fedstrata.models.weights import WEIGHTS, load_backbone
+from fedstrata.spec import parameter
+
+_EPSILON = 1e-6
+
+
+class PatchEmbedding(nn.Module):
+    """Turns an image into tokens: a class token, then one token per patch, each with a learned position.
+
+    Patches are projected by weights from N(0, 1 / fan_in) and keep the size of the pixels, about 1 where images are
+    normalised. Class token and positions are drawn from N(0, 1), as large: from smaller ones the network finds out
+    only late where a patch lies.
+    """
+
+    def __init__(self, input_shape: tuple[int, int, int], patch: int, width: int, dropout: float) -> None:
+        super().__init__()
+        channels, height, across = input_shape
+        tokens = 1 + (height // patch) * (across // patch)
+        self.projection = nn.Conv2d(channels, width, patch, stride=patch)
+        self.class_token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, tokens, width))
+        self.dropout = nn.Dropout(dropout)
+        nn.init.kaiming_normal_(self.projection.weight, nonlinearity="linear")
+        nn.init.zeros_(_bias(self.projection))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Turn ``[n, channels, height, width of the image]`` into ``[n, tokens, width]``."""
+        patches = self.projection(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat((self.class_token.expand(len(images), -1, -1), patches), dim=1)
+        embedded: Tensor = self.dropout(tokens + self.positions)
+        return embedded
+
+
+class SelfAttention(nn.Module):
+    r"""Lets every token take from all tokens: :math:`\mathrm{softmax}(Q K^\top / \sqrt{d}) V` in each head."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Mix tokens ``[n, tokens, width]``."""
+        query, key, value = (
+            projection(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        mixed: Tensor = self.output(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+        return mixed
+
+
+class TransformerBlock(nn.Module):
+    """Attention among tokens, then a perceptron on each; both see normalised tokens and add to what is there."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=_EPSILON)
+        self.attention = SelfAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=_EPSILON)
+        self.mlp = chain(
+            hidden=nn.Linear(width, hidden),
+            gelu=nn.GELU(),
+            dropout=nn.Dropout(dropout),
+            output=nn.Linear(hidden, width),
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Change tokens ``[n, tokens, width]``."""
+        tokens = tokens + self.dropout(self.attention(self.norm1(tokens)))
+        changed: Tensor = tokens + self.dropout(self.mlp(self.norm2(tokens)))
+        return changed
+
+
+class ClassToken(nn.Module):
+    """Takes the class token, the first, for the whole image."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Reduce ``[n, tokens, width]`` to ``[n, width]``."""
+        return tokens[:, 0]
+
+
+@models.register("vit")
+@dataclass(frozen=True)
+class ViTSpec(ModelSpec):
+    """A small vision transformer for images such as CIFAR's, with a class token and norms before attention and MLP.
+
+    "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale" (Dosovitskiy et al., ICLR 2021), in a
+    size that trains on small images from scratch: by default 2.7 million parameters for 32x32 pixels. Xavier uniform
+    linear layers, as there; class token and positions of the size of the projected patches.
+    """
+
+    patch: int = parameter(4, "The side of a patch in pixels; it must divide the sides of the images.", low=1)
+    width: int = parameter(192, "The numbers per token; the heads must divide it.", low=1)
+    depth: int = parameter(6, "The number of blocks.", low=1)
+    heads: int = parameter(3, "The attention heads of a block.", low=1)
+    mlp_ratio: float = parameter(4.0, "The hidden layer of a block's MLP, as a multiple of the width.", above=0)
+    dropout: float = parameter(0.0, "Dropout after the embedding, after attention and in the MLPs.", low=0, below=1)
+    weights: str | None = parameter(None, WEIGHTS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise FedStrataError(
+                f"The {self.heads} heads of the model 'vit' do not divide its width of {self.width}; choose a multiple "
+                "of the heads as the width."
+            )
+
+    def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images of this shape."""
+        channels = image_channels(self.name, input_shape, smallest=self.patch)
+        _, height, across = input_shape
+        fitting = math.gcd(height, across, self.patch)
+        if fitting != self.patch:
+            raise FedStrataError(
+                f"The model 'vit' cuts images into patches of {self.patch} x {self.patch} pixels, which do not divide "
+                f"images of {height} x {across}; choose a patch that does, such as {fitting}."
+            )
+        hidden = max(round(self.width * self.mlp_ratio), 1)
+        blocks = (TransformerBlock(self.width, self.heads, hidden, self.dropout) for _ in range(self.depth))
+        model = chain(
+            stem=PatchEmbedding((channels, height, across), self.patch, self.width, self.dropout),
+            stages=nn.Sequential(*blocks),
+            norm=nn.LayerNorm(self.width, eps=_EPSILON),
+            token=ClassToken(),
+            head=nn.Linear(self.width, classes),
+        )
+        _initialise(model)
+        return model if self.weights is None else load_backbone(model, self.weights)
+
+
+def _initialise(model: nn.Module) -> None:
+    """Draw the weights of linear layers from Xavier's uniform distribution and set their biases to zero."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)

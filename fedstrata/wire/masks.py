@@ -1,0 +1,229 @@
+r"""Truth values as bytes: masks, and tensors of truth values.
+
+There are three kinds of record, of which the smallest is written; its first byte says which it is.
+
+- *bits*: one bit per entry, the first entry in the highest bit.
+- *gaps*: the positions of the rarer truth value, as the gaps between them in a Golomb-Rice code (Rice and Plaunt,
+  1971): of each gap the quotient by :math:`2^r` in unary, and then of each gap the remainder in :math:`r` bits. With
+  the best :math:`r` that is within a few per cent of the entropy of a random mask.
+- *held*: the hash of a mask that the receiver holds already.
+
+With :math:`r = 0` gaps are bits without those behind the last position, so they are considered only where
+:math:`r > 0`: where fewer than about 38 % of the entries have the rarer value.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedstrata.stack import per_client
+from fedstrata.wire.frame import Bytes, Reader, WireError
+
+_Truth = npt.NDArray[np.bool_]
+_Counts = npt.NDArray[np.int64]
+
+_BITS, _GAPS_OF_FALSE, _GAPS_OF_TRUE, _HELD = range(4)
+_KIND = struct.Struct("<B")
+_GAPS = struct.Struct("<II")
+_HASH_BYTES = 8
+# How many entries are looked at together when sizes are computed: a bound on memory.
+_ENTRIES_AT_ONCE = 2**24
+
+
+def write_truth(truth: Tensor, held: Tensor | None = None) -> list[Bytes]:
+    """Write truth values ``[1, ...]`` in the smallest way; ``held`` is the mask that the receiver is known to hold."""
+    entries = _entries(truth)
+    bits = np.packbits(entries)
+    records: list[list[Bytes]] = [[_KIND.pack(_BITS), bits.data]]
+    if held is not None and _equal(truth, held):
+        records.append([_KIND.pack(_HELD), _hash(truth.shape, bits)])
+    else:
+        records.extend(_gap_records(entries))
+    return min(records, key=lambda record: sum(len(part) for part in record))
+
+
+def read_truth(reader: Reader, shape: Sequence[int], held: Tensor | None = None) -> Tensor:
+    """Read truth values of a shape; a mask that is named by its hash is the held one itself, not a copy."""
+    (kind,) = reader.unpack(_KIND)
+    if kind == _HELD:
+        return _read_held(reader, shape, held)
+    count = math.prod(shape)
+    if kind == _BITS:
+        entries = unpack_bits(reader, count)
+    elif kind in (_GAPS_OF_FALSE, _GAPS_OF_TRUE):
+        entries = _read_gaps(reader, count, kind == _GAPS_OF_TRUE)
+    else:
+        raise WireError(f"A message holds truth values of an unknown kind ({kind}).")
+    return torch.from_numpy(entries).reshape(tuple(shape))
+
+
+def truth_sizes(truth: Tensor, held: Tensor | None = None) -> _Counts:
+    """Count the bytes that :func:`write_truth` takes for each client's row of ``[K, ...]``."""
+    rows = per_client(truth)
+    bits = -(-rows.shape[1] // 8)
+    same = np.zeros(len(rows), dtype=np.bool_)
+    if held is not None and held.shape[1:] == truth.shape[1:]:
+        same = _equal_rows(rows, per_client(held))
+    wanted = ~same if len(same) == len(rows) else np.ones(len(rows), dtype=np.bool_)
+    return _KIND.size + np.where(same, min(bits, _HASH_BYTES), np.minimum(bits, _gap_sizes(rows, wanted)))
+
+
+def mask_hash(mask: Tensor) -> bytes:
+    """Name a mask ``[1, ...]`` by eight bytes of BLAKE2b over its shape, without the client axis, and its bits."""
+    return _hash(mask.shape, np.packbits(_entries(mask)))
+
+
+def _hash(shape: Sequence[int], bits: npt.NDArray[np.uint8]) -> bytes:
+    digest = blake2b(repr(tuple(shape[1:])).encode(), digest_size=_HASH_BYTES)
+    digest.update(bits.data)
+    return digest.digest()
+
+
+def true_counts(truth: Tensor) -> _Counts:
+    """Count the true entries in each client's row of ``[K, ...]``."""
+    rows = per_client(truth)
+    if rows.device.type != "cpu":
+        return rows.sum(1).cpu().numpy()
+    return np.array([np.count_nonzero(row) for row in rows.numpy()], dtype=np.int64)
+
+
+def _equal_rows(left: Tensor, right: Tensor) -> _Truth:
+    if left.device.type != "cpu":
+        return (left == right.to(left.device)).all(1).cpu().numpy()
+    return (left.numpy() == right.cpu().numpy()).all(1)
+
+
+def _entries(truth: Tensor) -> _Truth:
+    return truth.detach().cpu().contiguous().reshape(-1).numpy()
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    return left is right or (left.shape == right.shape and np.array_equal(_entries(left), _entries(right)))
+
+
+def _read_held(reader: Reader, shape: Sequence[int], held: Tensor | None) -> Tensor:
+    named = reader.take(_HASH_BYTES).tobytes()
+    if held is None or list(held.shape) != list(shape) or mask_hash(held) != named:
+        raise WireError(
+            f"A message names a mask of shape {list(shape)} by the hash {named.hex()}, and that mask is not held here; "
+            "the sender has to send it."
+        )
+    return held
+
+
+# Gaps ----------------------------------------------------------------------------------------------------------------
+
+
+def _gap_records(entries: _Truth) -> list[list[Bytes]]:
+    """Write the gaps between the positions of the rarer value, if that can be smaller than bits."""
+    ones = int(np.count_nonzero(entries))
+    rarer = min(ones, len(entries) - ones)
+    width = int(_remainder_width(rarer, len(entries)))
+    if not width:
+        return []
+    of_true = ones == rarer
+    positions = np.flatnonzero(entries if of_true else ~entries)
+    gaps = np.diff(positions, prepend=-1) - 1
+    ends = np.cumsum((gaps >> width) + 1) - 1
+    quotients = np.zeros(ends[-1] + 1 if rarer else 0, dtype=np.bool_)
+    quotients[ends] = True
+    unary = np.packbits(quotients)
+    kind = _KIND.pack(_GAPS_OF_TRUE if of_true else _GAPS_OF_FALSE)
+    return [[kind, _GAPS.pack(rarer, len(unary)), unary.data, _pack_planes(gaps, width).data]]
+
+
+def _read_gaps(reader: Reader, count: int, of_true: bool) -> _Truth:
+    rarer, unary_bytes = reader.unpack(_GAPS)
+    if 2 * rarer > count:
+        raise WireError(f"A message announces {rarer} of {count} truth values as the rarer ones.")
+    width = int(_remainder_width(rarer, count))
+    ends = np.flatnonzero(np.unpackbits(reader.take(unary_bytes)).view(np.bool_))
+    last = int(ends[-1]) + 1 if len(ends) else 0
+    # The quotients alone may not lead past the end: after that, no sum below can overflow.
+    if len(ends) != rarer or unary_bytes != -(-last // 8) or ((last - rarer) << width) + rarer > count:
+        raise WireError(f"A message does not hold the {rarer} gaps that it announces.")
+    quotients = np.diff(ends, prepend=-1) - 1
+    positions = np.cumsum((quotients << width) + _unpack_planes(reader, rarer, width) + 1) - 1
+    if rarer and positions[-1] >= count:
+        raise WireError(f"The gaps in a message lead past the last of {count} truth values.")
+    entries = np.full(count, not of_true)
+    entries[positions] = of_true
+    return entries
+
+
+def _remainder_width(rarer: int | _Counts, entries: int) -> _Counts:
+    r"""Choose the bits of a remainder; none: where gaps cannot be smaller than bits.
+
+    For a random mask of density :math:`p`, the best Rice parameter is
+    :math:`1 + \lfloor \log_2 (\ln(\varphi - 1) / \ln(1 - p)) \rfloor` with the golden ratio :math:`\varphi` (Kiely,
+    2004), here with :math:`-1 / \ln(1 - p) \approx 1 / p - 1 / 2` in whole numbers, so that both sides agree on it.
+    """
+    if not 8 * _GAPS.size < entries < 2**32:
+        return np.zeros_like(rarer, dtype=np.int64)
+    scale = 481 * (2 * entries - rarer) // (2000 * np.maximum(rarer, 1))
+    bit_length: _Counts = np.frexp(np.asarray(scale, dtype=np.float64))[1].astype(np.int64)
+    return bit_length
+
+
+def _gap_sizes(rows: Tensor, wanted: npt.NDArray[np.bool_]) -> _Counts:
+    """Count the bytes of the gaps in each row ``[K, n]`` that is wanted; the others get more than they can need."""
+    ones = true_counts(rows)
+    rarer = np.minimum(ones, rows.shape[1] - ones)
+    widths = _remainder_width(rarer, rows.shape[1])
+    result = np.full(len(rows), np.iinfo(np.int64).max, dtype=np.int64)
+    candidates = np.flatnonzero(wanted & (widths > 0))
+    at_once = max(1, _ENTRIES_AT_ONCE // max(1, rows.shape[1]))
+    for some in np.split(candidates, range(at_once, len(candidates), at_once)):
+        picked = torch.from_numpy(some).to(rows.device)
+        of_true = torch.from_numpy(ones[some] == rarer[some]).to(rows.device)
+        quotients = _quotient_sums(rows[picked] == of_true[:, None], torch.from_numpy(widths[some]).to(rows.device))
+        unary_bits = rarer[some] + quotients
+        result[some] = _GAPS.size + -(-unary_bits // 8) + -(-rarer[some] * widths[some] // 8)
+    return result
+
+
+def _quotient_sums(rows: Tensor, widths: Tensor) -> _Counts:
+    """Sum the quotients of the gaps between the true entries of each row."""
+    positions = _positions(rows.reshape(-1))
+    row = positions.div(rows.shape[1], rounding_mode="floor")
+    # The place before a row's first entry is the last of the row before: a gap begins behind whichever is later.
+    previous = torch.cat([positions.new_full((1,), -1), positions[:-1]]).maximum(row * rows.shape[1] - 1)
+    quotients = (positions - previous - 1) >> widths[row]
+    return torch.zeros_like(widths).index_add_(0, row, quotients).cpu().numpy()
+
+
+def _positions(truth: Tensor) -> Tensor:
+    """Find the true entries; on a processor NumPy does so several times faster than PyTorch."""
+    return torch.from_numpy(np.flatnonzero(truth.numpy())) if truth.device.type == "cpu" else truth.nonzero()[:, 0]
+
+
+# Bits ----------------------------------------------------------------------------------------------------------------
+
+
+def _pack_planes(numbers: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint8]:
+    """Pack the lowest bits of numbers: the highest of these of all numbers, then the next of all, and so on."""
+    low = numbers.astype(np.uint32)
+    return np.packbits([(low & (1 << plane)) != 0 for plane in reversed(range(width))])
+
+
+def _unpack_planes(reader: Reader, count: int, width: int) -> npt.NDArray[np.int64]:
+    numbers = np.zeros(count, dtype=np.int64)
+    for bits in unpack_bits(reader, count * width).reshape(width, count):
+        numbers = (numbers << 1) | bits
+    return numbers
+
+
+def unpack_bits(reader: Reader, count: int) -> _Truth:
+    """Read packed truth values; the last byte must be filled up with zeros, so that they have one encoding."""
+    bits = np.unpackbits(reader.take(-(-count // 8))).view(np.bool_)
+    if bits[count:].any():
+        raise WireError("A message holds bits behind the last truth value.")
+    return bits[:count]

@@ -1,0 +1,169 @@
+"""Numbers as bytes: the values of a tensor, all of them or those under a mask, exact or in a narrower type.
+
+Where values only move, they move as plain items of their width, whatever their type; entries of a mask are worked on in
+chunks, so that their positions stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.wire.frame import Bytes, Reader, WireError
+from fedstrata.wire.masks import unpack_bits
+
+DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8,
+    "bool": torch.bool,
+}  # fmt: skip
+"""The types that can be sent, by their names on the wire."""
+
+_NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
+VALUES = ("as-is", *_NARROW)
+"""The ways to send floating-point values."""
+
+_Items = npt.NDArray[Any]
+_Counts = npt.NDArray[np.int64]
+_ITEMS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_LARGEST_INT8 = 127
+_SCALE = struct.Struct("<d")
+_CHUNK = 2**16
+
+
+def sent_type(dtype: torch.dtype, values: str) -> torch.dtype:
+    """Tell in which type values travel: floating-point ones in a narrower type if asked, others as they are."""
+    if values not in VALUES:
+        raise unknown_name("way to send values", values, VALUES)
+    narrow = _NARROW.get(values, dtype)
+    return narrow if dtype.is_floating_point and narrow.itemsize < dtype.itemsize else dtype
+
+
+def byte_count(count: int | _Counts, dtype: torch.dtype, sent_as: torch.dtype) -> int | _Counts:
+    """Count the bytes of so many numbers: truth values take a bit each, filled up to whole bytes."""
+    if dtype == torch.bool:
+        return -(-count // 8)
+    return count * sent_as.itemsize + (_SCALE.size if _is_scaled(dtype, sent_as) else 0)
+
+
+def write_numbers(numbers: Tensor, sent_as: torch.dtype) -> list[Bytes]:
+    """Write numbers ``[n]``."""
+    if numbers.dtype == torch.bool:
+        return [np.packbits(numbers.numpy()).data]
+    if _is_scaled(numbers.dtype, sent_as):
+        whole, scale = _scaled(numbers)
+        return [_SCALE.pack(scale), _items(whole).view(np.uint8).data]
+    return [_items(_narrowed(numbers, sent_as)).view(np.uint8).data]
+
+
+def read_numbers(reader: Reader, count: int, dtype: torch.dtype, sent_as: torch.dtype) -> _Items:
+    """Read so many numbers, as items that are a view of the message where they travelled as they are."""
+    if dtype == torch.bool:
+        return unpack_bits(reader, count)
+    scale = reader.unpack(_SCALE)[0] if _is_scaled(dtype, sent_as) else None
+    if scale is not None and not 0 <= scale < math.inf:
+        raise WireError(f"A message holds int8 values with the impossible scale {scale}.")
+    raw = reader.take(count * sent_as.itemsize)
+    if dtype == sent_as:
+        return raw.view(f"i{dtype.itemsize}")
+    numbers = torch.from_numpy(raw.copy()).view(sent_as)
+    return _items(numbers.to(dtype) if scale is None else _unscaled(numbers, scale, dtype))
+
+
+# Under a mask --------------------------------------------------------------------------------------------------------
+
+
+def values_under(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """Pick the values under a mask, all of them without one: ``[n]``."""
+    tensor = tensor.detach()
+    if mask is None:
+        return tensor.cpu().contiguous().reshape(-1)
+    if tensor.device.type != "cpu":
+        return tensor.masked_select(mask.to(tensor.device)).cpu()
+    entries, items = _entries(mask, tensor.shape), _items(values_under(tensor, None))
+    picked = np.empty(np.count_nonzero(entries), dtype=items.dtype)
+    if len(picked) == len(items):
+        return values_under(tensor, None)
+    for place, kept, positions in _chunks(entries):
+        np.take(items[place], positions, out=picked[kept], mode="clip")
+    return torch.from_numpy(picked).view(tensor.dtype)
+
+
+def tensor_of(items: _Items, dtype: torch.dtype, shape: Sequence[int], mask: Tensor | None) -> Tensor:
+    """Build a tensor from the values under a mask, with zeros elsewhere, or from all values without one."""
+    if mask is None:
+        whole = items.copy()
+    else:
+        entries = _entries(mask, shape)
+        whole = np.zeros(len(entries), dtype=items.dtype)
+        for place, kept, positions in _chunks(entries):
+            # A copy, because items that lie at odd addresses in a message are slow to take apart.
+            whole[place][positions] = items[kept].copy()
+    return torch.from_numpy(whole).view(dtype).reshape(tuple(shape))
+
+
+def _items(numbers: Tensor) -> _Items:
+    """View numbers ``[n]`` as whole numbers of the same width."""
+    return numbers.view(_ITEMS[numbers.dtype.itemsize]).numpy()
+
+
+def _entries(mask: Tensor, shape: Sequence[int]) -> npt.NDArray[np.bool_]:
+    return mask.cpu().expand(tuple(shape)).reshape(-1).numpy()
+
+
+def _chunks(entries: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, slice, npt.NDArray[np.intp]]]:
+    """Walk over a mask: a stretch of its entries, its place among the kept values, the positions kept inside it."""
+    done = 0
+    for start in range(0, len(entries), _CHUNK):
+        place = slice(start, start + _CHUNK)
+        positions = np.flatnonzero(entries[place])
+        yield place, slice(done, done + len(positions)), positions
+        done += len(positions)
+
+
+# In a narrower type --------------------------------------------------------------------------------------------------
+
+
+def as_received(numbers: Tensor, sent_as: torch.dtype) -> Tensor:
+    """Return numbers as the receiver gets them."""
+    if _is_scaled(numbers.dtype, sent_as):
+        return _unscaled(*_scaled(numbers), numbers.dtype)
+    return _narrowed(numbers, sent_as).to(numbers.dtype)
+
+
+def _is_scaled(dtype: torch.dtype, sent_as: torch.dtype) -> bool:
+    return dtype.is_floating_point and sent_as == torch.int8
+
+
+def _narrowed(numbers: Tensor, sent_as: torch.dtype) -> Tensor:
+    narrow = numbers.to(sent_as)
+    if narrow.dtype != numbers.dtype and int(narrow.isinf().sum()) != int(numbers.isinf().sum()):
+        raise FedStrataError(
+            f"Values up to {float(numbers.abs().max()):.4g} do not fit into {sent_as}, which ends at "
+            f"{torch.finfo(sent_as).max:.4g}; send them as bf16 or as they are."
+        )
+    return narrow
+
+
+def _scaled(numbers: Tensor) -> tuple[Tensor, float]:
+    r"""Round to whole multiples of a scale, :math:`\max |v| / 127`."""
+    wide = numbers.to(torch.promote_types(numbers.dtype, torch.float32))
+    largest = float(wide.abs().max()) if len(wide) else 0.0
+    if not math.isfinite(largest):
+        raise FedStrataError("Values that are not finite cannot be sent as int8; send them as they are.")
+    scale = largest / _LARGEST_INT8
+    if scale == 0:
+        return torch.zeros_like(numbers, dtype=torch.int8), 0.0
+    return (wide / scale).round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scale
+
+
+def _unscaled(whole: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    return (whole.to(torch.promote_types(dtype, torch.float32)) * scale).to(dtype)

@@ -1,0 +1,108 @@
+"""The same method in simulation and on Flower: the same weights, whatever order the answers come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from in_process import InProcessGrid
+from torch import nn
+
+from fedstrata.data import Split, datasets
+from fedstrata.deployment.server import Deployment
+from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
+from fedstrata.engines.planning import Plan
+from fedstrata.experiment import Experiment
+from fedstrata.methods import methods
+from fedstrata.runs import RunFolder
+from fedstrata.simulation import Ingredients, Simulation
+
+SITES = 4
+EXPERIMENT = Experiment(
+    rounds=3,
+    epochs=1,
+    batch_size=8,
+    optimiser="sgd(learning_rate=0.05, momentum=0.9, keep=true)",
+    engine="loop",
+    seed=3,
+    checkpoint_every=1,
+)
+COMBINATIONS = ["fedbn+fedprox(mu=0.1)", "fedbn+lips(every=1)+lws", "ssfl(sparsity=0.8, refresh_every=1)+fedbn+lws"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.body = nn.Conv2d(4, 4, 3, padding=1)
+        self.hidden = nn.Linear(16, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = nn.functional.max_pool2d(torch.relu(self.body(x)), 4)
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
+
+
+def ingredients() -> Ingredients:
+    dataset = datasets.make("digits").load(None)
+    order = np.random.default_rng(0).permutation(dataset.train)
+    train = tuple(np.split(order[:60], np.cumsum([9, 16, 12])))
+    test = tuple(dataset.test[20 * site : 20 * site + 10 + site] for site in range(SITES))
+    return Ingredients(dataset=dataset, split=Split(train, test), model=Net)
+
+
+@dataclass
+class Outcome:
+    model: dict[str, torch.Tensor]
+    metrics: dict[str, Any]
+
+
+def in_simulation(method: str, **changes: Any) -> Outcome:
+    simulation = Simulation.prepare(
+        EXPERIMENT.with_changes({"method": method, **changes}), ingredients(), Plan("loop", 1)
+    )
+    simulation.run()
+    return Outcome(simulation.engine.server.model, simulation.metrics.to_tables())
+
+
+def on_flower(method: str, folder: Path, seed: int = 0, **changes: Any) -> Outcome:
+    own = ingredients()
+    grid = InProcessGrid(client_app(folder / "sites", part_of_partition=True, ingredients=own), SITES, seed)
+    names = [f"site-{number}" for number in range(SITES)]
+    experiment = EXPERIMENT.with_changes({"method": method, **changes})
+    deployment = Deployment(experiment, names, folder / "run", rehearsal=True, ingredients=own)
+    deployment.run(GridNetwork(grid, AskedNodes(grid, SITES, 0.0), 0.0))
+    run = RunFolder.open(folder / "run")
+    return Outcome(run.model(), run.metrics().to_tables())
+
+
+def assert_same(left: Outcome, right: Outcome) -> None:
+    assert left.model.keys() == right.model.keys()
+    for name, tensor in left.model.items():
+        assert torch.equal(tensor, right.model[name]), name
+    for name, table in left.metrics.items():
+        assert table.schema == right.metrics[name].schema
+        columns = [column for column in table.column_names if column != "value"]
+        assert table.select(columns) == right.metrics[name].select(columns), name
+        values, others = (one.column("value").to_numpy() for one in (table, right.metrics[name]))
+        assert values == pytest.approx(others, rel=1e-6, abs=1e-7, nan_ok=True)
+
+
+@pytest.mark.parametrize("method", [*methods.names(), *COMBINATIONS])
+def test_three_rounds_on_flower_equal_three_rounds_in_simulation(method, tmp_path):
+    assert_same(in_simulation(method), on_flower(method, tmp_path))
+
+
+def test_some_of_the_sites_in_each_round(tmp_path):
+    assert_same(in_simulation("fedbn", participation=0.5), on_flower("fedbn", tmp_path, participation=0.5))
+
+
+def test_the_order_of_answers_does_not_matter(tmp_path):
+    one, other = (on_flower("ssfl+fedbn", tmp_path / str(seed), seed) for seed in (1, 2))
+    assert_same(one, other)
