@@ -186,7 +186,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None) -> list[Row]:
     """Build the rows of a comparison, one per method, tested against ``reference`` (a label; the first method if none).
 
-    Runs are paired by seed and split: the same clients with the same data, so that only the method differs.
+    Runs are paired by seed and split: the same clients with the same data, so that only the method differs. Rows stand
+    in the order of the runs; many of them are easier to read by rank, so they follow the reference, which is then
+    FedAvg if it is there, by their accuracy.
     """
     groups = group_runs(runs)
     if not groups:
@@ -194,12 +196,19 @@ def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None)
     by_label = {group.label: group for group in groups}
     if reference is not None and reference not in by_label:
         raise unknown_name("method in this comparison called", reference, by_label)
-    against = groups[0] if reference is None else by_label[reference]
+    many = len(groups) > MANY_METHODS
+    against = by_label[reference or (_USUAL_REFERENCE if many and _USUAL_REFERENCE in by_label else groups[0].label)]
     comparisons = {group.label: _compare(group, against) for group in groups if group is not against}
     tested = {label: comparison.p_value for label, comparison in comparisons.items() if comparison.p_value is not None}
     for label, adjusted in zip(tested, holm(list(tested.values())), strict=True):
         comparisons[label] = dataclasses.replace(comparisons[label], adjusted=adjusted)
-    return [_row(group, comparisons.get(group.label)) for group in groups]
+    rows = [_row(group, comparisons.get(group.label)) for group in groups]
+    return sorted(rows, key=lambda row: (row.comparison is not None, -accuracy_or_nothing(row))) if many else rows
+
+
+def accuracy_or_nothing(row: Row) -> float:
+    """The accuracy that methods are ranked by; those without one come last."""
+    return -1.0 if row.last is None or not np.isfinite(row.last.mean) else row.last.mean
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -226,6 +235,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
             said.append(note if len(labels) == len(compared) else f"{_listed(labels)}: {note}")
     return said
 
+
+MANY_METHODS = 12
+"""With more methods than this, a comparison is ordered by rank."""
+_USUAL_REFERENCE = "fedavg"
 
 ACCURACIES = ("last", "last_ten", "best", "worst")
 """The columns of a :class:`Row` that hold accuracies."""

@@ -201,3 +201,14 @@ def test_notes_say_how_many_seeds_and_which_test() -> None:
     assert said[1] == "p: two-sided paired t-test over seeds against fedavg, corrected after Holm for 2 methods."
     assert said[2].startswith("fedbn, local: With 3 seeds")
     assert said[3].startswith("fedprox: One seed in common with fedavg")
+
+
+def test_many_methods_stand_by_rank_behind_fedavg():
+    runs = [run(f"fedprox(mu={number})", 0, 0.5 + number / 100) for number in range(12)]
+    few = comparison_rows([*runs[:11], run("fedavg", 0, 0.55)])
+    assert [row.label for row in few][:2] == ["fedprox(mu=0)", "fedprox(mu=1)"]
+    assert few[0].comparison is None
+    many = comparison_rows([*runs, run("fedavg", 0, 0.55)])
+    assert [row.label for row in many] == ["fedavg", *(f"fedprox(mu={number})" for number in range(11, -1, -1))]
+    assert many[0].comparison is None
+    assert many[1].comparison.difference.mean == pytest.approx(0.06)

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from fedstrata.report import charts
 from fedstrata.report.charts import Drawing
 from fedstrata.report.markup import Markup
 from fedstrata.report.reading import Run
-from fedstrata.statistics import Group, Row, comparison_rows, group_runs
+from fedstrata.statistics import Group, Row, accuracy_or_nothing, comparison_rows, group_runs
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,6 @@ class Section:
     title: str
     body: Markup
     charts: Mapping[str, Drawing] = field(default_factory=dict)
-
-
-def accuracy_or_nothing(row: Row) -> float:
-    """The accuracy that methods are ranked by; those without one come last."""
-    return -1.0 if row.last is None or not np.isfinite(row.last.mean) else row.last.mean
 
 
 def _default_title(groups: Sequence[Group[Run]]) -> str:
