@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fedstrata
 from fedstrata.files import write_atomically
+from fedstrata.models import models
+from fedstrata.models.vit import ViTSpec
 from fedstrata.schedules import Cosine, schedules
 from fedstrata.simulation import Update, choose_device
 
@@ -29,28 +32,30 @@ class WarmUpCosine(Cosine):
 
     warm_up: int = fedstrata.parameter(5, "The rounds before the full rate.", low=0)
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
         """Return the factor in a round, counted from 1."""
         if round <= self.warm_up:
             return round / (self.warm_up + 1)
-        return super().factor(round - self.warm_up, rounds - self.warm_up)
+        return super().factor(round - self.warm_up, rounds - self.warm_up, losses)
 
 
 def main() -> None:
     """Read the command line, train, print every epoch, and save the model."""
     options = read_options()
-    device = choose_device(options.device)
+    device, model = choose_device(options.device), models.make(options.model)
+    if not isinstance(model, ViTSpec):
+        raise fedstrata.FedStrataError(f"'{model}' cannot start from a file of weights; give a 'vit(...)'.")
     experiment = fedstrata.Experiment(
         data=options.data,
         clients=1,
         partition="iid",
-        model=options.model,
+        model=str(model),
         method="fedavg",
         rounds=options.epochs,
         epochs=1,
         batch_size=options.batch_size,
         optimiser=f"adamw(learning_rate={options.learning_rate}, weight_decay=0.05, clip=1.0, keep=true)",
-        schedule=f"warm-up-cosine(warm_up={min(5, options.epochs // 4)})",
+        schedule=f"warm-up-cosine(floor=0.01, warm_up={min(5, options.epochs // 4)})",
         transforms=options.transforms,
         seed=options.seed,
         engine="loop",
@@ -62,7 +67,7 @@ def main() -> None:
     tensors = {name: tensor.cpu().contiguous() for name, tensor in result.model.items()}
     metadata = {"fedstrata": fedstrata.__version__, "pretraining": json.dumps(facts)}
     write_atomically(options.out, safetensors.torch.save(tensors, metadata))
-    print(f"Saved {options.out}; use it as --model 'vit(weights={options.out})', with the other parameters as here.")
+    print(f'Saved; go on with --model "{replace(model, weights=str(options.out))}"')
 
 
 def print_epoch(update: Update) -> None:

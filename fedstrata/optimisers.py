@@ -38,6 +38,14 @@ class Optimiser(Spec, ABC):
     def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
         """Make one step, in place, for the parameters that have a gradient."""
 
+    def effective_steps(self, steps: Tensor) -> Tensor:
+        r"""Tell how many steps' worth of gradients some steps ``[K]`` from a fresh state add up to, in float64.
+
+        It is :math:`\lVert a \rVert_1` of FedNova, where the steps move the weights by :math:`-\eta \sum_i a_i g_i`:
+        momentum uses every gradient again in later steps. An optimiser that normalises gradients counts plain steps.
+        """
+        return steps.to(torch.float64)
+
     def clipped(self, gradients: Tensors) -> Tensors:
         """Shorten each client's gradient to the norm ``clip``."""
         if self.clip is None or not gradients:
@@ -67,6 +75,12 @@ class SGD(Optimiser):
             if self.momentum
             else {}
         )
+
+    def effective_steps(self, steps: Tensor) -> Tensor:
+        r"""Sum :math:`(1 - m^q) / (1 - m)` over q from 1 to the number of steps; with Nesterov, from 2 to one more."""
+        count, momentum = steps.to(torch.float64), self.momentum
+        first = momentum**2 if self.nesterov else momentum
+        return (count - first * (1 - momentum**count) / (1 - momentum)) / (1 - momentum)
 
     def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
         """Make one step in place."""

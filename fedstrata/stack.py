@@ -54,6 +54,11 @@ def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors
     return {name: tensor - right[name] for name, tensor in left.items()}
 
 
+def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors:
+    """Add name by name, over the names of ``left``."""
+    return {name: tensor + right[name] for name, tensor in left.items()}
+
+
 def squared_norm(stack: Mapping[str, Tensor]) -> Tensor:
     """Compute each client's squared Euclidean norm over all its tensors: ``[K]``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,33 +12,29 @@ from fedstrata.deployment.federation import Declaration, Federation
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.site import TRAIN_STEP, adopt_step, scores_from_facts, survey_step
 from fedstrata.deployment.store import Step
-from fedstrata.engines.client import ClientState
+from fedstrata.engines.client import ClientSide, ClientState
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
-from fedstrata.engines.loop import LoopServer
+from fedstrata.engines.loop import LoopClient, LoopServer
 from fedstrata.engines.server import Declared, ServerSide, ServerState
-from fedstrata.engines.setting import Setting
 from fedstrata.methods.base import Message
 from fedstrata.methods.composition import Exchange
 from fedstrata.simulation import Prepared
 from fedstrata.stack import take_first
-from fedstrata.wire import decode, encode
+from fedstrata.wire import encode
 
-GlobalTest = Callable[[bytes], tuple[float, float] | None]
-"""Accuracy and loss of a broadcast model on the server's own test set, where the server has one."""
+GlobalTest = Callable[[bytes, int], tuple[float, float] | None]
+"""Accuracy and loss of the model broadcast after a round on the server's own test set, where the server has one."""
 
 
 class NetworkEngine:
     """Runs rounds with sites that hold their own data and state; the server has nothing of them but their messages."""
 
-    def __init__(
-        self, setting: Setting, declared: Declared, federation: Federation, test: GlobalTest | None = None
-    ) -> None:
-        self.setting = setting
-        self.declared = declared
+    def __init__(self, side: ServerSide, federation: Federation, test: GlobalTest | None = None) -> None:
+        self.setting = side.setting
         self.federation = federation
-        self.central = LoopServer(ServerSide(setting, declared))
+        self.central = LoopServer(side)
         self.test = test
         self._concluded = 0
         federation.missed = self._announcements
@@ -60,8 +57,9 @@ class NetworkEngine:
         up = down = 0
         for index, exchange in enumerate(self.setting.method.exchanges_before(round)):
             self._concluded = index
-            messages = self.central.messages(self._everybody, round)
-            asked = self._requests("survey", (round, survey_step(index)), self._everybody, messages)
+            chosen = self.central.asked(exchange, round)
+            messages = self.central.messages(chosen, round)
+            asked = self._requests("survey", (round, survey_step(index)), chosen, messages)
             replies = self._collect(asked, lambda site, reply: self._read(reply))
             self._conclude(exchange, {site: message for site, (message, _) in replies.items()}, round)
             self._concluded = index + 1
@@ -71,10 +69,13 @@ class NetworkEngine:
             down += sum(len(request.payload) for request in (*asked.values(), *told.values()))
         return up, down
 
-    def round(self, round: int, participants: Sequence[int], evaluate: bool) -> RoundReport:
+    def round(
+        self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
+    ) -> RoundReport:
         """Run one round with the participants that answer in time."""
         messages = self.central.messages(participants, round)
-        asked = self._requests("train", (round, TRAIN_STEP), participants, messages, evaluate=evaluate)
+        facts = {"evaluate": evaluate, "losses": list(losses_so_far)}
+        asked = self._requests("train", (round, TRAIN_STEP), participants, messages, facts)
         losses: dict[int, float] = {}
         scores: dict[int, Scores] = {}
 
@@ -86,7 +87,7 @@ class NetworkEngine:
             return message, size
 
         replies = self._collect(asked, read)
-        note_declarations(self.declared, self.federation.declarations)
+        note_declarations(self.central.side.declared, self.federation.declarations)
         joined = Message.join([message for message, _ in replies.values()])
         self.central.state = self.central.side.aggregate(self.central.state, list(replies), joined, round)
         return RoundReport(
@@ -98,14 +99,14 @@ class NetworkEngine:
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Let every site test its own model after aggregation; test the global one where the server has data."""
-        messages = self.central.messages(self._everybody, round + 1)
+        messages = self.central.messages(self._everybody, round + 1, testing=True)
         scores = self._tested("test", round, messages)
-        whole = not self.setting.resident and len(set(messages)) == 1
-        return scores, self.test(messages[0]) if self.test is not None and whole else None
+        alike = self.setting.everybody_alike and len(set(messages)) == 1
+        return scores, self.test(messages[0], round) if self.test is not None and alike else None
 
     def adapted(self, round: int) -> Scores:
         """Let every site adapt its model once more, and test it."""
-        return self._tested("adapt", round, self.central.messages(self._everybody, round + 1))
+        return self._tested("adapt", round, self.central.messages(self._everybody, round + 1, testing=True))
 
     def _tested(self, kind: str, round: int, messages: Sequence[bytes]) -> Scores:
         asked = self._requests(kind, (round + 1, 0), self._everybody, messages)
@@ -119,11 +120,16 @@ class NetworkEngine:
     # What travels -----------------------------------------------------------------------------------------------------
 
     def _requests(
-        self, kind: str, step: Step, sites: Iterable[int], messages: Sequence[bytes], **facts: bool
+        self,
+        kind: str,
+        step: Step,
+        sites: Iterable[int],
+        messages: Sequence[bytes],
+        facts: Mapping[str, Any] | None = None,
     ) -> dict[int, Request]:
         adopted = max((place for place, _ in self._exchanges(step[0])), default=(0, 0))
         return {
-            site: Request(kind, self.federation.run, step, {"adopted": list(adopted), **facts}, message)
+            site: Request(kind, self.federation.run, step, {"adopted": list(adopted), **(facts or {})}, message)
             for site, message in zip(sites, messages, strict=True)
         }
 
@@ -146,7 +152,7 @@ class NetworkEngine:
     def _conclude(self, exchange: Exchange, replies: Mapping[int, Message], round: int) -> None:
         """Conclude a survey from the sites that answered."""
         side, state = self.central.side, self.central.state
-        note_declarations(self.declared, self.federation.declarations)
+        note_declarations(self.central.side.declared, self.federation.declarations)
         model, memory = exchange.conclude(side.view(state, list(replies), round), Message.join(list(replies.values())))
         self.central.state = ServerState({**state.model, **model}, memory)
 
@@ -178,9 +184,13 @@ def note_declarations(declared: Declared, declarations: Mapping[int, Declaration
 
 def global_test(ready: Prepared) -> GlobalTest:
     """Test global models on the global test set of data that the server has itself."""
-    evaluator, forward = Evaluator(ready.setting, ready.data), LoopForward(ready.model)
+    forward = LoopForward(ready.model, ready.setting.head)
+    evaluator, anybody = (
+        Evaluator(ready.setting, ready.data),
+        LoopClient(ClientSide(ready.setting, forward, ready.data), 0),
+    )
 
-    def test(broadcast: bytes) -> tuple[float, float] | None:
-        return evaluator.common_model(forward, take_first(decode(broadcast, ready.setting.device).tensors))[1]
+    def test(broadcast: bytes, round: int) -> tuple[float, float] | None:
+        return evaluator.common_model(forward, take_first(anybody.model(broadcast, round)))[1]
 
     return test

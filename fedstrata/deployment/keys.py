@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -82,7 +83,7 @@ def _member(site: Any, path: Path) -> Member:
         raise FedStrataError(f"A site in '{path}' must have just a name, of letters and digits, and a key.")
     try:
         key = serialization.load_ssh_public_key(str(site["key"]).encode())
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise FedStrataError(
@@ -135,7 +136,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
         raise FedStrataError(f"Others can read the private key '{path}'; protect it with: chmod 600 {path}")
     try:
         key = serialization.load_pem_private_key(content, None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise FedStrataError(f"'{path}' holds no private ECDSA key in PEM form; make one with 'fedstrata keys'.")

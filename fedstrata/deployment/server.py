@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +16,31 @@ import torch
 
 from fedstrata import files
 from fedstrata.data import Dataset, Split
-from fedstrata.deployment.engine import GlobalTest, NetworkEngine, global_test
+from fedstrata.deployment.engine import NetworkEngine, global_test
 from fedstrata.deployment.federation import Declaration, Federation, Network, Schema, Standing
 from fedstrata.deployment.rules import Rules
+from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
+from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import Declared, ServerSide
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
 from fedstrata.runs import RunFolder, describe_environment
-from fedstrata.simulation import Ingredients, Listener, Prepared, Simulation, Update, make_setting, prepare_setting
+from fedstrata.simulation import (
+    Ingredients,
+    Listener,
+    Simulation,
+    Update,
+    load_data,
+    make_setting,
+    prepare_setting,
+    refuse_unknown_names,
+)
 
 DEPLOYMENT_FILE = "deployment.json"
 STATUS_FILE = "status.json"
+LOG_FILE = "deployment.log"
 ENGINE = "flower"
 
 
@@ -50,9 +63,44 @@ class Deployment:
     def check(self) -> None:
         """Refuse what cannot run over a network, before anybody connects."""
         self.rules.check(len(self.names))
-        for part in Method.make(self.ingredients.method or self.experiment.method).parts:
+        method = Method.make(self.ingredients.method or self.experiment.method)
+        if method.proxy_samples() and not self.rehearsal:
+            raise FedStrataError(
+                f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "
+                "it runs in simulation, and in a rehearsal."
+            )
+        for part in method.parts:
             if part.facts.not_on_network is not None:
                 raise FedStrataError(f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}")
+
+    def describe(self) -> dict[str, Any]:
+        """Tell what would be run, checked as far as it can be without the sites.
+
+        Where the server can load the data itself, the model is built for it, and its size is told.
+        """
+        self.check()
+        refuse_unknown_names(self.experiment, self.ingredients)
+        experiment = self.experiment.with_changes({"clients": len(self.names)})
+        told = {
+            "method": experiment.method,
+            "model": experiment.model,
+            "rounds": experiment.rounds,
+            "rules": str(self.rules),
+        }
+        try:
+            dataset = self.ingredients.dataset or load_data(experiment)
+        except FedStrataError:
+            return {**told, "data": f"{experiment.data}, which is not on this machine; the sites will declare theirs"}
+        _, setting = make_setting(experiment, self.ingredients, dataset.input_shape, dataset.classes)
+        sent = sum(setting.initial[name].nbytes for name in setting.shared)
+        return {
+            **told,
+            "data": f"{experiment.data}: {list(dataset.input_shape)}, {dataset.classes} classes",
+            "parameters": sum(setting.initial[name].numel() for name in setting.layers.parameter_names),
+            "bytes_per_site_and_round": f"at most {sent} each way, beside what the method adds",
+            "stays_at_sites": sorted(setting.personal) or "nothing of the model",
+            "memory": f"about {(len(self.names) + 3) * sent} bytes at the server",
+        }
 
     def run(
         self,
@@ -63,12 +111,10 @@ class Deployment:
     ) -> dict[str, Any]:
         """Begin the run in ``out``, or go on with the one that was begun there; return its summary."""
         self.check()
-        begun = _Begun.find(self.out, self.names)
         experiment = self.experiment.with_changes({"checkpoint_every": 1, "clients": len(self.names)})
+        begun = _Begun.find(self.out, self.names, self.ingredients.describe(experiment))
         if begun is None:
             RunFolder.refuse_taken(self.out)
-        else:
-            experiment = begun.experiment
         federation = Federation(
             network=network,
             names=self.names,
@@ -84,16 +130,13 @@ class Deployment:
         simulation = self._prepare(experiment, federation)
         folder = self._begin(simulation, federation.run) if begun is None else RunFolder.resume(self.out)
         with folder:
+            log(f"the run {federation.run} {'begins' if begun is None else f'goes on after round {begun.committed}'}")
             simulation.restore(folder)
             return simulation.run(folder, self._noting_traffic(simulation, listener))
 
     def _prepare(self, experiment: Experiment, federation: Federation) -> Simulation:
         """Greet the sites, and build what the rounds need."""
-        test: GlobalTest | None = None
-        ready: Prepared | None = None
-        if self.rehearsal:
-            ready = prepare_setting(experiment, self.ingredients)
-            test = global_test(ready)
+        ready = prepare_setting(experiment, self.ingredients) if self.rehearsal else None
         declarations = federation.open()
         if ready is None:
             assert federation.schema is not None
@@ -101,13 +144,20 @@ class Deployment:
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
             _, setting = make_setting(experiment, self.ingredients, schema.input_shape, len(schema.class_names))
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
+            side, test = ServerSide(setting, declared), None
         else:
-            dataset, split, setting, declared = ready.dataset, ready.split, ready.setting, ready.declared
-        engine = NetworkEngine(setting, declared, federation, test)
-        plan = Plan(ENGINE, 1, torch.get_num_threads())
-        experiment = self.ingredients.describe(experiment)
+            dataset, split, setting = ready.dataset, ready.split, ready.setting
+            proxy = server_proxy(setting, LoopForward(ready.model, setting.head), ready.data)
+            side, test = ServerSide(setting, ready.declared, proxy), global_test(ready)
         return Simulation(
-            experiment, dataset, split, setting.method, setting, engine, plan, ServerSide(setting, declared)
+            experiment=self.ingredients.describe(experiment),
+            dataset=dataset,
+            split=split,
+            method=setting.method,
+            setting=setting,
+            engine=NetworkEngine(side, federation, test),
+            plan=Plan(ENGINE, 1, torch.get_num_threads()),
+            server_side=side,
         )
 
     def _begin(self, simulation: Simulation, run: str) -> RunFolder:
@@ -138,13 +188,12 @@ class _Begun:
     """A run that was begun in a folder and is not finished."""
 
     run: str
-    experiment: Experiment
     committed: int
     schema: Schema
 
     @classmethod
-    def find(cls, out: Path, names: Sequence[str]) -> _Begun | None:
-        """Find a run to go on with; one of other sites is refused."""
+    def find(cls, out: Path, names: Sequence[str], experiment: Experiment) -> _Begun | None:
+        """Find a run to go on with; one of other sites, or another experiment, is refused."""
         path = out / DEPLOYMENT_FILE
         if not path.exists() or RunFolder(out).finished:
             return None
@@ -155,11 +204,16 @@ class _Begun:
                 "go on with the same ones, or choose another --out."
             )
         folder = RunFolder.open(out)
+        differing = [key for key, value in vars(folder.experiment).items() if value != getattr(experiment, key)]
+        if differing:
+            raise FedStrataError(
+                f"The run in '{out}' was begun with another {differing[0]}; go on with the same experiment, or choose "
+                "another --out."
+            )
         data = folder.data()
         checkpoint = folder.load_checkpoint()
         return cls(
             described["run"],
-            folder.experiment,
             0 if checkpoint is None else checkpoint.round,
             Schema(tuple(data["input_shape"]), tuple(data["class_names"])),
         )
@@ -187,6 +241,24 @@ def declared_data(
     return dataset, Split(tuple(train), tuple(test))
 
 
+class LogFile:
+    """A log for people that is also kept in a file, with the time of each line, as soon as its folder exists."""
+
+    def __init__(self, path: Path, show: Callable[[str], None]) -> None:
+        self.path = path
+        self.show = show
+        self._lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        """Show and keep a line."""
+        self.show(line)
+        self._lines.append(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} {' '.join(line.split())}\n")
+        if self.path.parent.is_dir():
+            with files.explained(self.path), self.path.open("a", encoding="utf-8") as file:
+                file.writelines(self._lines)
+            self._lines.clear()
+
+
 class StatusFile:
     """Writes how a run stands where 'fedstrata status' finds it."""
 
@@ -200,3 +272,26 @@ class StatusFile:
         if text != self._last and self.path.parent.is_dir():
             files.write_atomically(self.path, text)
             self._last = text
+
+
+def status_of(out: Path) -> dict[str, Any]:
+    """Tell how a run stands, from its folder alone."""
+    folder = RunFolder.open(out)
+    path = out / STATUS_FILE
+    standing = files.from_json(files.read_bytes(path), path) if path.exists() else {}
+    metrics, experiment = folder.metrics(), folder.experiment
+    accuracy, done = metrics.series("client_after.accuracy.mean")[1], metrics.series("train.loss")[0]
+    totals = {way: int(metrics.series(f"bytes.{way}")[1].sum()) for way in ("up", "down")}
+    network = {way: int(metrics.series(f"network.{way}")[1].sum()) for way in ("up", "down")}
+    return {
+        "method": experiment.method,
+        "state": "finished" if folder.finished else str(standing.get("question", "not begun")),
+        "rounds_done": int(done[-1]) if len(done) else 0,
+        "rounds": experiment.rounds,
+        "accuracy": float(accuracy[-1]) if len(accuracy) else None,
+        "bytes_up": totals["up"],
+        "bytes_down": totals["down"],
+        "network_up": network["up"],
+        "network_down": network["down"],
+        **{key: list(standing.get(key, ())) for key in ("answered", "waiting", "left_out")},
+    }

@@ -87,14 +87,14 @@ class _Member:
     def __init__(self, ready: Prepared, number: int) -> None:
         self.ready = ready
         self.number = number
-        self.forward = LoopForward(ready.model)
+        self.forward = LoopForward(ready.model, ready.setting.head)
         self.client = LoopClient(ClientSide(ready.setting, self.forward, ready.data), number)
         self.first_state = self.client.state
         self.evaluator = Evaluator(ready.setting, ready.data)
 
     def declaration(self) -> dict[str, Any]:
         """Tell what the server must know of the data, and nothing more."""
-        dataset, split = self.ready.dataset, self.ready.split
+        dataset, split = self.ready.dataset, self.ready.data.split
         return {
             "version": __version__,
             "input_shape": list(dataset.input_shape),
@@ -220,7 +220,7 @@ class Site:
                 member.client.adopt(member.exchange(round, number), payload, round)
                 adopted = request.step
             else:
-                reply, outcome = member.client.answer(payload, round)
+                reply, outcome = member.client.answer(payload, round, _losses(request))
                 facts["loss"] = _number(float(outcome.loss))
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)
@@ -238,7 +238,7 @@ class Site:
         if request.kind == "adapt":
             model = member.client.adapted_model(payload, request.round - 1)
         else:
-            model = member.client.model(payload)
+            model = member.client.model(payload, request.round - 1)
         if request.round > member.ready.setting.rounds:
             store.write_model(take_first(model))
         return Reply(request.ticket, facts={"scores": member.scores(model)})
@@ -291,6 +291,14 @@ def _as_facts(scores: Scores) -> dict[str, Any]:
     if not scores.clients:
         return {}
     return {"accuracy": _number(float(scores.accuracy[0])), "loss": _number(float(scores.loss[0]))}
+
+
+def _losses(request: Request) -> list[float]:
+    """Read the losses of the rounds so far, which some schedules go by."""
+    losses = request.facts.get("losses", [])
+    if not isinstance(losses, list) or not all(isinstance(loss, float) and math.isfinite(loss) for loss in losses):
+        raise ProtocolError("A request came with losses that are no numbers.")
+    return losses
 
 
 def _number(value: float) -> float | None:

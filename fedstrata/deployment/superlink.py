@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from flwr.app import Message as FlowerMessage
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.serverapp import Grid
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.error import http_error_translator
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.task_identity import TaskIdentity
@@ -52,11 +54,20 @@ class ServerCertificate:
 
 
 class _LinkState(InMemoryLinkState):
-    """Lets a site connect again at once after a crash, without waiting until its last heartbeat is forgotten."""
+    """Lets a site connect again at once after a crash, and tells which answers are there as a whole."""
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        self.deactivate_node(node_id)
+        self.deactivate_node(node_id)  # else it would wait until its last heartbeat is forgotten
         return bool(super().activate_node(node_id, heartbeat_interval))
+
+    def has_whole_answer(self, message: str) -> bool:
+        """Tell whether the answer to a message has come with all its objects; asking for less would wait for them."""
+        with self.lock:
+            reply = self.message_ins_id_to_message_res_id.get(message)
+            if reply is None:
+                return False
+            tree = self.object_store.get_object_tree(reply)
+            return all(self.object_store.get(part.object_id) for part in iterate_object_tree(tree))
 
 
 class _StateFactory:
@@ -188,12 +199,18 @@ class _DirectGrid(HttpGrid):
 
     def __init__(self, state: _LinkState, task: Task) -> None:
         super().__init__(token="none")
+        self._state = state
         self._direct = _DirectRuntime(state, task)
         self.set_run(state.get_run_info(run_ids=[task.run_id])[0])
 
     @property
     def _runtime_client(self) -> Any:
         return self._direct
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[FlowerMessage]:
+        """Return the answers that are there as a whole."""
+        whole = [message for message in message_ids if self._state.has_whole_answer(message)]
+        return super().pull_messages(whole) if whole else []
 
 
 class _DirectRuntime:

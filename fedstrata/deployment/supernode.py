@@ -51,8 +51,7 @@ from fedstrata.engines.flower import PARTITION_KEY
 from fedstrata.errors import FedStrataError
 
 _HEARTBEAT_SECONDS = 10.0
-_LONGEST_PAUSE = 10.0
-_REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 10.0
 
 
 class _Lost(Exception):  # noqa: N818 - not an error
@@ -76,13 +75,13 @@ class SuperNode:
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set; the server may come and go meanwhile."""
-        pause, away = 0.2, False
+        pause, away = _FIRST_PAUSE, False
         while not stop.is_set():
             try:
                 with self._client() as client:
                     node = self._activate(client)
                     self.log(f"connected with {self.server}")
-                    pause, away = 0.2, False
+                    pause, away = _FIRST_PAUSE, False
                     self._serve(client, node, stop)
             except _Lost as lost:
                 if not away:
@@ -164,6 +163,7 @@ class SuperNode:
             make_pull_object_fn_protobuf(client.PullObject, node, run),
             make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
             return_type=Message,
+            initial_backoff=_FIRST_PAUSE,
         )
         message.metadata.__dict__["_message_id"] = head.metadata.message_id
         context = Context(run, node.node_id, {PARTITION_KEY: 0}, RecordDict(), {})

@@ -26,6 +26,7 @@ class Work:
     """How much local training: epochs (or steps instead), the size of batches, what becomes of a small last one.
 
     ``samples`` fixes the samples of an epoch, if given: large clients take a part of theirs, small ones repeat some.
+    ``span`` is the stretch of it that is done, from 0 to 1.
     """
 
     epochs: int
@@ -33,6 +34,7 @@ class Work:
     batch_size: int
     last_batch: str
     samples: int | None = None
+    span: tuple[float, float] = (0.0, 1.0)
 
     def batches_per_epoch(self, size: int) -> int:
         """Count the batches that a client of some size makes of its data."""
@@ -42,6 +44,12 @@ class Work:
     def steps_of(self, size: int) -> int:
         """Count the steps that such a client makes in all."""
         return self.steps if self.steps is not None else self.epochs * self.batches_per_epoch(size)
+
+    def stretch_of(self, size: int) -> tuple[int, int]:
+        """Tell where such a client's steps of this stretch begin and end."""
+        count = self.steps_of(size)
+        begin, end = (int(edge * count + 0.5) for edge in self.span)
+        return begin, end
 
 
 @dataclass(frozen=True)
@@ -114,10 +122,11 @@ class DeviceData:
         steps = [work.steps_of(size) for size in sizes]
         epochs = [-(-count // each) for count, each in zip(steps, per_epoch, strict=True)]
         shuffled = self._shuffle(clients, sizes, epochs, client_keys(seed, round, clients, purpose, self.device))
-        for step in range(max(steps)):
+        stretches = [work.stretch_of(size) for size in sizes]
+        for step in range(max(end for _, end in stretches)):
             groups: dict[int, tuple[list[int], list[int]]] = {}
-            for row, (size, each, count) in enumerate(zip(sizes, per_epoch, steps, strict=True)):
-                if step < count:
+            for row, (size, each, (first, end)) in enumerate(zip(sizes, per_epoch, stretches, strict=True)):
+                if first <= step < end:
                     epoch, index = divmod(step, each)
                     begin = index * work.batch_size
                     rows, starts = groups.setdefault(min(work.batch_size, size - begin), ([], []))

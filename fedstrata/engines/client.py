@@ -82,19 +82,25 @@ class ClientSide:
             first |= _under(second, optimiser.state({**parameters, **learned}))
         return clone(first)
 
-    def own_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
-        """Put together each client's model: what was received, and for the rest what it keeps itself."""
+    def own_model(
+        self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int
+    ) -> tuple[Tensors, Clients]:
+        """Put together each client's model: what was received, and for the rest what it keeps itself.
+
+        Return it with the view of the clients, whose memory may have changed with it.
+        """
         model = {
             name: _combined(broadcast, name, initial.expand(len(ids), *initial.shape), state.resident.get(name))
             for name, initial in self.setting.initial.items()
         }
         clients = self._view(ids, round, state.memory)
-        return self.setting.method.receive(clients, broadcast, model, DataProbe(self._trainer, clients))
+        model, memory = self.setting.method.receive(clients, broadcast, model, DataProbe(self._trainer, clients))
+        return model, replace(clients, memory=memory)
 
     def deployed_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
         """Put together the model that each client uses, and that is tested."""
-        model = self.own_model(ids, state, broadcast, round)
-        return self.setting.method.deployed(self._view(ids, round, state.memory), model)
+        model, clients = self.own_model(ids, state, broadcast, round)
+        return self.setting.method.deployed(clients, model)
 
     def round(
         self,
@@ -104,28 +110,31 @@ class ClientSide:
         round: int,
         losses_so_far: Sequence[float] = (),
     ) -> Outcome:
-        """Download, begin, perturb, train, remember, upload.
+        """Download, begin, perturb, train, settle, remember, upload.
 
         ``losses_so_far`` are the mean training losses of the rounds before, which some schedules look at.
         """
         method, keep = self.setting.method, self.setting.optimiser.keep
-        clients = self._view(ids, round, state.memory)
-        received = self.own_model(ids, state, broadcast, round)
+        received, clients = self.own_model(ids, state, broadcast, round)
         clients = replace(clients, memory=method.begin(clients, received, broadcast))
         model = start = method.perturb(clients, received)
         factor = self.setting.schedule.factor(round, self.setting.rounds, losses_so_far)
         learning_rate = self.setting.optimiser.learning_rate * factor
-        losses, gradients, models, steps = [], Tensors(), [], torch.zeros_like(clients.sizes)
+        losses, models, steps = [], [], torch.zeros_like(clients.sizes)
+        gradients, mean_gradients = Tensors(), Tensors()
         kept, last = dict(state.optimiser), Tensors()
-        for number, phase in enumerate(method.phases(clients)):
+        phases, first = method.phases(clients), 0
+        for number, phase in enumerate(phases):
+            first = number if phase.span[0] == 0 else first  # the spans of one piece of work share its draws
             second = method.second_model(phase)
             begin = model if second is None else _of(second, clients.memory)
             optimiser = last if phase.continues else (kept if second is None else _of(second, kept))
             rate = learning_rate * phase.rate
-            trained = self._trainer.train(clients, received, begin, phase, rate, f"phase {number}", optimiser)
+            trained = self._trainer.train(clients, received, begin, phase, rate, f"phase {first}", optimiser)
             memory, last = {**clients.memory, **trained.learned}, trained.optimiser
             if second is None:
-                model, gradients, steps = trained.model, gradients | trained.gradients, steps + trained.steps
+                model, steps = trained.model, steps + trained.steps
+                gradients, mean_gradients = gradients | trained.gradients, mean_gradients | trained.mean_gradients
             else:
                 memory |= _under(second, trained.model)
             if keep:
@@ -133,20 +142,33 @@ class ClientSide:
             clients = replace(clients, memory=memory)
             losses.append(trained.loss)
             models.append(trained.model)
-        probe = DataProbe(self._trainer, clients)
-        training = Training(start, model, gradients, tuple(models), steps, learning_rate, probe)
+            if number + 1 < len(phases):
+                probe = DataProbe(self._trainer, clients)
+                model, memory = method.between_phases(clients, number, model, probe)
+                clients = replace(clients, memory=memory)
+        model = method.settle(clients, start, model)
+        training = Training(
+            start=start,
+            trained=model,
+            gradients=gradients,
+            mean_gradients=mean_gradients,
+            after_phase=tuple(models),
+            steps=steps,
+            effective_steps=self.setting.optimiser.effective_steps(steps),
+            learning_rate=learning_rate,
+            probe=DataProbe(self._trainer, clients),
+        )
         clients = replace(clients, memory=method.remember(clients, training))
         shared = Message({name: model[name] for name in self.setting.initial if name not in self.setting.personal})
         reply = method.upload(clients, training, shared)
         resident = {name: model[name] for name in state.resident}
         used = method.deployed(clients, model)
-        return Outcome(ClientState(resident, clients.memory, kept), reply, used, torch.stack(losses).mean(0))
+        return Outcome(ClientState(resident, clients.memory, kept), reply, used, torch.stack(losses).nanmean(0))
 
     def adapted_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
         """Train clients' own models once more, for themselves, at the initial learning rate."""
-        model = self.own_model(ids, state, broadcast, round)
+        model, clients = self.own_model(ids, state, broadcast, round)
         phase = self.setting.method.adaptation()
-        clients = self._view(ids, round, state.memory)
         if phase is not None:
             rate = self.setting.optimiser.learning_rate
             model = self._trainer.train(clients, model, model, phase, rate, "adaptation").model
@@ -156,8 +178,8 @@ class ClientSide:
         self, ids: Sequence[int], state: ClientState, exchange: Exchange, broadcast: Message, round: int
     ) -> Message:
         """Answer a survey before a round, from the current model and the clients' own data."""
-        clients = self._view(ids, round, state.memory)
-        return exchange.survey(clients, self.own_model(ids, state, broadcast, round), DataProbe(self._trainer, clients))
+        model, clients = self.own_model(ids, state, broadcast, round)
+        return exchange.survey(clients, model, DataProbe(self._trainer, clients))
 
     def adopt(
         self, ids: Sequence[int], state: ClientState, exchange: Exchange, announcement: Message, round: int

@@ -66,9 +66,9 @@ class LoopServer:
         self.side = side
         self.state = side.first_state()
 
-    def messages(self, participants: Sequence[int], round: int) -> list[bytes]:
+    def messages(self, participants: Sequence[int], round: int, testing: bool = False) -> list[bytes]:
         """Encode what each participant gets."""
-        return self._encoded(self.side.broadcast(self.state, participants, round), len(participants))
+        return self._encoded(self.side.broadcast(self.state, participants, round, testing), len(participants))
 
     def asked(self, exchange: Exchange, round: int) -> tuple[int, ...]:
         """Choose the clients that a survey asks."""
@@ -150,7 +150,7 @@ class LoopEngine:
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
-        messages = self.central.messages(range(self.setting.clients), round + 1)
+        messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
         if self.setting.everybody_alike and len(set(messages)) == 1:
             return self.evaluator.common_model(self.forward, take_first(self.members[0].model(messages[0], round)))
         models = (member.model(message, round) for member, message in zip(self.members, messages, strict=True))
@@ -158,7 +158,7 @@ class LoopEngine:
 
     def adapted(self, round: int) -> Scores:
         """Let every client adapt its model once more, and test it."""
-        messages = self.central.messages(range(self.setting.clients), round + 1)
+        messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
         return self._test(
             member.adapted_model(message, round) for member, message in zip(self.members, messages, strict=True)
         )

@@ -91,10 +91,17 @@ class DataProbe:
         gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
         return {name: gradient.square() for name, gradient in zip(names, gradients, strict=True)}
 
-    def train(self, model: Tensors, epochs: int) -> Tensors:
-        """Return the model after some epochs of local training at the initial learning rate."""
+    def train(
+        self,
+        model: Tensors,
+        epochs: int,
+        span: tuple[float, float] = (0.0, 1.0),
+        memory: Tensors | None = None,
+    ) -> Tensors:
+        """Return the model after a stretch of some epochs of local training at the initial learning rate."""
         rate = self.trainer.setting.optimiser.learning_rate
-        return self.trainer.train(self.clients, model, model, Phase(epochs=epochs), rate, "survey").model
+        clients = replace(self.clients, memory={**self.clients.memory, **(memory or {})})
+        return self.trainer.train(clients, model, model, Phase(epochs=epochs, span=span), rate, "survey").model
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
         """Return accuracy and mean loss, ``[K]`` each, on all training samples or all samples that are held out."""

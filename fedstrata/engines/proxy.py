@@ -23,16 +23,16 @@ class DataProxy:
     forward: Forward
     data: DeviceData
 
-    def loss(self, parameters: Tensors, step: int) -> Tensor:
-        """Return the mean loss ``[K]`` of K models on all samples, in training mode."""
+    def loss(self, parameters: Tensors, buffers: Tensors, step: int) -> tuple[Tensor, Tensors]:
+        """Return the mean loss ``[K]`` of K models on all samples, in training mode, and their buffers after it."""
         assert self.data.proxy is not None
         clients = len(next(iter(parameters.values())))
         positions = torch.from_numpy(self.data.proxy).to(self.setting.device).expand(clients, -1)
         inputs, labels = self.data.make(positions, None)
-        initial = {name: self.setting.initial[name] for name in self.setting.layers.buffer_names}
+        initial = repeat({name: self.setting.initial[name] for name in self.setting.layers.buffer_names}, clients)
         keys = torch.tensor([key(self.setting.seed, "proxy")] * clients, device=self.setting.device)
-        outputs, _ = self.forward(parameters, repeat(initial, clients), inputs, fold(keys, step), training=True)
-        return cross_entropy(outputs, labels).mean(1)
+        outputs, after = self.forward(parameters, {**initial, **buffers}, inputs, fold(keys, step), training=True)
+        return cross_entropy(outputs, labels).mean(1), after
 
 
 def server_proxy(setting: Setting, forward: Forward, data: DeviceData) -> DataProxy | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -51,10 +51,11 @@ class ServerSide:
         view = self.view(ServerState(), range(clients), round)
         return self.setting.method.select(view, max(1, int(participation * clients + 0.5)))
 
-    def broadcast(self, state: ServerState, participants: Sequence[int], round: int) -> Message:
+    def broadcast(self, state: ServerState, participants: Sequence[int], round: int, testing: bool = False) -> Message:
         """Build what the server sends: by default the shared tensors, the same for everybody."""
         message = Message({name: tensor.unsqueeze(0) for name, tensor in state.model.items()})
-        return self.setting.method.broadcast(self.view(state, participants, round), message)
+        view = replace(self.view(state, participants, round), testing=testing)
+        return self.setting.method.broadcast(view, message)
 
     def conclude(
         self, state: ServerState, exchange: Exchange, replies: Message, round: int

@@ -77,7 +77,7 @@ class StackedEngine:
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
-        message = self.server_side.broadcast(self.server, self._everybody, round + 1)
+        message = self.server_side.broadcast(self.server, self._everybody, round + 1, testing=True)
         if message.common and self.setting.everybody_alike:
             model = self.client_side.deployed_model([0], self._clients.rows(self._first), message, round)
             return self.evaluator.common_model(self.forward, take_first(model))
@@ -89,7 +89,7 @@ class StackedEngine:
 
     def adapted(self, round: int) -> Scores:
         """Let every client adapt its model once more, and test it."""
-        message = self.server_side.broadcast(self.server, self._everybody, round + 1)
+        message = self.server_side.broadcast(self.server, self._everybody, round + 1, testing=True)
         scores = []
         for places, ids, rows in self._chunks(self._everybody):
             models = self.client_side.adapted_model(ids, self._clients.rows(rows), message.rows(places), round)

@@ -13,7 +13,7 @@ from fedstrata.engines.forward import Forward
 from fedstrata.engines.setting import Setting
 from fedstrata.methods.base import Clients, Phase, Step
 from fedstrata.rng import client_keys, fold
-from fedstrata.stack import Tensors, clone, put_, take
+from fedstrata.stack import Tensors, add, align, clone, put_, take
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Trained:
     """What a phase of training leaves.
 
     ``learned`` is what parts train beside the model. ``loss`` is each client's mean and ``steps`` the number of its
-    steps; ``gradients`` are those of its last step, if the method wants them.
+    steps; ``gradients`` are those of its last step and ``mean_gradients`` the mean over all of them, if the method
+    wants them.
     """
 
     model: Tensors
@@ -30,6 +31,7 @@ class Trained:
     loss: Tensor
     steps: Tensor
     gradients: Tensors
+    mean_gradients: Tensors
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Trainer:
         moving = [name for name in layers.parameter_names if name in chosen] + list(learned)
         fresh = self.setting.optimiser.state({name: parameters[name] for name in moving})
         state = {**fresh, **clone(optimiser or {})}
-        losses, gradients = _Mean(len(clients.ids), self.setting.device), Tensors()
+        losses, gradients, total = _Mean(len(clients.ids), self.setting.device), Tensors(), Tensors()
         keys = self._keys(clients, f"{purpose}/transforms"), self._keys(clients, f"{purpose}/dropout")
         for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
             rows = batch.rows
@@ -79,6 +81,9 @@ class Trainer:
                 if method.wants_gradients():
                     gradients = gradients or {name: torch.zeros_like(parameters[name]) for name in slopes}
                     put_(gradients, rows, slopes)
+                if method.wants_mean_gradients():
+                    total = total or {name: torch.zeros_like(parameters[name]) for name in slopes}
+                    put_(total, rows, add(slopes, take(total, rows)))
                 new = {name: tensor.detach() for name, tensor in current.items()}
                 self.setting.optimiser.update_(new, method.gradients(some, step, slopes), own_state, learning_rate)
                 for name, value in method.project(some, step, new).items():
@@ -90,10 +95,13 @@ class Trainer:
                 losses.add(rows, loss.detach())
         model = {name: parameters[name] for name in layers.parameter_names}
         learned = {name: parameters[name] for name in learned}
-        return Trained({**model, **buffers}, learned, state, losses.value(), losses.count, gradients)
+        mean = {
+            name: tensor / align(losses.count.clamp(min=1), tensor).to(tensor.dtype) for name, tensor in total.items()
+        }
+        return Trained({**model, **buffers}, learned, state, losses.value(), losses.count, gradients, mean)
 
     def _batches(self, ids: Sequence[int], round: int, phase: Phase, purpose: str) -> Iterator[tuple[Batch, int]]:
-        work = self.setting.work
+        work = replace(self.setting.work, span=phase.span)
         if phase.epochs is not None or phase.steps is not None:
             work = replace(work, epochs=phase.epochs or work.epochs, steps=phase.steps)
         for batch in self.data.batches(ids, work, self.setting.seed, round, purpose):

@@ -6,8 +6,12 @@ SSFL, one shared mask from saliency          :func:`saliency`, :func:`aggregate_
 FedLWS, layer-wise shrinking                 :func:`shrink_factor`, :func:`shrink`
 PLayer-FL, which layers to federate          :func:`federation_sensitivity`, :func:`split_point`
 Sparse fine-tuning, which entries to train   :func:`fisher`, :func:`select`, :func:`scaled_rounds`
-Sparse masks that change                     :func:`erk_densities`, :func:`prune`, :func:`regrow`
+Sparse masks that change                     :func:`erk_densities`, :func:`erk_masks`, :func:`prune`, :func:`regrow`,
+                                             :func:`readjust`, :func:`readjusted_at`, :func:`share_out`
 FedCAC, whose critical weights agree         :func:`overlap`, :func:`overlaps`
+L-DAWA, a layer counts by its angle          :func:`ldawa`
+FedDisco, shares that look at labels         :func:`disco_shares`
+FedLAMA, which layers can wait               :func:`lama_cut`
 ===========================================  ======================================================================
 
 Nothing here has state, draws from a hidden stream or changes its arguments; results lie on the device of the
@@ -30,27 +34,47 @@ that decide or sum per client have ``batched=True``, whose masks equal those of 
 
 from __future__ import annotations
 
+from fedstrata.functional.disco import disco_shares
+from fedstrata.functional.flash import share_out
+from fedstrata.functional.lama import lama_cut
+from fedstrata.functional.ldawa import ldawa
 from fedstrata.functional.lips import keep_mask, sensitivity, sparsity_at
 from fedstrata.functional.lws import shrink, shrink_factor
-from fedstrata.functional.masks import erk_densities, overlap, overlaps, prune, regrow
+from fedstrata.functional.masks import (
+    erk_densities,
+    erk_masks,
+    overlap,
+    overlaps,
+    prune,
+    readjust,
+    readjusted_at,
+    regrow,
+)
 from fedstrata.functional.player import federation_sensitivity, split_point
 from fedstrata.functional.sparse_finetuning import fisher, scaled_rounds, select
 from fedstrata.functional.ssfl import aggregate_scores, saliency, top_mask
 
 __all__ = [
     "aggregate_scores",
+    "disco_shares",
     "erk_densities",
+    "erk_masks",
     "federation_sensitivity",
     "fisher",
     "keep_mask",
+    "lama_cut",
+    "ldawa",
     "overlap",
     "overlaps",
     "prune",
+    "readjust",
+    "readjusted_at",
     "regrow",
     "saliency",
     "scaled_rounds",
     "select",
     "sensitivity",
+    "share_out",
     "shrink",
     "shrink_factor",
     "sparsity_at",

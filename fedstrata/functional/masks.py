@@ -10,14 +10,17 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.functional._entries import (
+    FRACTION_TOLERANCE,
     check_clients,
     check_finite,
+    check_fraction,
     check_same_shape,
     client_pieces,
     client_rows,
     lowest,
     real,
 )
+from fedstrata.functional.ssfl import top_mask
 
 
 def erk_densities(shapes: Sequence[Sequence[int]], density: float) -> list[float]:
@@ -50,6 +53,30 @@ def erk_densities(shapes: Sequence[Sequence[int]], density: float) -> list[float
         if not too_dense:
             return [1.0 if place in dense else scale * raw[place] for place in range(len(sizes))]
         dense.update(too_dense)
+
+
+def erk_masks(scores: Mapping[str, Tensor], density: float, *, batched: bool = False) -> dict[str, Tensor]:
+    """Keep the highest-scored entries of each tensor, as many as its Erdos-Renyi-Kernel density says.
+
+    Of a tensor with ``n`` entries ``floor(density * n)`` are kept, with the densities of :func:`erk_densities` over all
+    tensors of the dict. With random scores it is how RigL and DisPFL begin, with ``|w|`` how FedDST prunes. Among equal
+    scores the lower index is dropped first; ``density`` is above 0.
+
+    With ``batched=True`` the first axis is the clients, and each gets masks of its own.
+
+    Citation: Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020; Dai et al., "DisPFL", ICML
+    2022; Bibikar et al., "FedDST", AAAI 2022.
+
+    >>> import torch
+    >>> erk_masks({"weight": torch.tensor([[4.0, 1.0], [2.0, 3.0]]), "bias": torch.tensor([0.0, 0.0])}, 0.75)
+    {'weight': tensor([[ True, False],
+            [False,  True]]), 'bias': tensor([True, True])}
+    """
+    densities = erk_densities([tensor.shape[batched:] for tensor in scores.values()], density)
+    return {
+        name: top_mask(tensor, 1 - own, batched=batched)
+        for (name, tensor), own in zip(scores.items(), densities, strict=True)
+    }
 
 
 def prune(mask: Tensor, scores: Tensor, count: int | Tensor, *, batched: bool = False) -> Tensor:
@@ -92,6 +119,48 @@ def regrow(mask: Tensor, scores: Tensor, count: int | Tensor, *, batched: bool =
     kept, rows = _prepared(mask, scores, batched)
     others = kept.shape[1] - _at_most(~kept, count)
     return (kept | ~lowest(rows.masked_fill(kept, -math.inf), others)).reshape(mask.shape)
+
+
+def readjusted_at(round: int, total: int, alpha: float) -> float:
+    r"""Compute the fraction of kept entries to exchange in a round: :math:`\frac{\alpha}{2} (1 + \cos(\pi t / T))`.
+
+    It falls along a cosine from ``alpha`` at round 0 to 0 at round ``total``, and stays there.
+
+    Citation: Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020, Section 3; with rounds for
+    steps Dai et al., "DisPFL", ICML 2022, and Bibikar et al., "FedDST", AAAI 2022.
+
+    >>> [round(readjusted_at(round_, 4, 0.5), 4) for round_ in (0, 2, 4, 9)]
+    [0.5, 0.25, 0.0, 0.0]
+    """
+    check_fraction(alpha, "alpha")
+    if total < 1 or round < 0:
+        raise FedStrataError(
+            f"Round {round} of {total} does not exist; give a round from 0, and at least one in total."
+        )
+    return alpha / 2 * (1 + math.cos(math.pi * min(round / total, 1)))
+
+
+def readjust(mask: Tensor, weight: Tensor, growth: Tensor, fraction: float, *, batched: bool = False) -> Tensor:
+    """Exchange a fraction of a mask: drop the smallest weights that it keeps and add as many others; return the new
+    mask.
+
+    ``ceil(fraction * n)`` of the ``n`` kept entries go, those with the smallest ``|weight|``, and as many come back by
+    the highest ``growth``, so that the mask keeps its count. What has just gone may come back.
+
+    With ``batched=True`` the first axis is the clients, and each mask is exchanged for itself.
+
+    Citation: one step of Mocanu et al., SET, Nature Communications 2018 (random ``growth``), and of Evci et al.,
+    "Rigging the Lottery: Making All Tickets Winners", ICML 2020 (``|gradient|``).
+
+    >>> import torch
+    >>> mask, weight = torch.tensor([True, True, False, False]), torch.tensor([0.5, -0.1, 0.0, 0.0])
+    >>> readjust(mask, weight, torch.tensor([0.0, 0.1, 0.2, 0.3]), 0.5)
+    tensor([ True, False, False,  True])
+    """
+    check_fraction(fraction, "fraction")
+    kept = client_rows(mask).sum(1) if batched else mask.sum()
+    count = ((fraction - FRACTION_TOLERANCE) * kept.to(torch.float64)).ceil().to(torch.int64).clamp(min=0)
+    return regrow(prune(mask, weight.abs(), count, batched=batched), growth, count, batched=batched)
 
 
 def _prepared(mask: Tensor, scores: Tensor, batched: bool) -> tuple[Tensor, Tensor]:

@@ -117,6 +117,7 @@ class Server:
     """What a server hook may see: its own model and memory, and what the K participants declared about their data.
 
     ``proxy`` is the server's own small labelled set, where a part asks for one (:meth:`Part.proxy_samples`).
+    ``testing`` says that what is sent will be tested, not trained.
     """
 
     round: int
@@ -130,6 +131,7 @@ class Server:
     model: Tensors
     memory: Tensors = field(default_factory=dict)
     proxy: Proxy | None = None
+    testing: bool = False
 
     def key(self, purpose: str) -> tuple[int, int]:
         """The key of this round's draws at the server."""
@@ -139,10 +141,11 @@ class Server:
 class Proxy(Protocol):
     """The server's own labelled samples."""
 
-    def loss(self, parameters: Tensors, step: int) -> Tensor:
-        """Return the mean loss ``[K]`` of K models with these parameters on all samples, open to autograd.
+    def loss(self, parameters: Tensors, buffers: Tensors, step: int) -> tuple[Tensor, Tensors]:
+        """Return the mean loss ``[K]`` of K models on all samples, open to autograd, and their buffers after the pass.
 
-        Norm layers use the statistics of the samples; ``step`` numbers the draws of dropout.
+        Norm layers use the statistics of the samples and update the running ones; a buffer that is not given is what it
+        was at the beginning. ``step`` numbers the draws of dropout.
         """
         ...
 
@@ -155,6 +158,9 @@ class Phase:
     experiment says). ``model`` is the second model of the client that is trained (see :attr:`Part.second_models`)
     instead of the one received. ``repeats`` takes several steps on each batch. ``continues`` goes on with the
     optimiser's state of the phase before. ``rate`` multiplies the learning rate. ``name`` lets hooks tell phases apart.
+
+    ``span`` does only a stretch of that work, such as its first half ``(0, 0.5)``: phases whose spans follow each
+    other, and that continue, do together exactly what one phase would, on the same batches.
     """
 
     trains: Callable[[LayerMap], Iterable[str]] | None = None
@@ -165,6 +171,7 @@ class Phase:
     continues: bool = False
     rate: float = 1.0
     name: str = ""
+    span: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -207,8 +214,17 @@ class Probe(Protocol):
         """
         ...
 
-    def train(self, model: Tensors, epochs: int) -> Tensors:
-        """Return the model after some epochs of local training."""
+    def train(
+        self,
+        model: Tensors,
+        epochs: int,
+        span: tuple[float, float] = (0.0, 1.0),
+        memory: Tensors | None = None,
+    ) -> Tensors:
+        """Return the model after some epochs of local training, or a stretch of them (see :class:`Phase`).
+
+        ``memory`` replaces entries of the client's memory meanwhile, under ``part/name``.
+        """
         ...
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
@@ -222,15 +238,19 @@ class Probe(Protocol):
 class Training:
     """What local training did.
 
-    Its start and its end, the model after each phase, the gradients of the last step (if a part wants them), how many
-    steps each client made ``[K]``, the learning rate, and a probe of the client's own data.
+    Its start and its end, the model after each phase, the gradients of the last step and the mean over all steps (if a
+    part wants them), how many steps each client made ``[K]``, how many steps' worth of gradients the optimiser made of
+    them (:meth:`fedstrata.optimisers.Optimiser.effective_steps`), the learning rate, and a probe of the client's own
+    data.
     """
 
     start: Tensors
     trained: Tensors
     gradients: Tensors
+    mean_gradients: Tensors
     after_phase: tuple[Tensors, ...]
     steps: Tensor
+    effective_steps: Tensor
     learning_rate: float
     probe: Probe
 
@@ -254,10 +274,16 @@ class Part(Spec):
     """What only one part of a method can do, beside the exclusive hooks, as it is said of the part."""
     shares: ClassVar[bool] = True
     """Whether anything leaves the clients; if not, nothing can work on what they share."""
+    averages: ClassVar[bool] = True
+    """Whether clients go on with an average of all; if not, nothing can work on that average."""
 
     def parts(self) -> tuple[Part, ...]:
         """The parts that this name stands for: itself, or several for a named composition."""
         return (self,)
+
+    def objects_to(self, other: Part) -> str | None:
+        """Tell why another part cannot stand beside this one, if it cannot, where no claim says so."""
+        return None
 
     second_models: ClassVar[tuple[str, ...]] = ()
     """Names of whole models that each client keeps beside the shared one, in its memory under ``model/tensor``; they
@@ -300,12 +326,13 @@ class Part(Spec):
         """Prepare what each client remembers, as stacks; ``model`` is the common initial model as a stack."""
         return {}
 
-    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> Tensors:
+    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
         """Put the client's model together from a message that holds more than the model (exclusive).
 
-        ``model`` has what the message and the client's own tensors give under their names.
+        ``model`` has what the message and the client's own tensors give under their names. Return the model that the
+        client goes on with, and the client's new memory.
         """
-        return model
+        return model, clients.memory
 
     def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
         """Look at what was received, at the start of a round, and return the client's new memory."""
@@ -318,6 +345,10 @@ class Part(Spec):
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Divide local training into phases (exclusive)."""
         return (Phase(),)
+
+    def between_phases(self, clients: Clients, number: int, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
+        """Change the model and the client's memory after phase ``number`` (from 0), before the next one begins."""
+        return model, clients.memory
 
     def learns(self, layers: LayerMap) -> Iterable[str]:
         """Name what is trained beside the model, among the part's own client memory."""
@@ -350,6 +381,14 @@ class Part(Spec):
     def wants_gradients(self) -> bool:
         """Tell whether :meth:`remember` needs the gradients of the last local step."""
         return False
+
+    def wants_mean_gradients(self) -> bool:
+        """Tell whether hooks need the mean of the gradients over all local steps, before any hook changed them."""
+        return False
+
+    def settle(self, clients: Clients, start: Tensors, trained: Tensors) -> Tensors:
+        """Change the trained model, before it is remembered, kept and sent."""
+        return trained
 
     def remember(self, clients: Clients, training: Training) -> Tensors:
         """Return the client's new memory after local training."""
@@ -436,6 +475,12 @@ class Part(Spec):
         return clients.memory
 
 
+def equal_shares(server: Server) -> Tensor:
+    """Give all participants the same share ``[K]``, for methods whose authors count clients, not samples."""
+    count = len(server.participants)
+    return torch.full((count,), 1 / count, dtype=torch.float64, device=server.sizes.device)
+
+
 EXCLUSIVE_HOOKS: dict[str, str] = {
     "select": "chooses the participants",
     "samples_per_epoch": "fixes the samples of an epoch",
@@ -465,6 +510,11 @@ def objection(first: Part, second: Part) -> str | None:
     for one, other in ((first, second), (second, first)):
         if not one.shares and any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
             return f"'{one.name}' shares nothing, and '{other.name}' works on what clients share"
+        if not one.averages and any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
+            return f"under '{one.name}' no client goes on with the average of all, and '{other.name}' works on it"
+        reason = one.objects_to(other)
+        if reason is not None:
+            return reason
     return None
 
 

@@ -116,10 +116,11 @@ class Method:
         }
         return {**second, **_join((part, part.client_memory(clients, model)) for part in self.parts)}
 
-    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> Tensors:
-        """Put the client's model together from a message."""
+    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
+        """Put the client's model together from a message; return it and all parts' memories."""
         part = first_defining(self.parts, "receive")
-        return part.receive(_own(clients, part), message, model, probe)
+        model, memory = part.receive(_own(clients, part), message, model, probe)
+        return model, {**clients.memory, **_join([(part, memory)])}
 
     def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
         """Collect the parts' memories after a look at what was received."""
@@ -133,6 +134,14 @@ class Method:
         """Return the phases of local training."""
         part = first_defining(self.parts, "phases")
         return part.phases(_own(clients, part))
+
+    def between_phases(self, clients: Clients, number: int, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
+        """Let every part change the model and its memory between two phases."""
+        for part in self.parts:
+            if defines(part, "between_phases"):
+                model, memory = part.between_phases(_own(clients, part), number, model, probe)
+                clients = replace(clients, memory={**clients.memory, **_join([(part, memory)])})
+        return model, clients.memory
 
     def second_models(self) -> list[str]:
         """List the second models that clients keep, by the prefix of their names in the clients' memory."""
@@ -193,6 +202,14 @@ class Method:
     def wants_gradients(self) -> bool:
         """Tell whether a part needs the gradients of the last local step."""
         return any(part.wants_gradients() for part in self.parts)
+
+    def wants_mean_gradients(self) -> bool:
+        """Tell whether a part needs the mean of the gradients over all local steps."""
+        return any(part.wants_mean_gradients() for part in self.parts)
+
+    def settle(self, clients: Clients, start: Tensors, trained: Tensors) -> Tensors:
+        """Let every part change the trained model."""
+        return self._chain("settle", trained, lambda part, value: part.settle(_own(clients, part), start, value))
 
     def remember(self, clients: Clients, training: Training) -> Tensors:
         """Collect the parts' new memories."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedstrata.methods.base import Facts, Part, Phase
 from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import DECIDES_WHAT_IS_USED
 from fedstrata.spec import parameter
 
 _PAPER = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
@@ -36,9 +37,27 @@ class FedAvgFineTuning(Part):
     """
 
     facts: ClassVar[Facts] = Facts("averaging", _PAPER + "; fine-tuned as in SSFL, Table 1", _LINK)
+    claims: ClassVar[tuple[str, ...]] = (DECIDES_WHAT_IS_USED,)
 
     epochs: int | None = parameter(None, "Epochs of fine-tuning; none: as many as in a round.", low=1)
 
     def adaptation(self) -> Phase:
         """Train the whole model once more."""
         return Phase(epochs=self.epochs)
+
+
+@methods.register("local-adaptation")
+@dataclass(frozen=True)
+class LocalAdaptation(FedAvgFineTuning):
+    """FedAvg; after the last round every client trains the global model for one more epoch, for itself.
+
+    This is ``fedavg-ft`` with a single epoch, as PLayer-FL compares with it.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "personal layers and models",
+        "Yu et al., Salvaging Federated Learning by Local Adaptation, 2020",
+        "https://arxiv.org/abs/2002.04758",
+    )
+
+    epochs: int | None = parameter(1, "Epochs of adaptation; none: as many as in a round.", low=1)

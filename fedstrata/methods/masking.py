@@ -6,8 +6,9 @@ weights are zero at every local step, have no gradient (so that momentum stays i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Message, Part, Server, Step, Training
+from fedstrata.methods.base import Clients, Message, Part, Phase, Server, Step, Training
 from fedstrata.methods.selection import SETS_WEIGHTS, weights_of
-from fedstrata.rng import client_keys, uniform
-from fedstrata.stack import Tensors
+from fedstrata.rng import client_keys, key, uniform
+from fedstrata.stack import Tensors, weighted_mean
 
 SCOPES = ("weights", "all")
 """What a method may mask: the weights of convolutions and linear layers, or every parameter."""
@@ -86,13 +87,8 @@ class OwnMasks(Masked):
     """A mask of its own for each client, which the server knows too: it holds those of all N clients, ``[N, ...]``.
 
     Each participant gets and sends only what its own mask keeps; an entry of the global model is the mean over those
-    participants whose masks keep it, and stays as it is where none does. The clients' models are tested under their
-    masks.
+    participants whose masks keep it, and stays as it is where none does. What a client gets is what it is tested with.
     """
-
-    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
-        """Use only what the client's mask keeps."""
-        return keep(model, masks_in(clients.memory))
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send each participant what its mask keeps."""
@@ -149,14 +145,37 @@ def keep(tensors: Tensors, masks: Mapping[str, Tensor]) -> Tensors:
     {'a': tensor([1., 0.])}
     """
     return {
-        name: torch.where(masks[name], tensor, 0.0) if name in masks else tensor for name, tensor in tensors.items()
+        name: torch.where(masks[name], tensor, tensor.new_zeros(())) if name in masks else tensor
+        for name, tensor in tensors.items()
     }
 
 
 def send_under(message: Message, masks: Mapping[str, Tensor]) -> Message:
-    """Let only what the masks keep travel."""
-    sent = {name: mask for name, mask in masks.items() if name in message.tensors}
+    """Let only what the masks keep travel, and of that what masks before them kept."""
+    sent = {
+        name: mask & message.masks[name] if name in message.masks else mask
+        for name, mask in masks.items()
+        if name in message.tensors
+    }
     return replace(message, tensors=keep(message.tensors, sent), masks={**message.masks, **sent})
+
+
+# Changing them during local training ----------------------------------------------------------------------------------
+
+
+def epoch_ends(epochs: int) -> list[float]:
+    """Tell where local training may change its mask: after each epoch but the last, or in the middle of a single one.
+
+    >>> epoch_ends(1), epoch_ends(4)
+    ([0.5], [0.25, 0.5, 0.75])
+    """
+    return [epoch / epochs for epoch in range(1, epochs)] or [0.5]
+
+
+def divided_at(cuts: Sequence[float]) -> tuple[Phase, ...]:
+    """Divide local training into phases without changing it, so that a mask can be looked at or changed in between."""
+    edges = [0.0, *cuts, 1.0]
+    return tuple(Phase(span=span, continues=span[0] > 0) for span in pairwise(edges))
 
 
 # Making and measuring them --------------------------------------------------------------------------------------------
@@ -173,6 +192,20 @@ def random_masks(
         name: uniform(client_keys(seed, 0, clients, f"mask/{name}", device), shape) for name, shape in shapes.items()
     }
     return top_mask(scores, sparsity, batched=True)
+
+
+def common_random_masks(tensors: Mapping[str, Tensor], sparsity: float, seed: int) -> Tensors:
+    """Draw one mask for everybody, for tensors without an axis of clients; it depends on the seed only."""
+    scores = {
+        name: uniform(torch.tensor(key(seed, "mask", name), device=tensor.device), tensor.shape)
+        for name, tensor in tensors.items()
+    }
+    return top_mask(scores, sparsity)
+
+
+def mean_with_zeros(server: Server, replies: Message, shares: Tensor) -> Tensors:
+    r"""Merge replies so that a masked weight counts as zero: :math:`\sum_k p_k m_k w_k`, not divided by who kept it."""
+    return {name: weighted_mean(tensor, shares) for name, tensor in replies.tensors.items() if name in server.model}
 
 
 def layer_densities(layers: LayerMap, masks: Mapping[str, Tensor]) -> dict[str, float]:

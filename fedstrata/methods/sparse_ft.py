@@ -159,7 +159,7 @@ class SparseFineTuning(Part):
         sent = {name: tensor for name, tensor in message.tensors.items() if name in names}
         return Message(sent, {name: mask for name, mask in masks.items() if name in sent}, message.numbers)
 
-    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> Tensors:
+    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
         """Fill in what is frozen: the head that was announced, the backbone as it was at the beginning."""
         whole = dict(model)
         for name in clients.layers.head_names:
@@ -167,7 +167,7 @@ class SparseFineTuning(Part):
                 whole[name] = clients.memory[f"head/{name}"]
         for name, mask in message.masks.items():
             whole[name] = model[name].where(mask, clients.initial[name])
-        return whole
+        return whole, clients.memory
 
     def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
         """Hide what is frozen from momentum and from the gradient's norm."""

@@ -101,48 +101,55 @@ def _transformers(model: str) -> Any:
 
 
 def _pretrained(transformers: Any, weights: str, download: bool) -> Any:
-    """Load a backbone with all its weights, in single precision, from a directory or from what the hub has."""
-    directory = Path(weights).expanduser()
-    local = directory.is_dir()
+    """Load a backbone with all its weights, in single precision, from a directory or, if allowed, from the hub."""
+    directory = _directory(weights)
+    if directory is None and not download:
+        raise FedStrataError(
+            f"The weights '{weights}' are neither a directory nor stored here by an earlier download; give the "
+            "directory where they lie, or download=true to fetch them from the Hugging Face hub, or weights=none for "
+            "random ones."
+        )
     try:
         with _quiet(transformers), torch.random.fork_rng(devices=[]):
             backbone, report = transformers.ViTModel.from_pretrained(
-                str(directory) if local else weights,
+                weights if directory is None else str(directory),
                 add_pooling_layer=False,
-                local_files_only=local or not download,
+                local_files_only=directory is not None,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
     # What transformers and the hub raise has no base in common: errors of the system, of values, of HTTP libraries.
     except Exception as error:
-        raise _refusal(weights, local, download, first_line(error)) from error
-    if report["missing_keys"]:
+        where = "from the Hugging Face hub" if directory is None else f"from the directory '{directory}'"
         raise FedStrataError(
-            f"The weights '{weights}' lack the tensor '{min(report['missing_keys'])}'; give those of a vision "
-            "transformer."
-        )
-    if report["mismatched_keys"]:
-        name, found, wanted = min(report["mismatched_keys"])
+            f"The weights '{weights}' cannot be read {where}, where a config.json and a model.safetensors of a vision "
+            f"transformer must be: {first_line(error)}"
+        ) from error
+    # Some versions list tensors of another shape by name, others together with the shapes.
+    mismatched = (entry if isinstance(entry, str) else entry[0] for entry in report["mismatched_keys"])
+    for name in sorted((*report["missing_keys"], *mismatched)):
         raise FedStrataError(
-            f"The tensor '{name}' of the weights '{weights}' has the shape {list(found)}, but their config.json asks "
-            f"for {list(wanted)}; give the config.json that belongs to the weights."
+            f"The weights '{weights}' do not hold the tensor '{name}' in the shape that their config.json asks for; "
+            "give weights of a vision transformer together with their own config.json."
         )
     return backbone.float()
 
 
-def _refusal(weights: str, local: bool, download: bool, reason: str) -> FedStrataError:
-    if local:
-        return FedStrataError(
-            f"The directory '{weights}' holds no weights that can be read ({reason.rstrip('.')}); it must hold the "
-            "config.json and model.safetensors of a vision transformer."
-        )
-    if download:
-        return FedStrataError(f"The weights '{weights}' could not be fetched from the Hugging Face hub: {reason}")
-    return FedStrataError(
-        f"The weights '{weights}' are neither a directory nor stored here by an earlier download; give the directory "
-        "where they lie, or download=true to fetch them from the Hugging Face hub, or weights=none for random ones."
-    )
+def _directory(weights: str) -> Path | None:
+    """Find the directory of this name, or that in which the hub's library has stored what it once fetched.
+
+    Only the disk is looked at: the library itself goes to the network even when it is told to use local files only.
+    """
+    directory = Path(weights).expanduser()
+    if directory.is_dir():
+        return directory
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        stored = hub.try_to_load_from_cache(weights, "config.json")
+    except ValueError:  # not the name of a repository
+        return None
+    return Path(stored).parent if isinstance(stored, str) else None
 
 
 @contextmanager

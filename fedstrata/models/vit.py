@@ -38,7 +38,6 @@ class PatchEmbedding(nn.Module):
         self.positions = nn.Parameter(torch.randn(1, tokens, width))
         self.dropout = nn.Dropout(dropout)
         nn.init.kaiming_normal_(self.projection.weight, nonlinearity="linear")
-        nn.init.zeros_(_bias(self.projection))
 
     def forward(self, images: Tensor) -> Tensor:
         """Turn ``[n, channels, height, width of the image]`` into ``[n, tokens, width]``."""

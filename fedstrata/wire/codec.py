@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -254,7 +255,7 @@ def _types(raw: Any) -> tuple[torch.dtype, torch.dtype]:
             return dtype, dtype
         case [torch.dtype() as dtype, torch.dtype() as sent_as] if sent_as in _narrower(dtype):
             return dtype, sent_as
-    raise WireError(f"A message describes values of the unknown type {str(raw)[:60]!r}.")
+    raise WireError(f"A message describes values of the unknown type {reprlib.repr(raw)}.")
 
 
 def _narrower(dtype: torch.dtype) -> set[torch.dtype]:
@@ -268,7 +269,7 @@ def _shape(raw: Any) -> tuple[int, ...]:
         or not all(type(size) is int and 0 <= size < 2**62 for size in raw)
         or math.prod(max(size, 1) for size in raw) >= 2**62
     ):
-        raise WireError(f"A message describes the impossible shape {str(raw)[:60]}.")
+        raise WireError(f"A message describes the impossible shape {reprlib.repr(raw)}.")
     return (1, *raw)
 
 
@@ -279,7 +280,7 @@ def _broadcasts(mask_shape: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _not_a_tensor(raw: Any) -> WireError:
-    return WireError(f"A message describes something that is not a tensor: {str(raw)[:100]}.")
+    return WireError(f"A message describes something that is not a tensor: {reprlib.repr(raw)}.")
 
 
 def _check_one_client(message: Message) -> None:

@@ -98,7 +98,8 @@ def true_counts(truth: Tensor) -> _Counts:
 def _equal_rows(left: Tensor, right: Tensor) -> _Truth:
     if left.device.type != "cpu":
         return (left == right.to(left.device)).all(1).cpu().numpy()
-    return (left.numpy() == right.cpu().numpy()).all(1)
+    same: _Truth = np.all(left.numpy() == right.cpu().numpy(), axis=1)
+    return same
 
 
 def _entries(truth: Tensor) -> _Truth:
@@ -142,25 +143,24 @@ def _gap_records(entries: _Truth) -> list[list[Bytes]]:
 
 def _read_gaps(reader: Reader, count: int, of_true: bool) -> _Truth:
     rarer, unary_bytes = reader.unpack(_GAPS)
-    if 2 * rarer > count:
-        raise WireError(f"A message announces {rarer} of {count} truth values as the rarer ones.")
     width = int(_remainder_width(rarer, count))
     ends = np.flatnonzero(np.unpackbits(reader.take(unary_bytes)).view(np.bool_))
     last = int(ends[-1]) + 1 if len(ends) else 0
-    # The quotients alone may not lead past the end: after that, no sum below can overflow.
-    if len(ends) != rarer or unary_bytes != -(-last // 8) or ((last - rarer) << width) + rarer > count:
+    if len(ends) != rarer or unary_bytes != -(-last // 8):
         raise WireError(f"A message does not hold the {rarer} gaps that it announces.")
-    quotients = np.diff(ends, prepend=-1) - 1
-    positions = np.cumsum((quotients << width) + _unpack_planes(reader, rarer, width) + 1) - 1
-    if rarer and positions[-1] >= count:
+    remainders = _unpack_planes(reader, rarer, width)
+    # In Python's numbers, which cannot overflow; after that, the sums below cannot either.
+    if ((last - rarer) << width) + int(remainders.sum()) + rarer > count:
         raise WireError(f"The gaps in a message lead past the last of {count} truth values.")
+    quotients = np.diff(ends, prepend=-1) - 1
+    positions = np.cumsum((quotients << width) + remainders + 1) - 1
     entries = np.full(count, not of_true)
     entries[positions] = of_true
     return entries
 
 
 def _remainder_width(rarer: int | _Counts, entries: int) -> _Counts:
-    r"""Choose the bits of a remainder; none: where gaps cannot be smaller than bits.
+    r"""Choose the bits of a remainder; none where gaps cannot be smaller than bits.
 
     For a random mask of density :math:`p`, the best Rice parameter is
     :math:`1 + \lfloor \log_2 (\ln(\varphi - 1) / \ln(1 - p)) \rfloor` with the golden ratio :math:`\varphi` (Kiely,
@@ -174,14 +174,15 @@ def _remainder_width(rarer: int | _Counts, entries: int) -> _Counts:
 
 
 def _gap_sizes(rows: Tensor, wanted: npt.NDArray[np.bool_]) -> _Counts:
-    """Count the bytes of the gaps in each row ``[K, n]`` that is wanted; the others get more than they can need."""
+    """Count the bytes of the gaps in each row ``[K, n]``; where they are not wanted, or not considered, very many."""
     ones = true_counts(rows)
     rarer = np.minimum(ones, rows.shape[1] - ones)
     widths = _remainder_width(rarer, rows.shape[1])
     result = np.full(len(rows), np.iinfo(np.int64).max, dtype=np.int64)
     candidates = np.flatnonzero(wanted & (widths > 0))
     at_once = max(1, _ENTRIES_AT_ONCE // max(1, rows.shape[1]))
-    for some in np.split(candidates, range(at_once, len(candidates), at_once)):
+    for start in range(0, len(candidates), at_once):
+        some = candidates[start : start + at_once]
         picked = torch.from_numpy(some).to(rows.device)
         of_true = torch.from_numpy(ones[some] == rarer[some]).to(rows.device)
         quotients = _quotient_sums(rows[picked] == of_true[:, None], torch.from_numpy(widths[some]).to(rows.device))
@@ -194,7 +195,7 @@ def _quotient_sums(rows: Tensor, widths: Tensor) -> _Counts:
     """Sum the quotients of the gaps between the true entries of each row."""
     positions = _positions(rows.reshape(-1))
     row = positions.div(rows.shape[1], rounding_mode="floor")
-    # The place before a row's first entry is the last of the row before: a gap begins behind whichever is later.
+    # A gap begins behind the entry before, or with the row.
     previous = torch.cat([positions.new_full((1,), -1), positions[:-1]]).maximum(row * rows.shape[1] - 1)
     quotients = (positions - previous - 1) >> widths[row]
     return torch.zeros_like(widths).index_add_(0, row, quotients).cpu().numpy()

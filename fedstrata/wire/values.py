@@ -160,10 +160,11 @@ def _scaled(numbers: Tensor) -> tuple[Tensor, float]:
     if not math.isfinite(largest):
         raise FedStrataError("Values that are not finite cannot be sent as int8; send them as they are.")
     scale = largest / _LARGEST_INT8
-    if scale == 0:
+    if scale < torch.finfo(wide.dtype).tiny:
         return torch.zeros_like(numbers, dtype=torch.int8), 0.0
     return (wide / scale).round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scale
 
 
 def _unscaled(whole: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    return (whole.to(torch.promote_types(dtype, torch.float32)) * scale).to(dtype)
+    largest = torch.finfo(dtype).max
+    return (whole.to(torch.promote_types(dtype, torch.float32)) * scale).clamp_(-largest, largest).to(dtype)

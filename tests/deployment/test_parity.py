@@ -6,55 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from in_process import InProcessGrid
-from torch import nn
+from small_world import EXPERIMENT, SITES, ingredients, simulated
 
-from fedstrata.data import Split, datasets
 from fedstrata.deployment.server import Deployment
 from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
-from fedstrata.engines.planning import Plan
-from fedstrata.experiment import Experiment
 from fedstrata.methods import methods
 from fedstrata.runs import RunFolder
-from fedstrata.simulation import Ingredients, Simulation
 
-SITES = 4
-EXPERIMENT = Experiment(
-    rounds=3,
-    epochs=1,
-    batch_size=8,
-    optimiser="sgd(learning_rate=0.05, momentum=0.9, keep=true)",
-    engine="loop",
-    seed=3,
-    checkpoint_every=1,
-)
 COMBINATIONS = ["fedbn+fedprox(mu=0.1)", "fedbn+lips(every=1)+lws", "ssfl(sparsity=0.8, refresh_every=1)+fedbn+lws"]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(1, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4)
-        self.body = nn.Conv2d(4, 4, 3, padding=1)
-        self.hidden = nn.Linear(16, 8)
-        self.head = nn.Linear(8, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.norm(self.stem(x)))
-        x = nn.functional.max_pool2d(torch.relu(self.body(x)), 4)
-        return self.head(torch.relu(self.hidden(x.flatten(1))))
-
-
-def ingredients() -> Ingredients:
-    dataset = datasets.make("digits").load(None)
-    order = np.random.default_rng(0).permutation(dataset.train)
-    train = tuple(np.split(order[:60], np.cumsum([9, 16, 12])))
-    test = tuple(dataset.test[20 * site : 20 * site + 10 + site] for site in range(SITES))
-    return Ingredients(dataset=dataset, split=Split(train, test), model=Net)
 
 
 @dataclass
@@ -64,9 +26,7 @@ class Outcome:
 
 
 def in_simulation(method: str, **changes: Any) -> Outcome:
-    simulation = Simulation.prepare(
-        EXPERIMENT.with_changes({"method": method, **changes}), ingredients(), Plan("loop", 1)
-    )
+    simulation = simulated(method, **changes)
     simulation.run()
     return Outcome(simulation.engine.server.model, simulation.metrics.to_tables())
 

@@ -76,7 +76,7 @@ def test_the_released_clamp_bounds_beta_times_tau(beta, bounded):
 
 def test_the_servers_own_step_counts():
     """With momentum 0.5 and a velocity of (1, 1) from before, the step is (1, 1) instead of (.5, .5)."""
-    velocity = {"fedavgm/0.weight": torch.ones(1, 2), "fedavgm/1.weight": torch.zeros(2, 1)}
+    velocity = {"fedavgm/velocity/0.weight": torch.ones(1, 2), "fedavgm/velocity/1.weight": torch.zeros(2, 1)}
     method = Method.make("fedavgm(beta=0.5)+lws(beta=0.1)")
     server = server_view(TWO, OLD)
     server = server_view(TWO, OLD, memory={**method.server_memory(server), **velocity})
@@ -85,7 +85,7 @@ def test_the_servers_own_step_counts():
     gamma = 5 / (0.1 * math.sqrt(0.5) * math.sqrt(2) + 5)
     assert float(memory["lws/gamma/0"]) == pytest.approx(gamma, abs=1e-8)
     assert new["0.weight"].flatten().tolist() == pytest.approx([4 * gamma, 5 * gamma], abs=1e-6)
-    assert memory["fedavgm/0.weight"].tolist() == [[1.0, 1.0]]
+    assert memory["fedavgm/velocity/0.weight"].tolist() == [[1.0, 1.0]]
 
 
 def test_entries_that_a_client_did_not_send_count_as_unchanged():

@@ -1,0 +1,143 @@
+"""A server and its sites as processes of one machine, with TLS and keys as between real ones: for trying it out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedstrata.deployment.federation import Standing
+from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SITES_FILE, SitesFile, make_keys
+from fedstrata.deployment.server import Deployment
+from fedstrata.deployment.superlink import ServerCertificate, SuperLink
+from fedstrata.engines.flower import GridNetwork
+from fedstrata.errors import FedStrataError
+from fedstrata.simulation import Listener
+
+LOOPBACK = "127.0.0.1"
+_POLL_SECONDS = 0.1
+_SECONDS_TO_END = 10.0
+
+
+def site_names(count: int) -> list[str]:
+    """Name the sites of a rehearsal."""
+    return [f"site-{number + 1}" for number in range(count)]
+
+
+def sites_folder(out: Path) -> Path:
+    """Tell where the sites of a rehearsal keep what is theirs: beside the run folder, which is the server's."""
+    return out.with_name(f"{out.name}-sites")
+
+
+def serve(
+    deployment: Deployment,
+    link: SuperLink,
+    listener: Listener | None = None,
+    watch: Callable[[Standing], None] = lambda standing: None,
+    log: Callable[[str], None] = lambda line: None,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits."""
+
+    def nodes() -> dict[int, tuple[int, str]]:
+        check()
+        return link.nodes()
+
+    network = GridNetwork(link.grid(), nodes, 0.02, link.forget)
+    return replace(deployment, traffic=link.traffic).run(network, listener, watch, log)
+
+
+def rehearse(
+    deployment: Deployment,
+    listener: Listener | None = None,
+    watch: Callable[[Standing], None] = lambda standing: None,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Run a deployment on this machine: the server here, each site a process of its own, over loopback with TLS."""
+    deployment = replace(deployment, rehearsal=True)
+    deployment.check()
+    with tempfile.TemporaryDirectory(prefix="fedstrata-keys-") as temporary:
+        keys = Path(temporary) / "keys"
+        make_keys(keys, [LOOPBACK, "localhost"], deployment.names)
+        members = SitesFile.read(keys / "server" / SITES_FILE).members
+        certificate = ServerCertificate(keys / "server" / CERTIFICATE, keys / "server" / SERVER_KEY)
+        with (
+            SuperLink(LOOPBACK, 0, [member.public_key for member in members], certificate) as link,
+            LocalSites(deployment, link.address, keys) as sites,
+        ):
+            return serve(deployment, link, listener, watch, log, sites.check)
+
+
+class LocalSites:
+    """The processes of the sites; they end with this one."""
+
+    def __init__(self, deployment: Deployment, address: str, keys: Path) -> None:
+        self.names = deployment.names
+        self.logs = [keys.parent / f"{name}.log" for name in self.names]
+        self.commands = [
+            client_command(
+                address,
+                name,
+                keys / "sites" / name,
+                sites_folder(deployment.out) / name,
+                *("--part", str(number), "--poll", str(_POLL_SECONDS), "--parent", str(os.getpid())),
+                *_own_data(deployment),
+            )
+            for number, name in enumerate(self.names)
+        ]
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> LocalSites:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
+        for command, log in zip(self.commands, self.logs, strict=True):
+            with log.open("wb") as file:
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=file,
+                        env=environment,
+                        start_new_session=True,
+                    )
+                )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(timeout=_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def check(self) -> None:
+        """Stop where a site has ended by itself, with its last words."""
+        for name, process, log in zip(self.names, self.processes, self.logs, strict=True):
+            if process.poll() is not None:
+                words = log.read_text(errors="replace").strip().splitlines()
+                raise FedStrataError(f"{name} has ended: {words[-1] if words else f'code {process.returncode}'}")
+
+
+def client_command(address: str, name: str, keys: Path, state: Path, *more: str) -> list[str]:
+    """Write the command that starts a site."""
+    return [
+        *(sys.executable, "-m", "fedstrata", "client", "--server", address, "--site", name),
+        *("--keys", str(keys), "--state", str(state), *more),
+    ]
+
+
+def _own_data(deployment: Deployment) -> Sequence[str]:
+    experiment = deployment.experiment
+    root = () if experiment.data_root is None else ("--data-root", experiment.data_root)
+    return "--device", experiment.device, *root

@@ -1,0 +1,144 @@
+"""DisPFL: decentralised training of sparse models, each client with a mask of its own that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.functional import erk_masks, readjust, readjusted_at
+from fedstrata.methods.base import Clients, Facts, Message, Probe, Server, Training
+from fedstrata.methods.masking import Masked, as_memory, keep, layer_densities, masks_in, send_under
+from fedstrata.methods.peers import NO_SERVER, Peers, heard, last_models, mean_with, noted
+from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import SETS_WEIGHTS
+from fedstrata.rng import client_keys, uniform
+from fedstrata.spec import parameter
+from fedstrata.stack import Tensors
+
+
+@methods.register("dispfl")
+@dataclass(frozen=True)
+class DisPFL(Peers, Masked):
+    r"""Decentralised and sparse: each client trains under a mask of its own, and moves it after each round.
+
+    Client k begins a round from the average over itself and random neighbours, of each entry over those that hold it,
+    cut to its own mask: :math:`w_k = m_k \odot \sum_j w_j / \sum_j m_j`, zero where nobody holds an entry. It trains
+    inside the mask. Then it drops, in each tensor, the smallest :math:`\lceil r_t n \rceil` of its :math:`n` weights,
+    :math:`r_t = \frac{\alpha}{2} (1 + \cos(\pi t / T))` with t from 0, and adds as many others to the mask for the
+    next round: those with the largest gradients on one minibatch, or random ones, as the authors' scripts, and so
+    SSFL's comparison, have it (``regrow=random``). What it sends to its neighbours is what it trained, under the mask
+    with which it trained.
+
+    Masks start at random, another one for each client, with Erdos-Renyi-Kernel densities over all parameters, biases
+    and norms included (those become dense). What is personal to a client is not masked. Each client downloads the
+    kept weights and the masks of its neighbours, and uploads its own.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "decentralised",
+        "Dai et al., DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized Sparse "
+        "Training, ICML 2022",
+        "https://arxiv.org/abs/2206.00187",
+        not_on_network=NO_SERVER,
+    )
+    claims: ClassVar[tuple[str, ...]] = (*Peers.claims, SETS_WEIGHTS)
+
+    density: float = parameter(0.5, "The fraction of weights that a mask keeps.", above=0, high=1)
+    alpha: float = parameter(0.5, "The fraction of kept weights that the first round exchanges.", low=0, below=1)
+    regrow: str = parameter(
+        "gradient", "What comes back: the largest gradients, or any.", choices=("gradient", "random")
+    )
+    batch_size: int = parameter(128, "Samples in the minibatch on which gradients are taken.", low=1)
+
+    # At the client ----------------------------------------------------------------------------------------------------
+
+    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
+        """Draw the first mask; keep the mask of the last training, under which the model was sent, beside it."""
+        shapes = {name: model[name].shape[1:] for name in _masked(clients.layers.parameter_names, clients.shared)}
+        masks = self._first_masks(shapes, clients.seed, clients.ids, clients.sizes.device)
+        return {**as_memory(masks), **_as_sent(masks)}
+
+    def _first_masks(
+        self, shapes: Mapping[str, torch.Size], seed: int, clients: Iterable[int], device: torch.device
+    ) -> Tensors:
+        """Draw a mask for each client, which depends on the seed and its number only."""
+        ids = tuple(clients)
+        scores = {
+            name: uniform(client_keys(seed, 0, ids, f"{self.name}/{name}", device), shape)
+            for name, shape in shapes.items()
+        }
+        return erk_masks(scores, self.density, batched=True)
+
+    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
+        """Average each entry over those that hold it, and cut to the own mask."""
+        masks, held = _sent(clients.memory), heard(message.masks)
+        own = keep(model, masks)
+        mixed = {}
+        for name, peers in heard(message.tensors).items():
+            holders = torch.cat((masks[name].unsqueeze(1), held[name]), dim=1) if name in held else None
+            mixed[name] = mean_with(own[name], peers, holders)
+        return keep({**own, **mixed}, masks_in(clients.memory)), clients.memory
+
+    def remember(self, clients: Clients, training: Training) -> Tensors:
+        """Move the mask for the next round."""
+        masks = masks_in(clients.memory)
+        fraction = readjusted_at(clients.round - 1, clients.rounds, self.alpha)
+        growth = self._growth(clients, training, masks)
+        moved = {
+            name: readjust(mask, training.trained[name], growth[name], fraction, batched=True)
+            for name, mask in masks.items()
+        }
+        return {**clients.memory, **as_memory(moved), **_as_sent(masks)}
+
+    def _growth(self, clients: Clients, training: Training, masks: Tensors) -> Tensors:
+        """Score what may come back."""
+        if self.regrow == "random":
+            return {name: uniform(clients.keys(f"{self.name}/{name}"), mask.shape[1:]) for name, mask in masks.items()}
+        gradients = training.probe.gradients(training.trained, self.batch_size)
+        return {name: gradients[name].abs() for name in masks}
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
+        """Send what was trained, under the mask with which it was."""
+        return send_under(message, _sent(clients.memory))
+
+    # The relay --------------------------------------------------------------------------------------------------------
+
+    def server_memory(self, server: Server) -> Tensors:
+        """Know every client by the initial model under its first mask."""
+        shapes = {name: server.model[name].shape for name in _masked(server.layers.parameter_names, server.model)}
+        masks = self._first_masks(shapes, server.seed, range(server.clients), server.sizes.device)
+        models = keep(last_models(super().server_memory(server)), masks)
+        return {**{f"last/{name}": stack for name, stack in models.items()}, **as_memory(masks)}
+
+    def broadcast(self, server: Server, message: Message) -> Message:
+        """Relay the neighbours' last models, under their masks."""
+        message, peers = super().broadcast(server, message), self.choose_peers(server)
+        masks = {f"peers/{name}": masks[peers] for name, masks in masks_in(server.memory).items()}
+        return replace(message, masks={**message.masks, **masks})
+
+    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+        """Note what the participants sent, and under which masks."""
+        new, memory = super().refine(server, replies, shares, new)
+        return new, {**memory, **noted(server, "mask", replies.masks)}
+
+    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+        """Tell which part of each layer the masks keep, in the mean over all clients."""
+        return {"density": layer_densities(server.layers, masks_in(server.memory))}
+
+
+def _masked(parameters: Iterable[str], shared: Iterable[str]) -> list[str]:
+    """Name what is masked: the parameters that are shared."""
+    known = set(shared)
+    return [name for name in parameters if name in known]
+
+
+def _as_sent(masks: Tensors) -> Tensors:
+    return {f"sent/{name}": mask for name, mask in masks.items()}
+
+
+def _sent(memory: Tensors) -> Tensors:
+    return {name.removeprefix("sent/"): mask for name, mask in memory.items() if name.startswith("sent/")}

@@ -1,0 +1,74 @@
+"""Ditto: a personal model beside the shared one, held near it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedstrata.methods.base import Clients, Facts, Part, Phase, Step
+from fedstrata.methods.fedprox import proximal_term
+from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import DECIDES_WHAT_IS_USED
+from fedstrata.spec import parameter
+from fedstrata.stack import Tensors
+
+
+@methods.register("ditto")
+@dataclass(frozen=True)
+class Ditto(Part):
+    r"""FedAvg, and beside it a personal model at each client that is held near the global one.
+
+    A participant trains the global model as in FedAvg, and its own :math:`v_k`, which never leaves it, on
+    :math:`f_k(v_k) + \frac{\lambda}{2} \lVert v_k - w^t \rVert^2`: every step is :math:`v_k \leftarrow v_k - \eta
+    (\nabla f_k(v_k) + \lambda (v_k - w^t))` with the global model :math:`w^t` as received, over the shared parameters.
+    Clients use :math:`v_k`; who sits out keeps it as it is. What travels is as in FedAvg.
+
+    The authors' solver makes one step on each model per batch; here the two are trained one after the other, which is
+    the same since neither sees the other. The default for :math:`\lambda` is that of their scripts. ``pull=released``
+    is the variant in DisPFL's code, used in SSFL's comparisons: after each plain step, :math:`v_k \leftarrow v_k - \eta
+    \lambda (v_k - w^t)`; there with ``strength=0.5``, three epochs for the personal model and two for the global one.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "personal layers and models",
+        "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+        "https://arxiv.org/abs/2012.04221",
+    )
+    claims: ClassVar[tuple[str, ...]] = (DECIDES_WHAT_IS_USED,)
+    second_models: ClassVar[tuple[str, ...]] = ("personal",)
+
+    strength: float = parameter(1.0, "How strongly the personal model is held (lambda).", low=0)
+    epochs: int | None = parameter(None, "Epochs for the personal model; none: as many as for the global one.", low=1)
+    pull: str = parameter(
+        "gradient",
+        "Pull the personal model inside the gradient, or after the step as DisPFL's code does.",
+        choices=("gradient", "released"),
+    )
+
+    def phases(self, clients: Clients) -> tuple[Phase, ...]:
+        """Train the global model, then the personal one."""
+        return Phase(name="global"), Phase(model="personal", epochs=self.epochs, name="personal")
+
+    def loss(self, clients: Clients, step: Step) -> Tensor | None:
+        """Hold the personal model near the global one."""
+        if step.phase.model is None or self.pull != "gradient":
+            return None
+        return proximal_term(clients, step.parameters, step.received, self.strength)
+
+    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
+        """In the released variant, pull the personal model after the step."""
+        if step.phase.model is None or self.pull != "released":
+            return parameters
+        reach = step.learning_rate * self.strength
+        pulled = {
+            name: tensor - reach * (tensor - step.received[name])
+            for name, tensor in parameters.items()
+            if name in clients.shared
+        }
+        return {**parameters, **pulled}
+
+    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
+        """Use the personal model."""
+        return {name: clients.memory[f"personal/{name}"] for name in model}

@@ -1,0 +1,43 @@
+"""FedDisco: shares that look at the clients' labels too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedstrata.functional import disco_shares
+from fedstrata.methods.base import Facts, Message, Part, Server
+from fedstrata.methods.registry import methods
+from fedstrata.spec import parameter
+
+
+@methods.register("feddisco")
+@dataclass(frozen=True)
+class FedDisco(Part):
+    r"""Weigh clients by their size and by how evenly they hold the classes.
+
+    :math:`p_k \propto \mathrm{ReLU}(n_k - a \, d_k + b)` with :math:`n_k` the relative size among the participants and
+    :math:`d_k` the distance of the client's label distribution from the uniform one. Where nobody would get anything,
+    sizes alone decide.
+
+    The released code divides the distances by their sum, against the formula (``normalise``). The server uses the
+    clients' label histograms, which they declare with their sizes before the first round; nothing more travels than in
+    FedAvg.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "aggregation",
+        "Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023",
+        "https://arxiv.org/abs/2305.19229",
+    )
+
+    a: float = parameter(0.5, "How strongly the distance counts.", low=0)
+    b: float = parameter(0.1, "What every client gets beforehand.", low=0)
+    distance: str = parameter("kl", "The distance of label distributions.", choices=("kl", "l1", "l2", "cosine"))
+    normalise: bool = parameter(False, "Divide the distances by their sum, as the released code does.")
+
+    def weigh(self, server: Server, replies: Message) -> Tensor:
+        """Compute the shares from what the participants declared."""
+        return disco_shares(server.sizes, server.label_counts, self.a, self.b, self.distance, self.normalise)

@@ -1,0 +1,128 @@
+"""FedFomo: each client weighs other clients' models by how much they help it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.methods.base import Clients, Facts, Message, Probe, Server, Training
+from fedstrata.methods.peers import Peers, heard, mix, rows_of
+from fedstrata.methods.registry import methods
+from fedstrata.rng import client_keys, permutation, uniform
+from fedstrata.spec import parameter
+from fedstrata.stack import Tensors, align, squared_norm, subtract
+
+
+@methods.register("fedfomo")
+@dataclass(frozen=True)
+class FedFomo(Peers):
+    r"""Each client mixes the models that lower its loss on held-out samples, by how much they do.
+
+    With :math:`\theta_i` the model with which client i began its last training, it weighs each model :math:`\theta_n`
+    that the server sends, and its own after that training, by :math:`w_n = \frac{L_i(\theta_i) - L_i(\theta_n)}
+    {\lVert \theta_n - \theta_i \rVert}` (Eq. 4), with the loss on samples that it holds out, and goes on from
+    :math:`\theta_i + \sum_n \hat w_n (\theta_n - \theta_i)`, where :math:`\hat w` are the positive weights, scaled to
+    sum to one (Eq. 5). Where none is positive it goes on from :math:`\theta_i`: its own training is given up too.
+    Running statistics are mixed with the same weights.
+
+    The server adds the weights up to an affinity between clients, and sends those with the highest, with exceptions:
+    each place goes with probability :math:`\varepsilon`, which decays, to a random other client. The defaults are
+    those of the authors' code, with 10 models beside the own one. SSFL's comparison takes ``held_out=0.1``,
+    ``epsilon=0.5`` and ``decay=0``.
+
+    Each client downloads M models, and uploads its own and M weights. Clients see other clients' models.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "personal layers and models",
+        "Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021",
+        "https://arxiv.org/abs/2012.08565",
+    )
+
+    held_out_fraction: float = parameter(
+        0.2, "The part of its samples on which a client judges models.", above=0, below=1
+    )
+    epsilon: float = parameter(0.3, "How often a place goes to a random client, in the first round.", low=0, high=1)
+    decay: float = parameter(0.05, "By how much epsilon falls from round to round.", low=0)
+
+    def held_out(self) -> float:
+        """Hold samples out to judge models on."""
+        return self.held_out_fraction
+
+    # At the client ----------------------------------------------------------------------------------------------------
+
+    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
+        """Keep the model with which training began, and the last weights."""
+        weights = torch.zeros(len(clients.ids), self.neighbours, dtype=torch.float64, device=clients.sizes.device)
+        return {"weights": weights, **{f"start/{name}": tensor for name, tensor in model.items()}}
+
+    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
+        """Weigh the models heard and the own one, and mix them."""
+        start = {name: clients.memory[f"start/{name}"] for name in model}
+        peers = heard(message.tensors)
+        count = len(next(iter(peers.values()))[0]) if peers else 0
+        candidates = [
+            model,
+            *({**model, **{name: stack[:, place] for name, stack in peers.items()}} for place in range(count)),
+        ]
+        _, before = probe.test(start, held_out=True)
+        weights = torch.stack([self._weight(clients, probe, start, before, other) for other in candidates], dim=1)
+        positive = weights.clamp(min=0)
+        total = positive.sum(1)
+        helped = total > 0
+        shares = positive / total.where(helped, 1)[:, None]
+        mixed = {}
+        for name, stack in peers.items():
+            mixture = mix(torch.cat((model[name].unsqueeze(1), stack), dim=1), shares)
+            mixed[name] = mixture.where(align(helped, mixture), start[name])
+        noted = torch.zeros_like(clients.memory["weights"])
+        noted[:, :count] = weights[:, 1:]
+        return {**model, **mixed}, {**clients.memory, "weights": noted}
+
+    def _weight(self, clients: Clients, probe: Probe, start: Tensors, before: Tensor, other: Tensors) -> Tensor:
+        """Weigh one model of each client: ``[K]``; a model that does not differ has no weight."""
+        _, after = probe.test(other, held_out=True)
+        names = clients.layers.parameter_names
+        distance = squared_norm(subtract({name: other[name] for name in names}, start)).sqrt().to(before.dtype)
+        return torch.where(distance > 0, (before - after) / distance.where(distance > 0, 1), 0.0)
+
+    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
+        """Remember the model with which training begins."""
+        return {**clients.memory, **{f"start/{name}": tensor for name, tensor in received.items()}}
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
+        """Tell the weights of the models heard, too."""
+        weights = {f"{self.name}/weights": clients.memory["weights"]}
+        return Message({**message.tensors, **weights}, message.masks, message.numbers)
+
+    # At the server ----------------------------------------------------------------------------------------------------
+
+    def server_memory(self, server: Server) -> Tensors:
+        """Begin without any affinity."""
+        affinity = torch.zeros(server.clients, server.clients, dtype=torch.float64, device=server.sizes.device)
+        return {**super().server_memory(server), "affinity": affinity}
+
+    def choose_peers(self, server: Server) -> Tensor:
+        """Choose the peers of each participant, ``[K, M]``: most by affinity, some at random."""
+        own, count = rows_of(server)[:, None], min(self.neighbours, server.clients - 1)
+        keys = client_keys(server.seed, server.round, server.participants, "peers", server.sizes.device)
+        shuffled = permutation(keys, server.clients)
+        affinity = server.memory["affinity"][own[:, 0]].scatter(1, own, -torch.inf)
+        by_affinity = affinity.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
+        rank = shuffled.gather(1, by_affinity).argsort(dim=1)
+        epsilon = max(0.0, self.epsilon - self.decay * (server.round - 1))
+        at_random = (uniform(keys, (count,), stream=1) < epsilon).sum(1, keepdim=True)
+        order = torch.where(rank < count - at_random, rank - server.clients, shuffled.argsort(dim=1))
+        return order.scatter(1, own, server.clients).argsort(dim=1)[:, :count]
+
+    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+        """Note what the participants sent, and add their weights to the affinity."""
+        new, memory = super().refine(server, replies, shares, new)
+        peers = self.choose_peers(server)
+        weights = replies.tensors[f"{self.name}/weights"][:, : peers.shape[1]]
+        rows = rows_of(server)
+        added = memory["affinity"][rows].scatter_add(1, peers, weights)
+        return new, {**memory, "affinity": memory["affinity"].index_copy(0, rows, added)}

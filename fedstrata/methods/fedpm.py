@@ -1,0 +1,168 @@
+"""FedPM: random weights that nobody changes, and masks that everybody learns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.layers import LayerMap
+from fedstrata.methods.base import (
+    HOOKS_ON_WHAT_IS_SHARED,
+    Clients,
+    Facts,
+    Message,
+    Part,
+    Server,
+    Step,
+    Training,
+    defines,
+    equal_shares,
+)
+from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import SETS_WEIGHTS
+from fedstrata.rng import key, numpy_generator, uniform
+from fedstrata.spec import parameter
+from fedstrata.stack import Tensors
+
+
+@methods.register("fedpm")
+@dataclass(frozen=True)
+class FedPM(Part):
+    r"""Random weights stay as they are; clients learn which of them to use, and send one bit for each.
+
+    Every weight and bias of a convolution or linear layer is frozen at :math:`\pm c` with :math:`c = e \sqrt{1 /
+    n_{in}}`, drawn from the seed, so that it never travels. Clients train a score :math:`s` for each, which begins at
+    a draw from N(0, 1): in every forward pass a weight is used with probability :math:`\theta = \sigma(s)`, and the
+    gradient passes through the draw as if it were :math:`\theta`. A client then sends one drawn mask. The server takes
+    the mode of the posterior under a uniform Beta prior that is renewed in every round, which is the mean of the masks,
+    with 0 and 1 replaced by ``epsilon`` and 1 - ``epsilon``, and sends the scores :math:`\log(\theta / (1 - \theta))`.
+    All clients count alike.
+
+    What is tested is one network drawn from :math:`\theta`, or with ``tested=threshold`` the weights with :math:`\theta
+    > 1/2`. Norm layers stay at their initial scale and shift; their running statistics are shared as usual.
+
+    Scores need large steps: the authors train them with Adam at a learning rate of 0.1.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "sparse",
+        "Isik et al., Sparse Random Networks for Communication-Efficient Federated Learning, ICLR 2023",
+        "https://arxiv.org/abs/2209.15328",
+    )
+    claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
+    deploys_alike: ClassVar[bool] = True
+
+    epsilon: float = parameter(0.01, "How near to 0 and 1 a probability may come at the server.", above=0, below=0.5)
+    tested: str = parameter(
+        "sample", "The network that is tested: one draw, or what is likelier than not.", choices=("sample", "threshold")
+    )
+
+    def objects_to(self, other: Part) -> str | None:
+        """Refuse what works on weights that clients share: here they share masks."""
+        if any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
+            return f"'{self.name}' shares masks, and '{other.name}' works on weights that clients share"
+        return None
+
+    def initial(self, layers: LayerMap, model: Tensors, seed: int) -> Tensors:
+        """Put a score in the place of each weight."""
+        scores = {
+            name: torch.from_numpy(numpy_generator(seed, "fedpm", "scores", name).standard_normal(model[name].shape))
+            for name in _scored(layers)
+        }
+        return {**model, **{name: score.to(model[name]) for name, score in scores.items()}}
+
+    # The network ------------------------------------------------------------------------------------------------------
+
+    def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
+        """Draw the weights that take part in this pass; gradients go to their probabilities."""
+
+        def used(name: str) -> Tensor:
+            chance = parameters[name].sigmoid()
+            drawn = uniform(clients.keys(f"fedpm/{name}"), chance.shape[1:], step).to(chance.dtype) < chance
+            return chance + (drawn.to(chance.dtype) - chance).detach()
+
+        return {**parameters, **_masked(clients, parameters, {name: used(name) for name in _scored(clients.layers)})}
+
+    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+        """Train scores only."""
+        scored = set(_scored(clients.layers))
+        others = set(clients.layers.parameter_names) - scored
+        return {name: gradient for name, gradient in gradients.items() if name not in others}
+
+    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
+        """Turn scores into one network, by the same draws for everybody."""
+
+        def used(name: str) -> Tensor:
+            chance = model[name].sigmoid()
+            place = torch.tensor(key(clients.seed, clients.round, "fedpm", "tested", name), device=chance.device)
+            drawn = uniform(place, chance.shape[1:]) if self.tested == "sample" else chance.new_full((), 0.5)
+            return (drawn < chance).to(chance.dtype)
+
+        return {**model, **_masked(clients, model, {name: used(name) for name in _scored(clients.layers)})}
+
+    # What travels -----------------------------------------------------------------------------------------------------
+
+    def broadcast(self, server: Server, message: Message) -> Message:
+        """Send scores; what is frozen everybody knows."""
+        return message.without(_frozen(server.layers))
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
+        """Send one drawn mask, a bit per weight."""
+        sent = message.without(_frozen(clients.layers))
+        for name in _scored(clients.layers):
+            if name in sent.tensors:
+                chance = sent.tensors[name].sigmoid()
+                sent.tensors[name] = uniform(clients.keys(f"fedpm/sent/{name}"), chance.shape[1:]) < chance
+        return sent
+
+    def weigh(self, server: Server, replies: Message) -> Tensor:
+        """Let all clients count alike."""
+        return equal_shares(server)
+
+    def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
+        """Average the masks into probabilities, and those into scores; average the rest as usual."""
+        scored = [name for name in _scored(server.layers) if name in replies.tensors]
+        merged = super().merge(server, replies.without(scored), shares)
+        for name in scored:
+            masks = replies.tensors[name].to(server.model[name].dtype)
+            weights = shares.to(masks.dtype).reshape(-1, *[1] * (masks.dim() - 1))
+            chance = (weights * (self.epsilon + (1 - 2 * self.epsilon) * masks)).sum(0)
+            merged[name] = chance.logit()
+        return merged
+
+    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+        """Tell which part of each layer's weights is used on average."""
+        weights = {layer.name: layer.weight for layer in server.layers.weighted if layer.weight in server.model}
+        return {"density": {layer: float(server.model[name].sigmoid().mean()) for layer, name in weights.items()}}
+
+    def notes(self, layers: LayerMap) -> Iterable[str]:
+        """Say that without such weights nothing is learned."""
+        if not _scored(layers):
+            yield "The model has no convolution or linear weights, so 'fedpm' learns nothing."
+
+
+def _scored(layers: LayerMap) -> list[str]:
+    """Name what has a score: weights and biases of convolutions and linear layers."""
+    return [name for layer in layers.weighted for name in layer.parameters]
+
+
+def _frozen(layers: LayerMap) -> list[str]:
+    """Name the parameters that stay at their initial values."""
+    scored = set(_scored(layers))
+    return [name for name in layers.parameter_names if name not in scored]
+
+
+def _masked(clients: Clients, parameters: Tensors, masks: Tensors) -> Tensors:
+    """Multiply the frozen weights, drawn from the seed again each time, by masks ``[K, ...]``."""
+    layers, masked = clients.layers, {}
+    for name, mask in masks.items():
+        weight = layers.of(name).weight or name
+        size = math.e / math.sqrt(math.prod(parameters[weight].shape[2:]) or 1)
+        heads = uniform(torch.tensor(key(clients.seed, "fedpm", "weights", name), device=mask.device), mask.shape[1:])
+        masked[name] = torch.where(heads < 0.5, -size, size).to(mask.dtype) * mask
+    return masked

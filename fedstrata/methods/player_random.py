@@ -1,0 +1,32 @@
+"""PLayer-FL-Random: the ablation that shares a random prefix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.methods.base import Facts, Part
+from fedstrata.methods.player import PLayer
+from fedstrata.methods.registry import methods
+from fedstrata.spec import parameter
+
+
+@methods.register("player-random")
+@dataclass(frozen=True)
+class PLayerRandom(Part):
+    """Share a random prefix of the layers, neither all of them nor those that PLayer-FL would choose.
+
+    This is ``player(random=true)``: the prefix is drawn once per run. The survey of PLayer-FL takes place too, to know
+    which prefix to leave out.
+    """
+
+    facts: ClassVar[Facts] = PLayer.facts
+
+    threshold: float = parameter(
+        2.0, "By how much the sensitivity must grow from one layer to the next to end PLayer-FL's own prefix.", above=0
+    )
+    batch_size: int = parameter(128, "Samples in the batch on which gradients are taken.", low=1)
+
+    def parts(self) -> tuple[Part, ...]:
+        """Stand for PLayer-FL with a random prefix."""
+        return (PLayer(threshold=self.threshold, random=True, batch_size=self.batch_size),)

@@ -1,0 +1,72 @@
+"""A federation of four sites that is small enough to be run many times: real digits, a model of a few layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedstrata.data import Split, datasets
+from fedstrata.deployment.protocol import Request, digest
+from fedstrata.engines.planning import Plan
+from fedstrata.experiment import Experiment
+from fedstrata.simulation import Ingredients, Simulation
+
+SITES = 4
+EXPERIMENT = Experiment(
+    rounds=3,
+    epochs=1,
+    batch_size=8,
+    optimiser="sgd(learning_rate=0.05, momentum=0.9, keep=true)",
+    engine="loop",
+    seed=3,
+    checkpoint_every=1,
+)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.body = nn.Conv2d(4, 4, 3, padding=1)
+        self.hidden = nn.Linear(16, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = nn.functional.max_pool2d(torch.relu(self.body(x)), 4)
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
+
+
+def ingredients(sizes: tuple[int, ...] = (9, 16, 12, 23), model: Any = Net) -> Ingredients:
+    dataset = datasets.make("digits").load(None)
+    order = np.random.default_rng(0).permutation(dataset.train)
+    train = tuple(np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1]))
+    test = tuple(dataset.test[10 * site : 10 * site + 10 + site % 3] for site in range(len(sizes)))
+    return Ingredients(dataset=dataset, split=Split(train, test), model=model)
+
+
+def simulated(method: str, own: Ingredients | None = None, **changes: Any) -> Simulation:
+    experiment = EXPERIMENT.with_changes({"method": method, **changes})
+    return Simulation.prepare(experiment, own or ingredients(), Plan("loop", 1))
+
+
+def hello(
+    run: str = "run", number: int = 0, method: str = "fedbn", committed: int = 0, session: str = "one"
+) -> Request:
+    experiment = EXPERIMENT.with_changes({"method": method, "clients": SITES})
+    facts = {
+        "experiment": experiment.to_mapping(),
+        "number": number,
+        "sites": SITES,
+        "session": session,
+        "committed": committed,
+    }
+    return Request("hello", run, facts=facts)
+
+
+def request(kind: str, step: tuple[int, int], payload: bytes, run: str = "run", **facts: Any) -> Request:
+    return Request(kind, run, step, {"payload": digest(payload), **facts}, payload)
