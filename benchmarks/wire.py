@@ -7,7 +7,7 @@ One message with random weights under a random mask, in five ways: ``dense``; ``
 ``bitmask``, a bit per weight and the values; ``first``, what FedStrata sends when it sends the mask too; ``held``, what
 it sends when the receiver holds the mask. All ways have the same frame and checksum.
 
-Speeds are MB (10^6 bytes) per second of processor time on one core, the fastest of alternating repetitions: of the whole
+Speeds are MB (10^6 bytes) per second of processor time on one core, the fastest of alternating repetitions: of all the
 fp32 weights that go in and come out (``weights``), or of the bytes that travel (``wire``).
 """
 

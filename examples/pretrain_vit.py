@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fedstrata
-from fedstrata.files import write_atomically
+from fedstrata.files import make_folder, write_atomically
 from fedstrata.models import models
 from fedstrata.models.vit import ViTSpec
 from fedstrata.schedules import Cosine, schedules
@@ -45,6 +45,7 @@ def main() -> None:
     device, model = choose_device(options.device), models.make(options.model)
     if not isinstance(model, ViTSpec):
         raise fedstrata.FedStrataError(f"'{model}' cannot start from a file of weights; give a 'vit(...)'.")
+    make_folder(options.out.parent)
     experiment = fedstrata.Experiment(
         data=options.data,
         clients=1,

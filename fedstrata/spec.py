@@ -38,12 +38,14 @@ def parameter(
     above: float | None = None,
     below: float | None = None,
     choices: tuple[Any, ...] | None = None,
+    finite: bool = True,
 ) -> Any:
     """Declare a field of a :class:`Spec`: its default, what it means, and which values it admits.
 
-    ``low`` and ``high`` are inclusive bounds, ``above`` and ``below`` exclusive ones.
+    ``low`` and ``high`` are inclusive bounds, ``above`` and ``below`` exclusive ones. ``finite=False`` admits infinity,
+    written ``inf``.
     """
-    limits = {"low": low, "high": high, "above": above, "below": below, "choices": choices}
+    limits = {"low": low, "high": high, "above": above, "below": below, "choices": choices, "finite": finite}
     return dataclasses.field(default=default, metadata={"doc": doc, **limits})
 
 
@@ -298,7 +300,11 @@ def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) ->
     if choices and value not in choices:
         raise unknown_name(f"value for {where} called", str(value), [str(choice) for choice in choices])
     if isinstance(value, float) and not math.isfinite(value):
-        raise FedStrataError(f"{value} does not fit {where}: it takes a finite number.")
+        infinity_fits = not field.metadata.get("finite", True)
+        if math.isnan(value) or not infinity_fits:
+            raise FedStrataError(
+                f"{value} does not fit {where}: it takes a {'number' if infinity_fits else 'finite number'}."
+            )
     if isinstance(value, int | float) and not isinstance(value, bool):
         limits = {key: field.metadata.get(key) for key in ("low", "high", "above", "below")}
         outside = (

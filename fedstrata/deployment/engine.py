@@ -21,11 +21,13 @@ from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.methods.base import Message
 from fedstrata.methods.composition import Exchange
 from fedstrata.simulation import Prepared
-from fedstrata.stack import take_first
+from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import encode
 
-GlobalTest = Callable[[bytes, int], tuple[float, float] | None]
-"""Accuracy and loss of the model broadcast after a round on the server's own test set, where the server has one."""
+GlobalTest = Callable[[bytes, Sequence[tuple[Exchange, bytes]], int], tuple[float, float] | None]
+"""Accuracy and loss of the model broadcast after a round, to a client that has heard the announcements so far, on the
+server's own test set, where the server has one.
+"""
 
 
 class NetworkEngine:
@@ -82,7 +84,8 @@ class NetworkEngine:
         def read(site: int, reply: Reply) -> tuple[Message, int]:
             losses[site] = number_in(reply.facts, "loss")
             scores[site] = scores_from_facts(site, reply.facts.get("scores") if evaluate else {})
-            message, size = self._read(reply)
+            known = self.central.side.masks_known(self.server, [site], round, upload=True)
+            message, size = self._read(reply, known)
             check_weights(message, self.server.model, self.federation.rules.norm_limit)
             return message, size
 
@@ -102,7 +105,10 @@ class NetworkEngine:
         messages = self.central.messages(self._everybody, round + 1, testing=True)
         scores = self._tested("test", round, messages)
         alike = self.setting.everybody_alike and len(set(messages)) == 1
-        return scores, self.test(messages[0], round) if self.test is not None and alike else None
+        if self.test is None or not alike:
+            return scores, None
+        heard = [(exchange, self._announcement(exchange, step, 0)) for step, exchange in self._exchanges(round + 1)]
+        return scores, self.test(messages[0], [(exchange, told.payload) for exchange, told in heard], round)
 
     def adapted(self, round: int) -> Scores:
         """Let every site adapt its model once more, and test it."""
@@ -144,8 +150,8 @@ class NetworkEngine:
         self.federation.require(asked, len(replies))
         return replies
 
-    def _read(self, reply: Reply) -> tuple[Message, int]:
-        return read_reply(reply.payload, self.setting.initial, self.setting.device), len(reply.payload)
+    def _read(self, reply: Reply, known: Tensors | None = None) -> tuple[Message, int]:
+        return read_reply(reply.payload, self.setting.initial, self.setting.device, known), len(reply.payload)
 
     # Exchanges --------------------------------------------------------------------------------------------------------
 
@@ -185,12 +191,14 @@ def note_declarations(declared: Declared, declarations: Mapping[int, Declaration
 def global_test(ready: Prepared) -> GlobalTest:
     """Test global models on the global test set of data that the server has itself."""
     forward = LoopForward(ready.model, ready.setting.head)
-    evaluator, anybody = (
-        Evaluator(ready.setting, ready.data),
-        LoopClient(ClientSide(ready.setting, forward, ready.data), 0),
-    )
+    side, evaluator = ClientSide(ready.setting, forward, ready.data), Evaluator(ready.setting, ready.data)
 
-    def test(broadcast: bytes, round: int) -> tuple[float, float] | None:
+    def test(
+        broadcast: bytes, announcements: Sequence[tuple[Exchange, bytes]], round: int
+    ) -> tuple[float, float] | None:
+        anybody = LoopClient(side, 0)
+        for exchange, announcement in announcements:
+            anybody.adopt(exchange, announcement, round)
         return evaluator.common_model(forward, take_first(anybody.model(broadcast, round)))[1]
 
     return test

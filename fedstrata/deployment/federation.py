@@ -130,6 +130,8 @@ class Federation:
     """How many late, double or old answers came."""
     _held: dict[int, str] = field(default_factory=dict)
     """The payload that each site is known to hold."""
+    _forgetful: set[int] = field(default_factory=set)
+    """The sites that held nothing of what they got before, as where every message starts a new process."""
 
     def open(self) -> dict[int, Declaration]:
         """Greet the sites and learn about their samples."""
@@ -199,7 +201,7 @@ class Federation:
         """Send a request; a payload that the site holds already is only named."""
         if request.payload:
             name = digest(request.payload)
-            held = self._held.get(site) == name
+            held = self._held.get(site) == name and site not in self._forgetful
             request = replace(
                 request, facts={**request.facts, "payload": name}, payload=b"" if held else request.payload
             )
@@ -266,7 +268,9 @@ class Federation:
         if open.detours > _DETOURS:
             raise RefusedReply(f"it says '{status}' again and again")
         self._held.pop(site, None)
-        if status == UNREADY:
+        if status == MISSING:
+            self._forgetful.add(site)
+        elif status == UNREADY:
             open.todo.insert(0, self._hello(site))
         elif status == BEHIND:
             open.todo[:0] = self.missed(site, open.todo[0].round)

@@ -234,7 +234,7 @@ def declared_data(
     pool = np.concatenate([*labels, *tests])
     positions = np.split(np.arange(len(pool)), np.cumsum([len(part) for part in (*labels, *tests)])[:-1])
     train, test = positions[:sites], positions[sites:]
-    inputs = torch.zeros(1).expand(len(pool), *schema.input_shape)
+    inputs = torch.zeros(1, dtype=torch.uint8).expand(len(pool), *schema.input_shape)
     dataset = Dataset(
         name, inputs, torch.from_numpy(pool), np.concatenate(train), np.concatenate(test), schema.class_names
     )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedstrata._version import __version__
-from fedstrata.data import Split
+from fedstrata.data import Split, datasets
 from fedstrata.deployment.checks import RefusedReply, number_in
 from fedstrata.deployment.protocol import BEHIND, MISSING, REFUSED, UNREADY, ProtocolError, Reply, Request, digest
 from fedstrata.deployment.store import Record, SiteStore, Step
@@ -64,10 +64,14 @@ class SiteData:
 
     def prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
         """Load the site's samples and build the model."""
-        own = {"data": self.data, "data_root": self.data_root, "device": self.device, "clients": sites}
-        experiment = experiment.with_changes({key: value for key, value in own.items() if value is not None})
-        if self.data_root is None and self.data is None:
-            experiment = replace(experiment, data_root=None)
+        if self.data is None and getattr(datasets.make(experiment.data), "path", None) is not None:
+            raise FedStrataError(
+                f"The server names a folder of this machine ('{experiment.data}'); only the site itself may do that, "
+                "with --data or --data-root."
+            )
+        experiment = replace(
+            experiment, data=self.data or experiment.data, data_root=self.data_root, device=self.device, clients=sites
+        )
         if self.part is not None:
             if self.part != number:
                 raise FedStrataError(
@@ -127,8 +131,7 @@ class Site:
         self.data = data
         self.log = log
         self.run = ""
-        self.session = ""
-        self._experiment: dict[str, Any] = {}
+        self._greeting = Request("hello")
         self._floor = 0
         self._member: _Member | None = None
         self._store: SiteStore | None = None
@@ -167,27 +170,36 @@ class Site:
         number, sites = facts["number"], facts["sites"]
         if not 0 <= number < sites <= 10_000:
             raise ProtocolError(f"A hello came for site {number} of {sites}.")
-        if self._member is None or self._is_new(request):
+        store = SiteStore(self.root, request.run)
+        member = self._member
+        if member is None or self.run != request.run or _place(self._greeting) != _place(request):
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
-            self._store = SiteStore(self.root, request.run)
-            self._member, self._newest = _Member(ready, number), None
-            self.run, self._experiment = request.run, dict(facts["experiment"])
-            self.log(f"takes part in the run {self.run} as site {number + 1} of {sites}")
-        if self.session != facts["session"]:
-            self.session, self._floor = facts["session"], facts["committed"] + 1
-        return Reply(request.ticket, facts=self._member.declaration())
+            member = _Member(ready, number)
+            self.log(f"takes part in the run {request.run} as site {number + 1} of {sites}")
+        known = store.greeting()
+        same_session = known is not None and known.get("session") == facts["session"]
+        newest = store.newest()
+        self._floor = max(facts["committed"] + 1, newest[0] if same_session and newest is not None else 0)
+        store.write_greeting(facts)
+        self._member, self._store, self._newest = member, store, None
+        self.run, self._greeting = request.run, request
+        return Reply(request.ticket, facts=member.declaration())
 
-    def _is_new(self, request: Request) -> bool:
-        """Tell whether a hello speaks of another run, or of another place in it, than the one before."""
-        assert self._member is not None
-        facts = request.facts
-        return (self.run, self._experiment, self._member.number) != (request.run, facts["experiment"], facts["number"])
+    def _is_ready(self, request: Request) -> bool:
+        """Tell whether the site takes part in a request's run; one that was restarted remembers its last hello."""
+        if self._member is None and (self.root / request.run).is_dir():
+            known = SiteStore(self.root, request.run).greeting()
+            if known is not None:
+                self._hello(Request("hello", request.run, facts=known))
+        return self._member is not None and self.run == request.run
 
     def _do(self, request: Request) -> Reply:
         """Do a step that belongs to the run's history, unless it is done already."""
-        member, store = self._member, self._store
-        if member is None or store is None or self.run != request.run:
+        if not self._is_ready(request):
             return Reply(request.ticket, UNREADY)
+        member, store = self._member, self._store
+        assert member is not None
+        assert store is not None
         asked = str(request.facts.get("payload", ""))
         if request.step in store.steps():
             done = store.read(request.step)
@@ -228,9 +240,11 @@ class Site:
 
     def _look(self, request: Request) -> Reply:
         """Test the site's own model with what the server sent; nothing of the run's history changes."""
-        member, store = self._member, self._store
-        if member is None or store is None or self.run != request.run:
+        if not self._is_ready(request):
             return Reply(request.ticket, UNREADY)
+        member, store = self._member, self._store
+        assert member is not None
+        assert store is not None
         payload = self._received(request, str(request.facts.get("payload", "")))
         if payload is None:
             return Reply(request.ticket, MISSING)
@@ -274,6 +288,11 @@ class Site:
         device = self._member.ready.setting.device
         _, state = unpack({name: tensor.to(device) for name, tensor in record.state.items()})
         return state
+
+
+def _place(greeting: Request) -> tuple[Any, ...]:
+    """Tell what a hello makes of a site; another session of the server changes nothing of that."""
+    return tuple(greeting.facts.get(key) for key in ("experiment", "number", "sites"))
 
 
 def scores_from_facts(site: int, facts: Any) -> Scores:

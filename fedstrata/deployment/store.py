@@ -8,7 +8,8 @@ announcement, a round of training. Each is one folder that appears whole or not 
         reply.bin            the payload of its answer
         step.json            what was asked (its digest), what was answered, checksums
 
-With the newest steps kept, a request that comes again gets the same answer, and one that comes again with another
+Beside them lie ``hello.json``, what the server said of the run, and at its end ``model.safetensors``, the site's own
+final model. With the newest steps kept, a request that comes again gets the same answer, and one that comes again with another
 content (the server fell back to an earlier round) is answered from the state before it.
 """
 
@@ -105,6 +106,15 @@ class SiteStore:
         old = [step for step in self.steps() if step[0] <= newest[0] - ROUNDS_KEPT]
         for step in old[:-1]:
             files.remove_folder(self._folder(step))
+
+    def greeting(self) -> dict[str, Any] | None:
+        """Read the facts of the last hello, by which a site that was restarted goes on."""
+        path = self.path / "hello.json"
+        return files.from_json(files.read_bytes(path), path) if path.exists() else None
+
+    def write_greeting(self, facts: Mapping[str, Any]) -> None:
+        """Keep the facts of a hello."""
+        files.write_atomically(self.path / "hello.json", files.to_json(facts))
 
     def write_model(self, model: Mapping[str, Tensor]) -> None:
         """Keep the site's own final model."""

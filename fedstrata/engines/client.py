@@ -48,10 +48,13 @@ class ClientState:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round leaves at clients: their state, their reply, the trained models, and each client's mean loss."""
+    """What a round leaves at clients: their state, their reply with the masks in it that the server holds too, the
+    trained models, and each client's mean loss.
+    """
 
     state: ClientState
     reply: Message
+    known: Tensors
     trained: Tensors
     loss: Tensor
 
@@ -117,6 +120,7 @@ class ClientSide:
         method, keep = self.setting.method, self.setting.optimiser.keep
         received, clients = self.own_model(ids, state, broadcast, round)
         clients = replace(clients, memory=method.begin(clients, received, broadcast))
+        known = method.masks_known(clients, upload=True)
         model = start = method.perturb(clients, received)
         factor = self.setting.schedule.factor(round, self.setting.rounds, losses_so_far)
         learning_rate = self.setting.optimiser.learning_rate * factor
@@ -163,14 +167,19 @@ class ClientSide:
         reply = method.upload(clients, training, shared)
         resident = {name: model[name] for name in state.resident}
         used = method.deployed(clients, model)
-        return Outcome(ClientState(resident, clients.memory, kept), reply, used, torch.stack(losses).nanmean(0))
+        after = ClientState(resident, clients.memory, kept)
+        return Outcome(after, reply, known, used, torch.stack(losses).nanmean(0))
+
+    def masks_known(self, ids: Sequence[int], state: ClientState, round: int) -> Tensors:
+        """Return the masks under which the next broadcast may come without sending them."""
+        return self.setting.method.masks_known(self._view(ids, round, state.memory), upload=False)
 
     def adapted_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
-        """Train clients' own models once more, for themselves, at the initial learning rate."""
+        """Train clients' own models once more, for themselves, at the initial learning rate times that of the phase."""
         model, clients = self.own_model(ids, state, broadcast, round)
         phase = self.setting.method.adaptation()
         if phase is not None:
-            rate = self.setting.optimiser.learning_rate
+            rate = self.setting.optimiser.learning_rate * phase.rate
             model = self._trainer.train(clients, model, model, phase, rate, "adaptation").model
         return self.setting.method.deployed(clients, model)
 
@@ -186,6 +195,10 @@ class ClientSide:
     ) -> ClientState:
         """Take in what the server concluded from a survey."""
         return replace(state, memory=clone(exchange.adopt(self._view(ids, round, state.memory), announcement)))
+
+    def probe(self, ids: Sequence[int], round: int) -> DataProbe:
+        """Offer the data of some clients to measurements outside of a run."""
+        return DataProbe(self._trainer, self._view(ids, round, {}))
 
     @property
     def _trainer(self) -> Trainer:

@@ -2,7 +2,8 @@
 
 ``forward(parameters, buffers, inputs, keys, training)`` takes stacks ``[K, ...]`` and inputs ``[K, B, ...]`` and
 returns outputs ``[K, B, classes]`` and the buffers after the pass. Clients do not interact, so the gradient of the
-summed loss is every client's own gradient.
+summed loss is every client's own gradient. ``around`` lets a method compute single torch functions in its own way (see
+:meth:`fedstrata.methods.Part.operations`).
 
 :class:`LoopForward` runs plain PyTorch for one client at a time; :class:`StackedForward` runs all clients as one batch
 of models through ``torch.func.vmap``, with hand-made operations where the generic rule is slow. Both draw dropout from
@@ -12,6 +13,7 @@ per-client keys, so they agree.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -31,13 +33,27 @@ class Forward(Protocol):
     """Run K clients' models on K batches."""
 
     def __call__(
-        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        *,
+        training: bool,
+        around: Operations | None = None,
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
         ...
 
     def features(
-        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        *,
+        training: bool,
+        around: Operations | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
         """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
         ...
@@ -51,22 +67,43 @@ class LoopForward:
         self.head = head
 
     def __call__(
-        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        *,
+        training: bool,
+        around: Operations | None = None,
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
-        (outputs,), after = self._run(_Call(self.model), parameters, buffers, inputs, keys, training)
+        (outputs,), after = self._run(_Call(self.model), parameters, buffers, inputs, keys, training, around)
         return outputs, after
 
     def features(
-        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        *,
+        training: bool,
+        around: Operations | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
         """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
         call = _CallWithFeatures(self.model, self.head)
-        (outputs, features), after = self._run(call, parameters, buffers, inputs, keys, training)
+        (outputs, features), after = self._run(call, parameters, buffers, inputs, keys, training, around)
         return outputs, features, after
 
     def _run(
-        self, call: _Call, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, training: bool
+        self,
+        call: _Call,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        training: bool,
+        around: Operations | None,
     ) -> tuple[tuple[Tensor, ...], Tensors]:
         _set_mode(self.model, training)
         outputs, after = [], []
@@ -75,7 +112,7 @@ class LoopForward:
         for client in range(len(inputs)):
             own_parameters = {name: pieces[name][client] for name in parameters}
             own_buffers = {name: tensor[client].clone() for name, tensor in buffers.items()}
-            with KeyedRandomness(keys[client]):
+            with KeyedRandomness(keys[client], around=around):
                 own_outputs, own_after = call(own_parameters, own_buffers, inputs[client])
             outputs.append(own_outputs)
             after.append(own_after)
@@ -92,22 +129,43 @@ class StackedForward:
         self.head = head
 
     def __call__(
-        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        *,
+        training: bool,
+        around: Operations | None = None,
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
-        (outputs,), after = self._run(_Call(self.model), parameters, buffers, inputs, keys, training)
+        (outputs,), after = self._run(_Call(self.model), parameters, buffers, inputs, keys, training, around)
         return outputs, after
 
     def features(
-        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, *, training: bool
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        *,
+        training: bool,
+        around: Operations | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
         """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
         call = _CallWithFeatures(self.model, self.head)
-        (outputs, features), after = self._run(call, parameters, buffers, inputs, keys, training)
+        (outputs, features), after = self._run(call, parameters, buffers, inputs, keys, training, around)
         return outputs, features, after
 
     def _run(
-        self, call: _Call, parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor, training: bool
+        self,
+        call: _Call,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        training: bool,
+        around: Operations | None,
     ) -> tuple[tuple[Tensor, ...], Tensors]:
         _set_mode(self.model, training)
         operations = stacked_operations(inputs.device) if self.operations is None else self.operations
@@ -115,7 +173,7 @@ class StackedForward:
         def one_client(
             own_parameters: Tensors, own_buffers: Tensors, own_inputs: Tensor, own_key: Tensor
         ) -> tuple[tuple[Tensor, ...], Tensors]:
-            with KeyedRandomness(own_key, operations):
+            with KeyedRandomness(own_key, operations, around):
                 return call(own_parameters, own_buffers, own_inputs)
 
         outputs, after = vmap(one_client)(parameters, clone(buffers), inputs, keys)
@@ -160,17 +218,22 @@ class KeyedRandomness(TorchFunctionMode):
     The n-th random operation of a pass draws from stream n, so a layer draws the same numbers whichever engine runs it.
     """
 
-    def __init__(self, key: Tensor, replacements: Operations | None = None) -> None:
+    def __init__(self, key: Tensor, replacements: Operations | None = None, around: Operations | None = None) -> None:
         super().__init__()
         self.key = key
         self.replacements = replacements or {}
+        self.around = around or {}
         self.draws = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Answer one call of a torch function."""
-        keywords = kwargs or {}
+        if func in self.around:
+            return self.around[func](partial(self._answer, func), *args, **(kwargs or {}))
+        return self._answer(func, *args, **(kwargs or {}))
+
+    def _answer(self, func: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         if _draws_from_global_stream(func, args, keywords):
             raise FedStrataError(
                 f"The model draws random numbers with '{func.__name__}', which cannot be repeated after a restart; "

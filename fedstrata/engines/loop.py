@@ -35,28 +35,28 @@ class LoopClient:
 
     def answer(self, message: bytes, round: int, losses_so_far: Sequence[float] = ()) -> tuple[bytes, Outcome]:
         """Take part in a round: the bytes that leave the client, and what it knows itself."""
-        outcome = self.side.round(self.ids, self.state, self._decoded(message), round, losses_so_far)
+        outcome = self.side.round(self.ids, self.state, self._decoded(message, round), round, losses_so_far)
         self.state = outcome.state
-        return encode(outcome.reply), outcome
+        return encode(outcome.reply, outcome.known), outcome
 
     def answer_survey(self, exchange: Exchange, message: bytes, round: int) -> bytes:
         """Answer a survey before a round."""
-        return encode(self.side.answer_survey(self.ids, self.state, exchange, self._decoded(message), round))
+        return encode(self.side.answer_survey(self.ids, self.state, exchange, self._decoded(message, round), round))
 
     def adopt(self, exchange: Exchange, message: bytes, round: int) -> None:
         """Take in what the server concluded."""
-        self.state = self.side.adopt(self.ids, self.state, exchange, self._decoded(message), round)
+        self.state = self.side.adopt(self.ids, self.state, exchange, self._decoded(message, round), round)
 
     def model(self, message: bytes, round: int) -> Tensors:
         """Put the model that the client uses together from a broadcast."""
-        return self.side.deployed_model(self.ids, self.state, self._decoded(message), round)
+        return self.side.deployed_model(self.ids, self.state, self._decoded(message, round), round)
 
     def adapted_model(self, message: bytes, round: int) -> Tensors:
         """Adapt the client's own model once more."""
-        return self.side.adapted_model(self.ids, self.state, self._decoded(message), round)
+        return self.side.adapted_model(self.ids, self.state, self._decoded(message, round), round)
 
-    def _decoded(self, message: bytes) -> Message:
-        return decode(message, self.side.setting.device)
+    def _decoded(self, message: bytes, round: int) -> Message:
+        return decode(message, self.side.setting.device, self.side.masks_known(self.ids, self.state, round))
 
 
 class LoopServer:
@@ -68,7 +68,8 @@ class LoopServer:
 
     def messages(self, participants: Sequence[int], round: int, testing: bool = False) -> list[bytes]:
         """Encode what each participant gets."""
-        return self._encoded(self.side.broadcast(self.state, participants, round, testing), len(participants))
+        known = self.side.masks_known(self.state, participants, round, upload=False)
+        return self._encoded(self.side.broadcast(self.state, participants, round, testing), len(participants), known)
 
     def asked(self, exchange: Exchange, round: int) -> tuple[int, ...]:
         """Choose the clients that a survey asks."""
@@ -76,24 +77,28 @@ class LoopServer:
 
     def conclude(self, exchange: Exchange, replies: list[bytes], round: int) -> list[bytes]:
         """Conclude a survey, and encode the announcement for every client."""
-        self.state, announcement = self.side.conclude(self.state, exchange, self._joined(replies), round)
-        return self._encoded(announcement, self.side.setting.clients)
+        joined = Message.join([decode(reply, self.side.setting.device) for reply in replies])
+        self.state, announcement = self.side.conclude(self.state, exchange, joined, round)
+        return self._encoded(announcement, self.side.setting.clients, {})
 
     def receive(self, replies: dict[int, bytes], round: int) -> None:
         """Aggregate the replies, in the order of the clients, whatever order they came in."""
         participants = sorted(replies)
-        joined = self._joined([replies[client] for client in participants])
+        joined = Message.join([self.decoded(replies[client], client, round) for client in participants])
         self.state = self.side.aggregate(self.state, participants, joined, round)
 
-    def _joined(self, replies: Sequence[bytes]) -> Message:
-        return Message.join([decode(reply, self.side.setting.device) for reply in replies])
+    def decoded(self, reply: bytes, client: int, round: int) -> Message:
+        """Read a client's reply to the current broadcast."""
+        known = self.side.masks_known(self.state, [client], round, upload=True)
+        return decode(reply, self.side.setting.device, known)
 
-    def _encoded(self, message: Message, clients: int) -> list[bytes]:
+    def _encoded(self, message: Message, clients: int, known: Tensors) -> list[bytes]:
         """Encode a message for each client; what is the same for everybody is encoded once."""
-        if message.common:
-            return [encode(message)] * clients
-        rows = torch.arange(clients, device=self.side.setting.device)
-        return [encode(message.rows(row[None])) for row in rows]
+        held = Message(known)
+        if message.common and held.common:
+            return [encode(message, known)] * clients
+        rows = torch.arange(clients, device=self.side.setting.device)[:, None]
+        return [encode(message.rows(row), held.rows(row).tensors) for row in rows]
 
 
 class LoopEngine:

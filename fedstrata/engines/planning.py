@@ -62,9 +62,10 @@ def make_plan(
     for threads in sorted({1, _THREADS}):  # on a small model or a busy machine, one thread may be far faster than all
         plans = Plan("stacked", at_once, threads), Plan("loop", 1, threads)
         plans[0].set_threads()
-        seconds[plans[0]] = seconds_per_client(setting, StackedForward(model), data, declared, trial)
+        seconds[plans[0]] = seconds_per_client(setting, StackedForward(model, head=setting.head), data, declared, trial)
         seconds[plans[1]] = min(
-            seconds_per_client(setting, LoopForward(model), data, declared, [client]) for client in trial[:2]
+            seconds_per_client(setting, LoopForward(model, setting.head), data, declared, [client])
+            for client in trial[:2]
         )
     return min(seconds, key=seconds.__getitem__)
 

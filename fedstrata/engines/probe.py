@@ -17,7 +17,7 @@ from fedstrata.engines.training import Trainer
 from fedstrata.losses import cross_entropy
 from fedstrata.methods.base import Clients, Phase
 from fedstrata.rng import fold, numpy_generator, uniform
-from fedstrata.stack import Tensors, take
+from fedstrata.stack import Tensors, align, take
 
 _BYTES_AT_ONCE = 2**30
 
@@ -29,14 +29,15 @@ class DataProbe:
     trainer: Trainer
     clients: Clients
 
-    def gradients(self, model: Tensors, batch_size: int, batches: int = 1, balanced: bool = False) -> Tensors:
-        """Return the gradients of the mean loss on some minibatches, in training mode; nothing is kept."""
+    def gradients(self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False) -> Tensors:
+        """Return the gradients of the mean loss on minibatches or all samples, in training mode; nothing is kept."""
         layers, data = self.trainer.setting.layers, self.trainer.data
         names = layers.parameter_names
         buffers = {name: model[name] for name in layers.buffer_names}
         total = {name: torch.zeros_like(model[name], memory_format=torch.contiguous_format) for name in names}
         dropout = self.clients.keys("probe/dropout")
-        for batch in self._balanced(batch_size, batches) if balanced else self._plain(batch_size, batches):
+        drawn = self._balanced(batch_size, batches) if balanced and batches else self._plain(batch_size, batches)
+        for batch in drawn:
             rows = batch.rows
             keys = fold(dropout if rows is None else dropout[rows], batch.step)
             inputs, labels = data.make(batch.positions, None)
@@ -46,11 +47,20 @@ class DataProbe:
             outputs, _ = self.trainer.forward(effective, take(buffers, rows), inputs, keys, training=True)
             loss = cross_entropy(outputs, labels).mean(1).sum()
             for name, gradient in zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True):
-                if rows is None:
-                    total[name] += gradient / batches
+                if batches is None:
+                    gradient = gradient * align(self._part(batch), gradient).to(gradient.dtype)
                 else:
-                    total[name].index_add_(0, rows, gradient / batches)
+                    gradient = gradient / batches
+                if rows is None:
+                    total[name] += gradient
+                else:
+                    total[name].index_add_(0, rows, gradient)
         return total
+
+    def _part(self, batch: Batch) -> Tensor:
+        """Tell which part of its clients' samples a batch holds."""
+        sizes = self.clients.sizes if batch.rows is None else self.clients.sizes[batch.rows]
+        return batch.positions.shape[1] / sizes.to(torch.float64)
 
     def fisher(self, model: Tensors, names: Sequence[str], batch_size: int, batches: int, kind: str) -> Tensors:
         """Estimate the diagonal Fisher information of some parameters on minibatches, in evaluation mode."""
@@ -66,7 +76,7 @@ class DataProbe:
                 weight /= positions.shape[1]
                 owners = owners.repeat_interleave(positions.shape[1])
                 positions, draws = positions.reshape(-1, 1), draws.reshape(-1, 1)
-            for rows in torch.arange(len(owners), device=keys.device).split(at_once):
+            for rows in torch.split(torch.arange(len(owners), device=keys.device), at_once):
                 chosen = draws[rows] if kind == "sampled-label" else None
                 squares = self._squared_gradients(take(model, owners[rows]), names, positions[rows], chosen)
                 for name in names:
@@ -110,9 +120,12 @@ class DataProbe:
         own = [samples[client] for client in self.clients.ids]
         return score_models(setting, data, self.trainer.forward, model, own)
 
-    def _plain(self, batch_size: int, batches: int) -> Iterator[Batch]:
+    def _plain(self, batch_size: int, batches: int | None) -> Iterator[Batch]:
+        """Yield minibatches of each client; ``None``: as many as hold all its samples once."""
         setting = self.trainer.setting
-        work = replace(setting.work, batch_size=batch_size, steps=batches)
+        work = replace(setting.work, batch_size=batch_size, epochs=1, steps=batches)
+        if batches is None:
+            work = replace(work, last_batch="keep", samples=None)
         return self.trainer.data.batches(self.clients.ids, work, setting.seed, self.clients.round, "probe")
 
     def _balanced(self, batch_size: int, batches: int) -> Iterator[Batch]:

@@ -57,6 +57,10 @@ class ServerSide:
         view = replace(self.view(state, participants, round), testing=testing)
         return self.setting.method.broadcast(view, message)
 
+    def masks_known(self, state: ServerState, participants: Sequence[int], round: int, upload: bool) -> Tensors:
+        """Return the masks that both sides hold before the broadcast, or before the replies."""
+        return self.setting.method.masks_known(self.view(state, participants, round), upload)
+
     def conclude(
         self, state: ServerState, exchange: Exchange, replies: Message, round: int
     ) -> tuple[ServerState, Message]:

@@ -16,7 +16,7 @@ from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.methods.base import Message
-from fedstrata.stack import take_first
+from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import encoded_sizes
 
 
@@ -41,6 +41,7 @@ class StackedEngine:
         for exchange in self.setting.method.exchanges_before(round):
             asked = self.server_side.asked(self.server, exchange, round)
             message = self.server_side.broadcast(self.server, asked, round)
+            known = self.server_side.masks_known(self.server, asked, round, upload=False)
             replies = [
                 self.client_side.answer_survey(ids, self._clients.rows(rows), exchange, message.rows(places), round)
                 for places, ids, rows in self._chunks(asked)
@@ -49,7 +50,7 @@ class StackedEngine:
             self.server, announcement = self.server_side.conclude(self.server, exchange, joined, round)
             self._clients = self.client_side.adopt(self._everybody, self._clients, exchange, announcement, round)
             up += self._bytes(joined, asked)
-            down += self._bytes(message, asked) + self._bytes(announcement, self._everybody)
+            down += self._bytes(message, asked, known) + self._bytes(announcement, self._everybody)
         return up, down
 
     def round(
@@ -67,11 +68,14 @@ class StackedEngine:
             if evaluate:
                 scores.append(self.evaluator.own_models(self.forward, outcome.trained, ids))
         joined = Message.join(replies)
+        known_down, known_up = (
+            self.server_side.masks_known(self.server, participants, round, upload) for upload in (False, True)
+        )
         self.server = self.server_side.aggregate(self.server, participants, joined, round)
         return RoundReport(
             loss=torch.cat(losses),
-            bytes_up=self._bytes(joined, participants),
-            bytes_down=self._bytes(message, participants),
+            bytes_up=self._bytes(joined, participants, known_up),
+            bytes_down=self._bytes(message, participants, known_down),
             before=Scores.join(scores) if evaluate else None,
         )
 
@@ -104,8 +108,8 @@ class StackedEngine:
         """Go on from a saved state."""
         self.server, self._clients = server, clients
 
-    def _bytes(self, message: Message, clients: Sequence[int]) -> int:
-        return sum(encoded_sizes(message, len(clients)))
+    def _bytes(self, message: Message, clients: Sequence[int], known: Tensors | None = None) -> int:
+        return sum(encoded_sizes(message, len(clients), known))
 
     def _chunks(self, participants: Sequence[int]) -> Iterator[tuple[Tensor | None, list[int], Tensor | None]]:
         """Divide participants into chunks: their places in the message, their numbers, their rows in the state.

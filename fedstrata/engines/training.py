@@ -128,14 +128,14 @@ class Trainer:
         phase, repeat, learning_rate = place
 
         def run(model: Tensors, own_buffers: Tensors, training: bool) -> tuple[Tensor, Tensor | None, Tensors]:
-            features: Tensor | None = None
+            features, around = None, method.operations() if training else {}
             with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.setting.precision == "bf16"):
                 if method.wants_features():
                     outputs, features, after = self.forward.features(
-                        model, own_buffers, inputs, draws, training=training
+                        model, own_buffers, inputs, draws, training=training, around=around
                     )
                 else:
-                    outputs, after = self.forward(model, own_buffers, inputs, draws, training=training)
+                    outputs, after = self.forward(model, own_buffers, inputs, draws, training=training, around=around)
             return outputs.to(self.data.dtype), None if features is None else features.to(self.data.dtype), after
 
         def forward(chosen: Tensors) -> tuple[Tensor, Tensor | None, Tensors]:

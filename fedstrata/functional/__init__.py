@@ -2,7 +2,8 @@
 
 ===========================================  ======================================================================
 LIPS, transient sparsity                     :func:`sparsity_at`, :func:`sensitivity`, :func:`keep_mask`
-SSFL, one shared mask from saliency          :func:`saliency`, :func:`aggregate_scores`, :func:`top_mask`
+SSFL, one shared mask from saliency          :func:`saliency`, :func:`aggregate_scores`, :func:`top_mask`,
+                                             :func:`mask_error`
 FedLWS, layer-wise shrinking                 :func:`shrink_factor`, :func:`shrink`
 PLayer-FL, which layers to federate          :func:`federation_sensitivity`, :func:`split_point`
 Sparse fine-tuning, which entries to train   :func:`fisher`, :func:`select`, :func:`scaled_rounds`
@@ -36,8 +37,8 @@ from __future__ import annotations
 
 from fedstrata.functional.disco import disco_shares
 from fedstrata.functional.flash import share_out
+from fedstrata.functional.l_dawa import ldawa
 from fedstrata.functional.lama import lama_cut
-from fedstrata.functional.ldawa import ldawa
 from fedstrata.functional.lips import keep_mask, sensitivity, sparsity_at
 from fedstrata.functional.lws import shrink, shrink_factor
 from fedstrata.functional.masks import (
@@ -52,7 +53,7 @@ from fedstrata.functional.masks import (
 )
 from fedstrata.functional.player import federation_sensitivity, split_point
 from fedstrata.functional.sparse_finetuning import fisher, scaled_rounds, select
-from fedstrata.functional.ssfl import aggregate_scores, saliency, top_mask
+from fedstrata.functional.ssfl import aggregate_scores, mask_error, saliency, top_mask
 
 __all__ = [
     "aggregate_scores",
@@ -64,6 +65,7 @@ __all__ = [
     "keep_mask",
     "lama_cut",
     "ldawa",
+    "mask_error",
     "overlap",
     "overlaps",
     "prune",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import overload
 
+import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
@@ -42,6 +43,33 @@ def saliency(grad: Tensor, weight: Tensor) -> Tensor:
     """
     check_same_shape(grad, "The gradient", weight, "the weight")
     return (real(grad) * real(weight)).abs()
+
+
+def mask_error(mask: Tensor | Mapping[str, Tensor], oracle: Tensor | Mapping[str, Tensor]) -> float:
+    r"""Measure how wrong a mask is: the fraction of all entries on which it differs from the oracle's,
+    :math:`\lVert m - m^* \rVert_1 / d`.
+
+    A dict of masks is measured as one long mask; masks without entries have no error. The paper plots such an error
+    over the number of minibatches without saying how it is normalised; this is the plain rate of wrong entries.
+
+    Citation: Ohib et al., "SSFL: Discovering Sparse Unified Subnetworks at Initialization for Efficient Federated
+    Learning", OpenReview kUZ6LhUB26, Section 4.2.3 and Fig. 4 (a, b).
+
+    >>> import torch
+    >>> mask_error(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0]))
+    0.5
+    """
+    masks, truth = (given if isinstance(given, Mapping) else {"": given} for given in (mask, oracle))
+    if masks.keys() != truth.keys():
+        raise FedStrataError(
+            "The mask and the oracle's are dicts with different names; give masks of the same tensors."
+        )
+    wrong = total = 0
+    for name, one in masks.items():
+        check_same_shape(one, f"The mask {name}".strip(), truth[name], "the oracle's")
+        wrong += int((one.to(torch.bool) != truth[name].to(torch.bool)).sum())
+        total += one.numel()
+    return wrong / total if total else 0.0
 
 
 def aggregate_scores(scores: Tensor, sizes: Sequence[float] | Tensor) -> Tensor:

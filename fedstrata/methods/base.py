@@ -202,8 +202,11 @@ class Step:
 class Probe(Protocol):
     """What a client can find out about a model with its own data, beside training."""
 
-    def gradients(self, model: Tensors, batch_size: int, batches: int = 1, balanced: bool = False) -> Tensors:
-        """Return the gradients of the mean loss on some minibatches, balanced over the client's classes if asked."""
+    def gradients(self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False) -> Tensors:
+        """Return the gradients of the mean loss on some minibatches, balanced over the client's classes if asked.
+
+        Without a number of batches it is the mean over all samples of the client.
+        """
         ...
 
     def fisher(self, model: Tensors, names: Sequence[str], batch_size: int, batches: int, kind: str) -> Tensors:
@@ -320,6 +323,14 @@ class Part(Spec):
         """Fix the samples of a local epoch: large clients take a part of theirs, small ones repeat (exclusive)."""
         return None
 
+    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
+        """Tell which masks both sides of a link hold before a message travels down or up it, by the tensors' names.
+
+        A message under such a mask names it instead of sending it. Clients answer for themselves, ``[K, ...]``, the
+        server for the participants, with a leading axis of K or 1; the answers must agree.
+        """
+        return {}
+
     # Client hooks -----------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
@@ -357,6 +368,14 @@ class Part(Spec):
     def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
         """Compute the weights with which the model runs from the parameters that are trained, open to autograd."""
         return parameters
+
+    def operations(self) -> dict[Callable[..., Tensor], Callable[..., Tensor]]:
+        """Compute some torch functions of the model, such as ``conv2d``, in another way during local training.
+
+        What stands in the place of a function is called with the function itself, and then its arguments, for one
+        client.
+        """
+        return {}
 
     def wants_features(self) -> bool:
         """Tell whether hooks need the input of the model's head (``step.features``)."""
@@ -512,10 +531,7 @@ def objection(first: Part, second: Part) -> str | None:
             return f"'{one.name}' shares nothing, and '{other.name}' works on what clients share"
         if not one.averages and any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
             return f"under '{one.name}' no client goes on with the average of all, and '{other.name}' works on it"
-        reason = one.objects_to(other)
-        if reason is not None:
-            return reason
-    return None
+    return first.objects_to(second) or second.objects_to(first)
 
 
 def _claims(part: Part) -> tuple[str, ...]:

@@ -104,6 +104,12 @@ class Method:
         """Return the samples of a local epoch, if they are fixed."""
         return first_defining(self.parts, "samples_per_epoch").samples_per_epoch()
 
+    def masks_known(self, view: View, upload: bool) -> Tensors:
+        """Collect the masks that both sides of a link hold."""
+        return {
+            name: mask for part in self.parts for name, mask in part.masks_known(_own(view, part), upload).items()
+        }
+
     # Client hooks -----------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
@@ -169,6 +175,10 @@ class Method:
         return self._chain(
             "effective", parameters, lambda part, value: part.effective(_own(clients, part), value, step)
         )
+
+    def operations(self) -> dict[Callable[..., Tensor], Callable[..., Tensor]]:
+        """Collect the torch functions that parts compute in another way."""
+        return {function: other for part in self.parts for function, other in part.operations().items()}
 
     def wants_features(self) -> bool:
         """Tell whether a part needs the input of the model's head."""

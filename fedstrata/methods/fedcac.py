@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedstrata.functional import overlaps, sensitivity, top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Facts, Message, Part, Server, Training
-from fedstrata.methods.peers import MIXES_MODELS, first_models, last_models, mix, noted, rows_of
+from fedstrata.methods.base import Clients, Facts, Message, Server, Training
+from fedstrata.methods.peers import Mixing, first_models, last_models, mix, noted, rows_of
 from fedstrata.methods.registry import methods
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -23,7 +23,7 @@ NEGLIGIBLE = 1e-12
 
 @methods.register("fedcac")
 @dataclass(frozen=True)
-class FedCAC(Part):
+class FedCAC(Mixing):
     r"""Take critical weights from similar clients only, and all other weights from the global model.
 
     A client's critical weights are the :math:`\tau` of each tensor with the largest :math:`|\Delta w \cdot w|` in its
@@ -45,7 +45,6 @@ class FedCAC(Part):
         "Aggressive Collaboration, ICCV 2023",
         "https://arxiv.org/abs/2309.11103",
     )
-    claims: ClassVar[tuple[str, ...]] = (MIXES_MODELS,)
 
     tau: float = parameter(0.5, "The fraction of each tensor that is critical.", above=0, high=1)
     beta: int = parameter(100, "The round after which clients collaborate with nobody on critical weights.", low=1)

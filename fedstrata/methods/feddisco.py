@@ -22,9 +22,10 @@ class FedDisco(Part):
     :math:`d_k` the distance of the client's label distribution from the uniform one. Where nobody would get anything,
     sizes alone decide.
 
-    The released code divides the distances by their sum, against the formula (``normalise``). The server uses the
-    clients' label histograms, which they declare with their sizes before the first round; nothing more travels than in
-    FedAvg.
+    The authors' values of a and b belong to distances that are divided by their sum over the participants, as their
+    code does though the formula does not say so; with plain distances (``normalise=false``) they leave nobody anything
+    where labels are skewed, and FedLWS takes 0.1 for both. The server uses the clients' label histograms, which they
+    declare with their sizes before the first round; nothing more travels than in FedAvg.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -36,7 +37,7 @@ class FedDisco(Part):
     a: float = parameter(0.5, "How strongly the distance counts.", low=0)
     b: float = parameter(0.1, "What every client gets beforehand.", low=0)
     distance: str = parameter("kl", "The distance of label distributions.", choices=("kl", "l1", "l2", "cosine"))
-    normalise: bool = parameter(False, "Divide the distances by their sum, as the released code does.")
+    normalise: bool = parameter(True, "Divide the distances by their sum, as the released code does.")
 
     def weigh(self, server: Server, replies: Message) -> Tensor:
         """Compute the shares from what the participants declared."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedstrata.functional import erk_masks, readjust, readjusted_at
 from fedstrata.methods.base import Clients, Facts, Message, Server, Training
-from fedstrata.methods.masking import SharedMask, as_memory, for_each, keep, maskable, masks_in, taken_from
+from fedstrata.methods.masking import MovingMask, as_memory, for_each, keep, maskable, masks_in
 from fedstrata.methods.registry import methods
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, take_first
@@ -17,12 +17,12 @@ from fedstrata.stack import Tensors, take_first
 
 @methods.register("feddst")
 @dataclass(frozen=True)
-class FedDST(SharedMask):
+class FedDST(MovingMask):
     r"""Train one sparse model; every few rounds clients move its mask, and the server keeps the largest weights.
 
     The mask starts with the largest initial weights of each tensor, with Erdos-Renyi-Kernel densities. In most rounds
     clients train inside it. If ``every`` divides the round t and t lies before :math:`R`, each participant exchanges,
-    after its training, :math:`\frac{\alpha}{2} (1 + \cos(\pi t / R))` of the mask: the smallest weights of each tensor
+    after its training, :math:`\frac{\alpha}{2} (1 + \cos(\pi (t - 1) / R))` of the mask: the smallest weights of each tensor
     go, and as many with the largest gradients on one minibatch come, from zero. The server averages each entry over the
     clients that hold it, weighted by their samples, and cuts each tensor down to its density again, by magnitude.
 
@@ -59,14 +59,10 @@ class FedDST(SharedMask):
         """Keep the largest weights of each tensor."""
         return erk_masks({name: tensor.abs() for name, tensor in model.items()}, 1 - self.sparsity)
 
-    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
-        """Take the mask over with which the model came."""
-        return taken_from(message, clients)
-
     def exchanged(self, round: int, rounds: int) -> float:
         """Return the fraction of the mask that clients exchange in a round; zero in most rounds."""
         end = int(self.until * rounds)
-        return readjusted_at(round, end, self.alpha) if round % self.every == 0 and round < end else 0.0
+        return readjusted_at(round - 1, end, self.alpha) if round % self.every == 0 and round < end else 0.0
 
     def remember(self, clients: Clients, training: Training) -> Tensors:
         """Move the mask, if it is time."""

@@ -23,14 +23,14 @@ class FedFomo(Peers):
 
     With :math:`\theta_i` the model with which client i began its last training, it weighs each model :math:`\theta_n`
     that the server sends, and its own after that training, by :math:`w_n = \frac{L_i(\theta_i) - L_i(\theta_n)}
-    {\lVert \theta_n - \theta_i \rVert}` (Eq. 4), with the loss on samples that it holds out, and goes on from
+    {\lVert \theta_n - \theta_i \rVert}`, with the loss on samples that it holds out, and goes on from
     :math:`\theta_i + \sum_n \hat w_n (\theta_n - \theta_i)`, where :math:`\hat w` are the positive weights, scaled to
-    sum to one (Eq. 5). Where none is positive it goes on from :math:`\theta_i`: its own training is given up too.
+    sum to one. Where none is positive it goes on from :math:`\theta_i`: its own training is given up too.
     Running statistics are mixed with the same weights.
 
     The server adds the weights up to an affinity between clients, and sends those with the highest, with exceptions:
     each place goes with probability :math:`\varepsilon`, which decays, to a random other client. The defaults are
-    those of the authors' code, with 10 models beside the own one. SSFL's comparison takes ``held_out=0.1``,
+    those of the authors' code, with 10 models beside the own one. SSFL's comparison takes ``validation=0.1``,
     ``epsilon=0.5`` and ``decay=0``.
 
     Each client downloads M models, and uploads its own and M weights. Clients see other clients' models.
@@ -42,15 +42,13 @@ class FedFomo(Peers):
         "https://arxiv.org/abs/2012.08565",
     )
 
-    held_out_fraction: float = parameter(
-        0.2, "The part of its samples on which a client judges models.", above=0, below=1
-    )
+    validation: float = parameter(0.2, "The part of its samples on which a client judges models.", above=0, below=1)
     epsilon: float = parameter(0.3, "How often a place goes to a random client, in the first round.", low=0, high=1)
     decay: float = parameter(0.05, "By how much epsilon falls from round to round.", low=0)
 
     def held_out(self) -> float:
         """Hold samples out to judge models on."""
-        return self.held_out_fraction
+        return self.validation
 
     # At the client ----------------------------------------------------------------------------------------------------
 
@@ -124,5 +122,6 @@ class FedFomo(Peers):
         peers = self.choose_peers(server)
         weights = replies.tensors[f"{self.name}/weights"][:, : peers.shape[1]]
         rows = rows_of(server)
-        added = memory["affinity"][rows].scatter_add(1, peers, weights)
+        own = memory["affinity"][rows]
+        added = own.scatter(1, peers, own.gather(1, peers) + weights)
         return new, {**memory, "affinity": memory["affinity"].index_copy(0, rows, added)}

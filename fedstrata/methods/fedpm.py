@@ -58,6 +58,7 @@ class FedPM(Part):
     deploys_alike: ClassVar[bool] = True
 
     epsilon: float = parameter(0.01, "How near to 0 and 1 a probability may come at the server.", above=0, below=0.5)
+    rate: float = parameter(100.0, "What the gradients of scores are multiplied by; Adam does not notice.", above=0)
     tested: str = parameter(
         "sample", "The network that is tested: one draw, or what is likelier than not.", choices=("sample", "threshold")
     )
@@ -89,10 +90,13 @@ class FedPM(Part):
         return {**parameters, **_masked(clients, parameters, {name: used(name) for name in _scored(clients.layers)})}
 
     def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
-        """Train scores only."""
-        scored = set(_scored(clients.layers))
-        others = set(clients.layers.parameter_names) - scored
-        return {name: gradient for name, gradient in gradients.items() if name not in others}
+        """Train scores only, in large steps."""
+        frozen, scored = set(_frozen(clients.layers)), set(_scored(clients.layers))
+        return {
+            name: self.rate * gradient if name in scored else gradient
+            for name, gradient in gradients.items()
+            if name not in frozen
+        }
 
     def deployed(self, clients: Clients, model: Tensors) -> Tensors:
         """Turn scores into one network, by the same draws for everybody."""

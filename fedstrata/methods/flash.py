@@ -13,6 +13,7 @@ from fedstrata.functional import prune, regrow, share_out
 from fedstrata.layers import LayerMap
 from fedstrata.methods.base import Clients, Facts, Message, Phase, Probe, Server, equal_shares
 from fedstrata.methods.masking import (
+    MovingMask,
     SharedMask,
     as_memory,
     common_random_masks,
@@ -23,7 +24,6 @@ from fedstrata.methods.masking import (
     maskable,
     masks_in,
     mean_with_zeros,
-    taken_from,
 )
 from fedstrata.methods.registry import methods
 from fedstrata.rng import numpy_generator, uniform
@@ -160,7 +160,7 @@ class FlashSPDST(SharedMask):
 
 @methods.register("flash-jmwst")
 @dataclass(frozen=True)
-class FlashJMWST(FlashSPDST):
+class FlashJMWST(MovingMask, FlashSPDST):
     """As ``flash-spdst``, but clients go on moving the mask while they train, and the server chooses from theirs.
 
     In every ``every``-th round, from the first on, participants let the mask move after each local epoch but the last
@@ -176,10 +176,6 @@ class FlashJMWST(FlashSPDST):
 
     def _moves(self, round: int) -> bool:
         return self.sparsity > 0 and (round - 1) % self.every == 0
-
-    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
-        """Take over the mask under which the model came."""
-        return taken_from(message, clients)
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Stop where the mask moves."""

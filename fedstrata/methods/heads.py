@@ -123,6 +123,7 @@ class FedBABU(BodyAndHead):
 
     tune: str = parameter("full", "What is fine-tuned at the end.", choices=("full", "body", "head"))
     epochs: int | None = parameter(5, "Epochs of fine-tuning; none: as many as in a round.", low=1)
+    rate: float = parameter(0.01, "What the initial learning rate is multiplied by for fine-tuning.", above=0)
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Train the body."""
@@ -139,7 +140,7 @@ class FedBABU(BodyAndHead):
     def adaptation(self) -> Phase:
         """Fine-tune the model, or a part of it."""
         trains = {"full": None, "body": self.body, "head": self.head}[self.tune]
-        return Phase(trains=trains, epochs=self.epochs, name="fine-tuning")
+        return Phase(trains=trains, epochs=self.epochs, rate=self.rate, name="fine-tuning")
 
 
 @methods.register("fedrod")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedstrata.functional import ldawa
+from fedstrata.functional.l_dawa import cosines
 from fedstrata.methods.base import Facts, Message, Part, Server
 from fedstrata.methods.registry import methods
 from fedstrata.methods.shared import equal_shares, shared_parameters
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, align
+
+_POWERS = {"running_mean": 1, "running_var": 2}
+"""With which power of a layer's scale the statistics of its output grow."""
 
 
 @methods.register("l-dawa")
@@ -22,8 +27,12 @@ class LDawa(Part):
     :math:`w^{t+1}_l = \frac{1}{K} \sum_k \cos(w_{k,l}, w^t_l) \, w_{k,l}` for every parameter tensor l. Clients count
     equally, and the sum is not divided by that of the cosines, so a tensor shrinks where clients turn away from it. A
     global tensor of zeros, such as a bias at the beginning, has no direction; its clients are averaged, where the
-    released code computes 0 / 0. Running statistics are averaged: a variance has no direction to agree on. Nothing more
-    travels than in FedAvg.
+    released code computes 0 / 0. Nothing more travels than in FedAvg.
+
+    The running statistics of a norm layer are not averaged by cosines of their own, as in the released code, but follow
+    the layer whose output they describe: the mean is multiplied by that layer's cosine and the variance by its square,
+    so that they stay those of the shrunk weights. With large local steps on a model with norm layers a round may still
+    shrink weights by half, which makes the next local steps larger; few local steps suit the method.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -39,11 +48,23 @@ class LDawa(Part):
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average the parameters by their cosines, and everything else as it is."""
-        parameters = [name for name in shared_parameters(server) if name in replies.tensors]
+        masks, tensors = replies.masks, replies.tensors
+        parameters = [name for name in shared_parameters(server) if name in tensors]
+        rest = replies.without(parameters)
+        followed = {name: tensors[name] * align(factor, tensors[name]) for name, factor in _followed(server, replies)}
         return {
-            **super().merge(server, replies.without(parameters), shares),
-            **{
-                name: ldawa(server.model[name], replies.tensors[name], mask=replies.masks.get(name))
-                for name in parameters
-            },
+            **super().merge(server, replace(rest, tensors={**rest.tensors, **followed}), shares),
+            **{name: ldawa(server.model[name], tensors[name], mask=masks.get(name)) for name in parameters},
         }
+
+
+def _followed(server: Server, replies: Message) -> Iterator[tuple[str, Tensor]]:
+    """Find the running statistics that follow a layer, and by what each client's are multiplied ``[K]``."""
+    for norm in server.layers.all:
+        weight = None if norm.follows is None else server.layers.layer(norm.follows).weight
+        if weight in replies.tensors:
+            cosine = cosines(server.model[weight], replies.tensors[weight], replies.masks.get(weight))
+            for name in norm.buffers:
+                power = _POWERS.get(name.rpartition(".")[2])
+                if power is not None and name in replies.tensors:
+                    yield name, (cosine**power).to(replies.tensors[name].dtype)

@@ -57,9 +57,13 @@ class SharedMask(Masked):
     """One mask for all clients, which the server knows too.
 
     The server holds it in its memory under the same names, without an axis of clients. It is announced after an
-    exchange (:meth:`announce`, :meth:`adopt`); a mask that changes without one is taken from the broadcast with
-    :func:`taken_from`.
+    exchange (:meth:`announce`, :meth:`adopt`); one that changes without an exchange is a :class:`MovingMask`.
     """
+
+    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
+        """Both sides hold the mask, which was announced to everybody."""
+        masks = masks_in(view.memory)
+        return {name: mask[None] for name, mask in masks.items()} if isinstance(view, Server) else masks
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send only what the mask keeps."""
@@ -90,14 +94,35 @@ class OwnMasks(Masked):
     participants whose masks keep it, and stays as it is where none does. What a client gets is what it is tested with.
     """
 
+    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
+        """The server holds every client's own mask as of its last message."""
+        return _of_participants(view) if isinstance(view, Server) else masks_in(view.memory)
+
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send each participant what its mask keeps."""
-        rows = torch.tensor(server.participants, device=server.sizes.device)
-        return send_under(message, {name: masks[rows] for name, masks in masks_in(server.memory).items()})
+        return send_under(message, _of_participants(server))
 
     def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
         """Tell which part of each layer the masks keep, in the mean over all clients."""
         return {"density": layer_densities(server.layers, masks_in(server.memory))}
+
+
+@dataclass(frozen=True)
+class MovingMask(SharedMask):
+    """One mask for all clients that moves with the broadcast: clients that sat out hold an older one."""
+
+    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
+        """Participants hold the mask only once the broadcast has brought it."""
+        return super().masks_known(view, upload) if upload else {}
+
+    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
+        """Take over the mask under which the model came."""
+        return taken_from(message, clients)
+
+
+def _of_participants(server: Server) -> Tensors:
+    rows = torch.tensor(server.participants, device=server.sizes.device)
+    return {name: masks[rows] for name, masks in masks_in(server.memory).items()}
 
 
 # Masks in memory ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Message, Part, Server
+from fedstrata.methods.base import Message, Part, Server, defines
 from fedstrata.rng import client_keys, permutation
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, weighted_mean
@@ -29,13 +29,25 @@ NO_SERVER = "peers send their models to each other, and there is no server that 
 
 
 @dataclass(frozen=True)
-class Peers(Part):
+class Mixing(Part):
+    """A part that mixes the clients' last models, for each client in its own way."""
+
+    claims: ClassVar[tuple[str, ...]] = (MIXES_MODELS,)
+
+    def objects_to(self, other: Part) -> str | None:
+        """Refuse what leaves parts of the models out, or changes them on their way."""
+        if not any(defines(other, hook) for hook in ("upload", "broadcast")):
+            return None
+        return f"'{self.name}' mixes clients' models as they are, and '{other.name}' changes what travels"
+
+
+@dataclass(frozen=True)
+class Peers(Mixing):
     """Every client keeps its own model and hears those of some others; nobody averages over all.
 
     A subclass mixes in :meth:`receive`, where :func:`heard` finds the peers' models, and may choose the peers itself.
     """
 
-    claims: ClassVar[tuple[str, ...]] = (MIXES_MODELS,)
     averages: ClassVar[bool] = False
 
     neighbours: int = parameter(10, "How many others each client hears in a round, if there are as many.", low=1)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Message, Part, Server
+from fedstrata.methods.base import Facts, Message, Server
 from fedstrata.methods.masking import send_under
-from fedstrata.methods.peers import MIXES_MODELS, first_models, last_models, mix, noted, rows_of
+from fedstrata.methods.peers import Mixing, first_models, last_models, mix, noted, rows_of
 from fedstrata.methods.registry import methods
 from fedstrata.rng import torch_seed
 from fedstrata.spec import parameter
@@ -24,7 +24,7 @@ HIDDEN_LAYERS = 3
 
 @methods.register("pfedla")
 @dataclass(frozen=True)
-class PFedLA(Part):
+class PFedLA(Mixing):
     r"""Mix every client's model layer by layer from all clients' models, with weights that are learned.
 
     The server has a hypernetwork for each client i: an embedding, a few linear layers with ReLU, and for each layer l a
@@ -32,13 +32,13 @@ class PFedLA(Part):
     \theta_j^l`, where :math:`\theta_j` is what client j sent last. What its training changed,
     :math:`\Delta_i = \theta_i - \bar\theta_i`, teaches the hypernetwork: its parameters :math:`\psi_i`, embedding
     included, take a step :math:`\psi_i \leftarrow \psi_i + \eta \, (\partial \bar\theta_i / \partial \psi_i)^T
-    \Delta_i` (Eq. 6, 7). A layer is a convolution or linear layer together with the norm that follows it; buffers are
+    \Delta_i`. A layer is a convolution or linear layer together with the norm that follows it; buffers are
     mixed with their layer.
 
     ``heur`` is the variant HeurpFedLA: the layers of which a client gets the largest part from itself,
     :math:`\alpha_{ii}^l`, stay with it: they are not sent to it, and teach nothing in that round. All layers are
     uploaded, since the others mix them. The hypernetwork's sizes and learning rate are those of the public
-    reimplementation; the paper gives no structure. It has about :math:`N^2` times layers times ``hidden`` numbers.
+    reimplementation (hidden layers: three). All of them have about :math:`N^2` times layers times ``hidden`` numbers.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -46,7 +46,6 @@ class PFedLA(Part):
         "Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, CVPR 2022",
         "https://arxiv.org/abs/2205.03993",
     )
-    claims: ClassVar[tuple[str, ...]] = (MIXES_MODELS,)
     averages: ClassVar[bool] = False
 
     heur: int = parameter(0, "How many layers stay with each client (HeurpFedLA); 0: none.", low=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -18,6 +18,22 @@ from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 
+PRESETS: Mapping[str, tuple[int, int | None]] = {
+    "fmnist": (3, 5),
+    "emnist": (3, 5),
+    "emnist-released": (4, 5),
+    "cifar": (5, 7),
+    "isic": (5, 7),
+    "isic-released": (6, 7),
+    "heart": (2, 4),
+    "heart-released": (1, 4),
+    "sent140": (-1, None),
+    "mimic": (-1, None),
+    "mimic-released": (-3, None),
+}
+"""How many layers are shared, and how many there are (Table A.2): counted from the front, or, negative, left out at the
+end of a transformer, whose attention may be one layer or several."""
+
 
 @methods.register("player")
 @dataclass(frozen=True)
@@ -31,9 +47,15 @@ class PLayer(Part):
     before them.
 
     The paper gives no value for t and the released code has no threshold but lists of layers picked by eye; the default
-    2 is ours. ``up_to`` shares the layers up to a named one instead, without a survey. ``random`` shares a random
-    prefix, neither all layers nor the measured ones (PLayer-FL-Random). The curve and the choice are in the run's layer
-    metrics as ``federation_sensitivity`` and ``federated``.
+    2 is ours; ``inf`` shares everything. ``up_to`` shares the layers up to a named one instead, without a survey.
+    ``random`` shares a random prefix, neither all layers nor the measured ones (PLayer-FL-Random). The curve and the
+    choice are in the run's layer metrics as ``federation_sensitivity`` and ``federated``.
+
+    ``preset`` shares as many layers as the paper does on a dataset, for models with as many layers with weights as its
+    own (Table A.2): the convolutions of the CNNs for ``fmnist``, ``emnist``, ``cifar`` and ``isic``, two of four layers
+    for ``heart``, all but the last layer of the transformers for ``sent140`` and ``mimic``. The lists in the released
+    code differ for four of them: with the first of the two linear layers for ``emnist-released`` and ``isic-released``,
+    only the first layer for ``heart-released``, without the two layers after the attention for ``mimic-released``.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -42,19 +64,29 @@ class PLayer(Part):
     claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS,)
 
     threshold: float = parameter(
-        2.0, "By how much the sensitivity must grow from one layer to the next to end the shared part.", above=0
+        2.0,
+        "By how much the sensitivity must grow from one layer to the next to end the shared part; inf: share all.",
+        above=0,
+        finite=False,
     )
     random: bool = parameter(False, "Share a random prefix instead.")
     up_to: str | None = parameter(None, "Share the layers up to the one of this name instead.")
+    preset: str | None = parameter(
+        None, "Share the layers that the paper shares on this dataset instead.", choices=tuple(PRESETS)
+    )
     batch_size: int = parameter(128, "Samples in the batch on which gradients are taken.", low=1)
 
     def __post_init__(self) -> None:
         """Refuse two ways of choosing at once."""
         super().__post_init__()
-        if self.random and self.up_to is not None:
-            raise FedStrataError(
-                f"'player' was given random=true and up_to='{self.up_to}', which are two ways to choose; keep one."
-            )
+        given = {
+            "random=true": self.random,
+            f"up_to='{self.up_to}'": self.up_to is not None,
+            f"preset={self.preset}": self.preset is not None,
+        }
+        ways = [way for way, chosen in given.items() if chosen]
+        if len(ways) > 1:
+            raise FedStrataError(f"'{self.name}' was given {' and '.join(ways)}, which are ways to choose; keep one.")
 
     def resident(self, layers: LayerMap) -> Iterable[str]:
         """Any layer but the first may turn out to be local."""
@@ -62,16 +94,15 @@ class PLayer(Part):
         return [name for name in (*layers.parameter_names, *layers.buffer_names) if name not in first]
 
     def notes(self, layers: LayerMap) -> Iterable[str]:
-        """Refuse a layer name that does not exist before anything runs."""
-        if self.up_to is not None:
-            self._position(layers, self.up_to)
+        """Refuse a layer name that does not exist, and a preset for another model, before anything runs."""
+        self._start(layers)
         return ()
 
     # The survey -------------------------------------------------------------------------------------------------------
 
     def exchanges_before(self, round: int) -> int:
         """Measure before the first round, unless the layers are given."""
-        return round == 1 and self.up_to is None
+        return round == 1 and self.up_to is None and self.preset is None
 
     def server_memory(self, server: Server) -> Tensors:
         """Share everything until something is concluded."""
@@ -82,7 +113,20 @@ class PLayer(Part):
         return {"federated": torch.full_like(clients.sizes, self._start(clients.layers))}
 
     def _start(self, layers: LayerMap) -> int:
+        if self.preset is not None:
+            return self._preset_layers(layers, self.preset)
         return len(layers.weighted) if self.up_to is None else self._position(layers, self.up_to) + 1
+
+    def _preset_layers(self, layers: LayerMap, preset: str) -> int:
+        """Count the layers that a preset shares of this model."""
+        (shared, expected), found = PRESETS[preset], len(layers.weighted)
+        if (expected is not None and found != expected) or found + shared < 1:
+            wanted = f"{expected}" if expected is not None else f"more than {-shared}"
+            raise FedStrataError(
+                f"The preset '{preset}' of '{self.name}' is for models with {wanted} layers with weights, and this one "
+                f"has {found}; name the last layer to share with up_to instead."
+            )
+        return shared if shared > 0 else found + shared
 
     def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
         """Train one epoch and measure every layer's sensitivity on one batch."""

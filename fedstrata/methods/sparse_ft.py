@@ -12,6 +12,7 @@ from fedstrata.functional import aggregate_scores, select
 from fedstrata.functional.sparse_finetuning import RULES
 from fedstrata.layers import LayerMap
 from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Probe, Server, Step, Training
+from fedstrata.methods.masking import masks_in
 from fedstrata.methods.registry import methods
 from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS
 from fedstrata.rng import numpy_generator
@@ -143,6 +144,11 @@ class SparseFineTuning(Part):
         return {**clients.memory, **taken}
 
     # What travels, and what moves -------------------------------------------------------------------------------------
+
+    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
+        """Both sides hold the mask, which was announced to everybody."""
+        masks = masks_in(view.memory)
+        return {name: mask[None] for name, mask in masks.items()} if isinstance(view, Server) else masks
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send the head in stage one, and what the mask marks in stage two."""

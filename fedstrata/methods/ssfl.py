@@ -12,7 +12,8 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import aggregate_scores, saliency, top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Facts, Message, Probe, Server, Training
+from fedstrata.methods.base import Clients, Facts, Message, Part, Probe, Server, Training
+from fedstrata.methods.fixed_masks import RandomK
 from fedstrata.methods.masking import SCOPES, SharedMask, as_memory, everything, maskable, masks_in
 from fedstrata.methods.registry import methods
 from fedstrata.rng import permutation, uniform
@@ -32,9 +33,15 @@ class SSFL(SharedMask):
     ``warmup`` trains dense for some rounds before the mask is found (Table 6). ``adapt_at`` finds a new mask before a
     round, as when clients with new data join (Algorithm 2): weights that were masked are scored, and start again, from
     their initial values. ``refresh_every`` does so periodically, and ``growth`` keeps the old mask and only adds to it
-    (both named in Appendix A.6). ``topology`` replaces the mask by a random one, or shuffles it inside each tensor
-    (Fig. 3a). The paper leaves open what is masked; here it is the weights of convolutions and linear layers
-    (``scope=all``: every parameter).
+    (both named in Appendix A.6). The paper leaves open what is masked; here it is the weights of convolutions and
+    linear layers (``scope=all``: every parameter).
+
+    ``topology`` replaces the mask by one that its studies compare with: ``shuffled`` inside each tensor, one ``random``
+    mask for all, ``random-per-client`` (both Fig. 3a; the latter is ``random-k``), or the ``oracle``, the mask of the
+    whole training set as if it lay in one place (Section 4.2.3): every client sends its signed
+    :math:`\partial L_k / \partial w \cdot w_0` over all its samples, and the absolute value is taken of their mean,
+    :math:`s^* = |\sum_k p_k \, \partial L_k / \partial w \cdot w_0|`, once. How far masks from few minibatches are
+    from it, :func:`fedstrata.studies.mask_errors` measures (Fig. 4).
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -54,8 +61,8 @@ class SSFL(SharedMask):
     growth: bool = parameter(False, "A new mask keeps all that the old one kept.")
     topology: str = parameter(
         "saliency",
-        "The mask: by saliency, the same shuffled inside each tensor, or random.",
-        choices=("saliency", "shuffled", "random"),
+        "The mask: by saliency, the same shuffled inside each tensor, random, or the oracle's.",
+        choices=("saliency", "shuffled", "random", "random-per-client", "oracle"),
     )
 
     def __post_init__(self) -> None:
@@ -68,6 +75,15 @@ class SSFL(SharedMask):
             )
         if self.growth and not self._finds_again():
             raise FedStrataError("'ssfl' grows its mask only when it finds a new one; give adapt_at or refresh_every.")
+        if self.topology == "random-per-client" and (self.warmup or self._finds_again()):
+            raise FedStrataError(
+                "'ssfl' with topology=random-per-client keeps its masks from the first round on; leave out warmup, "
+                "adapt_at and refresh_every."
+            )
+
+    def parts(self) -> tuple[Part, ...]:
+        """Stand for itself, or for the method with a random mask at each client."""
+        return (RandomK(self.sparsity, self.scope),) if self.topology == "random-per-client" else (self,)
 
     def exchanges_before(self, round: int) -> int:
         """Find a mask after the warm-up, and again when asked."""
@@ -105,8 +121,11 @@ class SSFL(SharedMask):
         for name, mask in masks_in(memory).items():
             if f"init/{name}" in memory:
                 whole[name] = model[name].where(mask, memory[f"init/{name}"])
-        gradients = probe.gradients(whole, self.batch_size, self.batches, self.balanced)
         scored = [name for name in maskable(clients.layers, self.scope) if name in clients.shared]
+        if self.topology == "oracle":
+            gradients = probe.gradients(whole, self.batch_size, batches=None)
+            return Message({name: gradients[name] * whole[name] for name in scored})
+        gradients = probe.gradients(whole, self.batch_size, self.batches, self.balanced)
         return Message({name: saliency(gradients[name], whole[name]) for name in scored})
 
     def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
@@ -126,7 +145,7 @@ class SSFL(SharedMask):
             drawn = {name: server.model[name] for name in keys}
             scores = {name: uniform(keys[name], tensor.shape).to(tensor.device) for name, tensor in drawn.items()}
         else:
-            scores = {name: aggregate_scores(tensor, server.sizes) for name, tensor in replies.tensors.items()}
+            scores = {name: aggregate_scores(tensor, server.sizes).abs() for name, tensor in replies.tensors.items()}
         masks = top_mask(scores, self.sparsity)
         if self.topology == "shuffled":
             orders = {name: permutation(keys[name], mask.numel()) for name, mask in masks.items()}

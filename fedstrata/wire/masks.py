@@ -95,6 +95,22 @@ def true_counts(truth: Tensor) -> _Counts:
     return np.array([np.count_nonzero(row) for row in rows.numpy()], dtype=np.int64)
 
 
+def true_positions(entries: _Truth) -> _Counts:
+    """Find the true entries ``[n]``.
+
+    Where one in ten or fewer is true, NumPy takes three times as long as elsewhere; it is faster to find the words of
+    eight entries that are not empty, and then to look into these.
+    """
+    if 10 * np.count_nonzero(entries) > len(entries):
+        return np.flatnonzero(entries)
+    whole = len(entries) // 8 * 8
+    words = entries[:whole].view(np.uint64)
+    filled = np.flatnonzero(words != 0)
+    inside = np.flatnonzero(words[filled].view(np.bool_))
+    rest = np.flatnonzero(entries[whole:])
+    return np.concatenate([(filled[inside >> 3] << 3) + (inside & 7), rest + whole])
+
+
 def _equal_rows(left: Tensor, right: Tensor) -> _Truth:
     if left.device.type != "cpu":
         return (left == right.to(left.device)).all(1).cpu().numpy()
@@ -131,7 +147,7 @@ def _gap_records(entries: _Truth) -> list[list[Bytes]]:
     if not width:
         return []
     of_true = ones == rarer
-    positions = np.flatnonzero(entries if of_true else ~entries)
+    positions = true_positions(entries if of_true else ~entries)
     gaps = np.diff(positions, prepend=-1) - 1
     ends = np.cumsum((gaps >> width) + 1) - 1
     quotients = np.zeros(ends[-1] + 1 if rarer else 0, dtype=np.bool_)
@@ -193,17 +209,14 @@ def _gap_sizes(rows: Tensor, wanted: npt.NDArray[np.bool_]) -> _Counts:
 
 def _quotient_sums(rows: Tensor, widths: Tensor) -> _Counts:
     """Sum the quotients of the gaps between the true entries of each row."""
-    positions = _positions(rows.reshape(-1))
+    flat = rows.reshape(-1)
+    on_cpu = flat.device.type == "cpu"
+    positions = torch.from_numpy(true_positions(flat.numpy())) if on_cpu else flat.nonzero()[:, 0]
     row = positions.div(rows.shape[1], rounding_mode="floor")
     # A gap begins behind the entry before, or with the row.
     previous = torch.cat([positions.new_full((1,), -1), positions[:-1]]).maximum(row * rows.shape[1] - 1)
     quotients = (positions - previous - 1) >> widths[row]
     return torch.zeros_like(widths).index_add_(0, row, quotients).cpu().numpy()
-
-
-def _positions(truth: Tensor) -> Tensor:
-    """Find the true entries; on a processor NumPy does so several times faster than PyTorch."""
-    return torch.from_numpy(np.flatnonzero(truth.numpy())) if truth.device.type == "cpu" else truth.nonzero()[:, 0]
 
 
 # Bits ----------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.wire.frame import Bytes, Reader, WireError
-from fedstrata.wire.masks import unpack_bits
+from fedstrata.wire.masks import true_positions, unpack_bits
 
 DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -116,15 +116,15 @@ def _items(numbers: Tensor) -> _Items:
 
 
 def _entries(mask: Tensor, shape: Sequence[int]) -> npt.NDArray[np.bool_]:
-    return mask.cpu().expand(tuple(shape)).reshape(-1).numpy()
+    return mask.cpu().expand(tuple(shape)).contiguous().reshape(-1).numpy()
 
 
-def _chunks(entries: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, slice, npt.NDArray[np.intp]]]:
+def _chunks(entries: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, slice, _Counts]]:
     """Walk over a mask: a stretch of its entries, its place among the kept values, the positions kept inside it."""
     done = 0
     for start in range(0, len(entries), _CHUNK):
         place = slice(start, start + _CHUNK)
-        positions = np.flatnonzero(entries[place])
+        positions = true_positions(entries[place])
         yield place, slice(done, done + len(positions)), positions
         done += len(positions)
 

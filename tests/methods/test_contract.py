@@ -31,6 +31,10 @@ COMBINATIONS = [
     "player(random=true)+lws",
     "player(up_to=body)",
     "fedavg+lws(layers=fixed, mode=opt)",
+    "fedcac(tau=0.3, beta=2)+fedbn+lws",
+    "pfedla(heur=2)+fedprox",
+    "dispfl(density=0.3, regrow=random, neighbours=2)+fedbn",
+    "feddst(sparsity=0.6, every=1, until=1.0, alpha=0.3)+fedprox",
     "sparse-ft(head_rounds=1, sparsity=0.5, calibration_clients=0.4, batch_size=4)+fedprox",
     "sparse-ft(head_rounds=1, rule=most, fisher=sampled-label, batch_size=4)+fedbn+lws",
 ]

@@ -52,22 +52,25 @@ def ldawa(previous: Tensor, clients: Tensor, *, mask: Tensor | None = None) -> T
     check_finite(old, "The previous tensor")
     check_finite(stack, "The tensor", batched=True)
     if mask is None:
-        return (weighted_sum(stack, _cosines(old.expand_as(stack), stack)) / len(stack)).to(stack.dtype)
+        return (weighted_sum(stack, cosines(old, stack)) / len(stack)).to(stack.dtype)
     sent = mask.expand_as(stack)
-    stack = torch.where(sent, stack, stack.new_zeros(()))
-    total = weighted_sum(stack, _cosines(torch.where(sent, old, old.new_zeros(())), stack))
+    total = weighted_sum(torch.where(sent, stack, stack.new_zeros(())), cosines(old, stack, sent))
     holders = sent.sum(0)
     return torch.where(holders > 0, total / holders.clamp(min=1), old.to(total.dtype)).to(stack.dtype)
 
 
-def _cosines(old: Tensor, stack: Tensor) -> Tensor:
-    """Compute each client's cosine ``[K]`` in float64, from ``[K, ...]`` both; 1 where there is none."""
-    if stack.dim() == 1:
-        return torch.ones(len(stack), dtype=torch.float64, device=stack.device)
-    cosines = []
-    for before, after in zip(client_pieces(old), client_pieces(stack), strict=True):
-        left, right = client_rows(before).double(), client_rows(after).double()
+def cosines(previous: Tensor, clients: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compute each client's cosine ``[K]`` to the previous tensor in float64, over the entries that it sent.
+
+    It is 1 where there is no direction to compare: for a tensor of zeros, and for a single number without axes.
+    """
+    if clients.dim() == 1:
+        return torch.ones(len(clients), dtype=torch.float64, device=clients.device)
+    sent = torch.ones_like(clients[:1], dtype=torch.bool) if mask is None else mask
+    found = []
+    for piece, held in zip(client_pieces(clients), client_pieces(sent.expand_as(clients)), strict=True):
+        left, right = (client_rows((tensor * held).double()) for tensor in (previous, piece))
         lengths = vector_norm(left, dim=1) * vector_norm(right, dim=1)
         cosine = ((left * right).sum(1) / lengths.where(lengths > 0, 1)).clamp(-1, 1)
-        cosines.append(cosine.where(lengths > 0, 1))
-    return torch.cat(cosines)
+        found.append(cosine.where(lengths > 0, 1))
+    return torch.cat(found)

@@ -1,0 +1,138 @@
+"""SparsyFed: weights under a power, so that small ones stay small, pruned before they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedstrata.functional import top_mask
+from fedstrata.layers import LayerMap
+from fedstrata.methods.base import Clients, Facts, Message, Part, Server, Training
+from fedstrata.methods.masking import keep, layer_densities, maskable, mean_with_zeros, send_under
+from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import SETS_WEIGHTS
+from fedstrata.spec import parameter
+from fedstrata.stack import Tensors
+
+_NEARLY = 1 - 1e-6
+"""Where equal activations differ by rounding, all of them are kept or dropped."""
+
+
+@methods.register("sparsyfed")
+@dataclass(frozen=True)
+class SparsyFed(Part):
+    r"""Train weights under a power, prune them before sending, and train on sparse activations.
+
+    The model's convolution and linear weights are :math:`w = \mathrm{sign}(v) |v|^\alpha` and clients train v: large
+    weights move faster than small ones, and a weight at zero has no gradient and stays there, without a mask. It starts
+    such that w is the common initial model. After local training a client keeps the :math:`\lfloor (1 - \sigma) d
+    \rfloor` largest of all its weights and sends those. The server averages, with zeros for what was pruned, and sends
+    what is not zero: clients agree on most of it, so that the global model stays nearly as sparse.
+
+    In the backward pass, the gradient of a weight is computed from the layer's inputs of largest magnitude only, as
+    many as the weight is dense (``activations``). The forward pass and the gradients of inputs are exact. The released
+    code keeps the threshold of the first batch, and draws initial weights of its own; here each batch is thresholded
+    by itself, and the model's own initial weights are used.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "sparse",
+        "Guastella, Sani et al., SparsyFed: Sparse Adaptive Federated Training, ICLR 2025",
+        "https://arxiv.org/abs/2504.05153",
+    )
+    claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
+    deploys_alike: ClassVar[bool] = True
+
+    sparsity: float = parameter(0.5, "The fraction of weights that a client prunes before it sends.", low=0, below=1)
+    alpha: float = parameter(1.25, "The power.", low=1)
+    activations: bool = parameter(True, "Whether gradients of weights are computed from sparse activations.")
+
+    def initial(self, layers: LayerMap, model: Tensors, seed: int) -> Tensors:
+        """Start where the power gives the common initial model."""
+        return {**model, **_powers(layers, model, 1 / self.alpha)}
+
+    def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
+        """Run the model with the powers."""
+        return {**parameters, **_powers(clients.layers, parameters, self.alpha)}
+
+    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
+        """Test the model with the powers."""
+        return {**model, **_powers(clients.layers, model, self.alpha)}
+
+    def operations(self) -> dict[Callable[..., Tensor], Callable[..., Tensor]]:
+        """Compute the gradients of weights from sparse inputs."""
+        functions = (F.linear, F.conv1d, F.conv2d, F.conv3d) if self.activations else ()
+        return dict.fromkeys(functions, sparse_backward)
+
+    def settle(self, clients: Clients, start: Tensors, trained: Tensors) -> Tensors:
+        """Prune to the largest weights of the whole model."""
+        if self.sparsity == 0:
+            return trained
+        magnitudes = {name: trained[name].abs() for name in maskable(clients.layers)}
+        return keep(trained, top_mask(magnitudes, self.sparsity, batched=True))
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
+        """Send what is not zero."""
+        return self._without_zeros(clients.layers, message)
+
+    def broadcast(self, server: Server, message: Message) -> Message:
+        """Send what is not zero."""
+        return self._without_zeros(server.layers, message)
+
+    def _without_zeros(self, layers: LayerMap, message: Message) -> Message:
+        if self.sparsity == 0:
+            return message
+        return send_under(message, _not_zero(layers, message.tensors))
+
+    def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
+        """Average with zeros for what was pruned."""
+        return mean_with_zeros(server, replies, shares)
+
+    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+        """Tell which part of each layer of the global model is not zero."""
+        return {"density": layer_densities(server.layers, _not_zero(server.layers, server.model))}
+
+    def notes(self, layers: LayerMap) -> Iterable[str]:
+        """Say that without such weights nothing is pruned."""
+        if not maskable(layers):
+            yield f"The model has no convolution or linear weights, so '{self.name}' prunes nothing."
+
+
+def sparse_backward(
+    operation: Callable[..., Tensor],
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *rest: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """Compute a convolution or linear layer whose weight gets its gradient from the largest inputs only.
+
+    The value, and the gradients of inputs and bias, are those of the operation itself. As many inputs are kept as the
+    weight has entries that are not zero, in proportion.
+    """
+    exact = operation(inputs, weight.detach(), bias, *rest, **kwargs)
+    from_largest = operation(_largest(inputs.detach(), weight.detach()), weight, None, *rest, **kwargs)
+    return exact + (from_largest - from_largest.detach())
+
+
+def _largest(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Put inputs to zero, the smallest first, until they are as sparse as the weight."""
+    magnitudes = inputs.abs().flatten()
+    dropped = ((weight == 0).sum() * magnitudes.numel()).div(weight.numel(), rounding_mode="floor")
+    threshold = magnitudes.sort().values.gather(0, dropped.clamp(max=magnitudes.numel() - 1).unsqueeze(0))
+    return inputs * (inputs.abs() >= threshold * _NEARLY)
+
+
+def _powers(layers: LayerMap, tensors: Mapping[str, Tensor], exponent: float) -> Tensors:
+    if exponent == 1:
+        return {}
+    return {name: tensors[name].sign() * tensors[name].abs().pow(exponent) for name in maskable(layers)}
+
+
+def _not_zero(layers: LayerMap, tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensors[name] != 0 for name in maskable(layers) if name in tensors}

@@ -1,0 +1,95 @@
+"""Sites with folders of their own: the server sees no sample, only what the sites declare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from direct_network import DirectNetwork
+from PIL import Image
+from small_world import EXPERIMENT
+
+from fedstrata.deployment.protocol import REFUSED, Request
+from fedstrata.deployment.rules import Rules
+from fedstrata.deployment.server import Deployment
+from fedstrata.deployment.site import Site, SiteData
+from fedstrata.errors import FedStrataError
+from fedstrata.report import read_run, write_report
+from fedstrata.runs import RunFolder
+
+NAMES = ["berlin", "paris", "rome"]
+OWN = EXPERIMENT.with_changes({"data": "image_folder(size=8)", "method": "fedbn", "model": "cnn", "rounds": 2})
+
+
+def fill(folder: Path, classes: tuple[str, ...], images: int, seed: int) -> Path:
+    chance = np.random.default_rng(seed)
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for image in range(images):
+            pixels = chance.integers(0, 100, (8, 8, 3)) + 150 * (number == 1)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{image}.png")
+    return folder
+
+
+class FolderNetwork(DirectNetwork):
+    """Sites that each hold a folder."""
+
+    def __init__(self, folder: Path, folders: list[Path]) -> None:
+        self.folders = folders
+        super().__init__(folder, len(folders))
+
+    def start(self, number: int) -> Site:
+        data = SiteData(data_root=str(self.folders[number]))
+        return Site(self.folder / f"site-{number}", data, self.lines[number].append)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    return [fill(tmp_path / name, ("ill", "well"), 8 + 4 * number, number) for number, name in enumerate(NAMES)]
+
+
+def test_a_run_over_folders_that_the_server_never_sees(folders, tmp_path):
+    deployment = Deployment(OWN, NAMES, tmp_path / "run")
+    assert "not on this machine" in deployment.describe()["data"]
+    network = FolderNetwork(tmp_path / "state", folders)
+    summary = deployment.run(network)
+    assert summary["final"]["client_after.accuracy.mean"] >= 0
+    assert "global.accuracy" not in summary["final"]
+    data = RunFolder.open(tmp_path / "run").data()
+    assert data["sizes"] == [12, 18, 24]
+    assert data["test_sizes"] == [4, 6, 8]
+    assert data["label_counts"] == [[6, 6], [9, 9], [12, 12]]
+    assert data["class_names"] == ["ill", "well"]
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.suffix != ".png"
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    assert read_run(tmp_path / "run").finished
+    for number in range(3):
+        assert list((tmp_path / "state" / f"site-{number}").glob("*/model.safetensors"))
+
+
+def test_a_site_with_other_classes_is_refused_by_name(folders, tmp_path):
+    (folders[1] / "well").rename(folders[1] / "dead")
+    lines: list[str] = []
+    deployment = Deployment(OWN, NAMES, tmp_path / "run", Rules(max_refusals=1))
+    deployment.run(FolderNetwork(tmp_path / "state", folders), log=lines.append)
+    assert any("paris" in line and "dead" in line for line in lines)
+    assert RunFolder.open(tmp_path / "run").data()["sizes"] == [12, 1, 24]
+
+
+def test_the_server_cannot_name_a_folder_of_the_site(folders, tmp_path):
+    experiment = replace(OWN, data=f"image_folder(path='{folders[0]}', size=8)")
+    facts = {"experiment": experiment.to_mapping(), "number": 0, "sites": 3, "session": "one", "committed": 0}
+    answer = Site(tmp_path / "state", SiteData()).answer(Request("hello", "run", facts=facts))
+    assert answer.status == REFUSED
+    assert "only the site itself" in answer.reason
+
+
+def test_a_site_may_choose_its_own_dataset(folders, tmp_path):
+    data = SiteData(data=f"image_folder(path='{folders[0]}', size=8)")
+    ready = data.prepare(OWN, 0, 3)
+    assert ready.dataset.input_shape == (3, 8, 8)
+    with pytest.raises(FedStrataError, match="are in none of"):
+        replace(data, data=f"image_folder(path='{tmp_path / 'nothing'}')").prepare(OWN, 0, 3)

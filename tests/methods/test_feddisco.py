@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from watching import BOTH_ENGINES, assert_same_bits, run, server_view
+
+from fedstrata.errors import FedStrataError
+from fedstrata.functional import disco_shares
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Message, Method, methods
+
+LINE = LayerMap.read(nn.Sequential(nn.Linear(1, 1, bias=False)), (1,))
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("feddisco", [0.73115464, 0.0, 0.26884536]),
+        ("feddisco(normalise=false)", [0.67566016, 0.06016349, 0.26417635]),
+        ("feddisco(a=0, b=0)", [0.5, 0.3, 0.2]),
+    ],
+)
+def test_shares_by_hand(text, shares):
+    server = server_view(
+        LINE, {"0.weight": torch.zeros(1, 1)}, clients=3, participants=(0, 1, 2), sizes=torch.tensor([50, 30, 20]),
+        label_counts=torch.tensor([[25, 25], [30, 0], [5, 15]]),
+    )  # fmt: skip
+    replies = Message({"0.weight": torch.tensor([[[1.0]], [[10.0]], [[100.0]]])})
+    assert methods.make(text).weigh(server, replies).tolist() == pytest.approx(shares, abs=1e-8)
+    new, _ = Method.make(text).aggregate(server, replies)
+    assert new["0.weight"].item() == pytest.approx(shares[0] + 10 * shares[1] + 100 * shares[2], abs=1e-5)
+
+
+@BOTH_ENGINES
+def test_only_the_participants_count(engine):
+    simulation = run("feddisco(a=0.3, distance=l2)", engine, rounds=1, participation=0.6)
+    [first, second, third] = simulation.server_side.select(0.6, 1)
+    view = simulation.server_side.view(simulation.engine.server, (first, second, third), 1)
+    shares = methods.make("feddisco(a=0.3, distance=l2)").weigh(view, Message())
+    counts = simulation.split.label_counts(simulation.dataset)[[first, second, third]]
+    assert torch.equal(shares, disco_shares(view.sizes, torch.from_numpy(counts), 0.3, 0.1, "l2", normalise=True))
+
+
+@BOTH_ENGINES
+def test_without_a_and_b_it_is_fedavg_and_else_it_is_not(engine):
+    plain = run("fedavg", engine)
+    same, other = run("feddisco(a=0, b=0)", engine), run("feddisco", engine)
+    assert_same_bits(same.engine.server.model, plain.engine.server.model)
+    assert not torch.allclose(other.engine.server.model["head.weight"], plain.engine.server.model["head.weight"])
+    assert other.metrics.latest()["bytes.up"] == plain.metrics.latest()["bytes.up"]
+
+
+def test_with_shrinking_its_own_step_counts():
+    left, right = (run(text, rounds=1).engine.server.model for text in ("feddisco+lws(beta=5)", "feddisco"))
+    factors = left["head.weight"] / right["head.weight"]
+    assert torch.allclose(factors, factors.mean().expand_as(factors))
+    assert 0 < float(factors.mean()) < 1
+
+
+@pytest.mark.parametrize("other", ["l-dawa", "fedlaw", "scaffold", "feddyn"])
+def test_others_that_decide_the_shares_are_refused(other):
+    with pytest.raises(FedStrataError, match="each of them decides the shares of the clients"):
+        Method.make(f"feddisco+{other}")

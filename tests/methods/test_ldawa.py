@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from watching import BOTH_ENGINES, run, server_view, watched
+
+from fedstrata.functional import ldawa
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Message, Method
+
+NORMED = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1)), (2,))
+MODEL = {
+    "0.weight": torch.tensor([[1.0, 0.0]]), "1.weight": torch.ones(1), "1.bias": torch.zeros(1),
+    "1.running_mean": torch.zeros(1), "1.running_var": torch.ones(1), "1.num_batches_tracked": torch.tensor(0),
+}  # fmt: skip
+REPLIES = Message(
+    {
+        "0.weight": torch.tensor([[[2.0, 0.0]], [[3.0, 4.0]]]), "1.weight": torch.tensor([[1.0], [3.0]]),
+        "1.bias": torch.tensor([[1.0], [3.0]]), "1.running_mean": torch.tensor([[10.0], [20.0]]),
+        "1.running_var": torch.tensor([[1.0], [2.0]]), "1.num_batches_tracked": torch.tensor([4, 6]),
+    }
+)  # fmt: skip
+
+
+def test_by_hand():
+    """Cosines 1 and .6 whatever the sizes; a bias of zeros is averaged; the norm's statistics follow its layer."""
+    new, _ = Method.make("l-dawa").aggregate(server_view(NORMED, MODEL, sizes=torch.tensor([30, 10])), REPLIES)
+    assert new["0.weight"].flatten().tolist() == pytest.approx([1.9, 1.2])
+    assert (new["1.weight"].item(), new["1.bias"].item()) == (2.0, 2.0)
+    assert new["1.running_mean"].item() == pytest.approx((10 + 0.6 * 20) / 2)
+    assert new["1.running_var"].item() == pytest.approx((1 + 0.36 * 2) / 2)
+    assert new["1.num_batches_tracked"].item() == 5
+
+
+def test_layers_that_a_client_did_not_send_are_averaged_over_the_others():
+    masks = {name: torch.tensor([True, False]).view(2, *[1] * (t.dim() - 1)) for name, t in REPLIES.tensors.items()}
+    new, _ = Method.make("l-dawa").aggregate(server_view(NORMED, MODEL), Message(REPLIES.tensors, masks))
+    assert {name: tensor.flatten().tolist() for name, tensor in new.items()} == {
+        "0.weight": [2.0, 0.0], "1.weight": [1.0], "1.bias": [1.0], "1.running_mean": [10.0], "1.running_var": [1.0],
+        "1.num_batches_tracked": [4],
+    }  # fmt: skip
+
+
+@BOTH_ENGINES
+def test_every_parameter_is_merged_by_its_cosines(engine):
+    method, seen = watched("l-dawa")
+    simulation = run(method, engine, rounds=2)
+    plain = run("fedavg", engine, rounds=2)
+    for name in simulation.setting.layers.parameter_names:
+        clients = torch.stack([seen.trained[2, client][name] for client in range(5)])
+        expected = ldawa(seen.received[2, 0][name], clients)
+        assert torch.allclose(simulation.engine.server.model[name], expected, rtol=0, atol=1e-14)
+    left, right = (one.engine.server.model["head.weight"] for one in (simulation, plain))
+    assert float(left.norm()) < float(right.norm()) - 1e-3
+    assert simulation.metrics.latest()["bytes.up"] == plain.metrics.latest()["bytes.up"]
+
+
+def test_with_shrinking_it_shrinks_once_more():
+    left, right = (run(text, rounds=1).engine.server.model for text in ("l-dawa+lws(beta=5)", "l-dawa"))
+    assert float(left["hidden.weight"].norm()) < float(right["hidden.weight"].norm())
