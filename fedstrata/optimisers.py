@@ -127,14 +127,18 @@ class _AdamFamily(Optimiser):
         counters = [state[f"steps/{name}"] for name in gradients]
         torch._foreach_add_(counters, 1)
         steps = torch.stack(counters)
-        rates = learning_rate / (1 - self.beta1**steps)
-        corrections = (1 - self.beta2**steps).sqrt()
-        for (name, gradient), rate, correction in zip(gradients.items(), rates, corrections, strict=True):
-            mean, square = state[f"mean/{name}"], state[f"square/{name}"]
-            mean.lerp_(gradient, 1 - self.beta1)
-            square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-            denominator = square.sqrt().div_(_like(correction, square)).add_(self.epsilon)
-            parameters[name].sub_(mean * _like(rate, mean) / denominator)
+        rates, corrections = learning_rate / (1 - self.beta1**steps), (1 - self.beta2**steps).sqrt()
+        means, squares = ([state[f"{moment}/{name}"] for name in gradients] for moment in ("mean", "square"))
+        slopes = list(gradients.values())
+        torch._foreach_lerp_(means, slopes, 1 - self.beta1)
+        torch._foreach_mul_(squares, self.beta2)
+        torch._foreach_addcmul_(squares, slopes, slopes, value=1 - self.beta2)
+        denominators = torch._foreach_sqrt(squares)
+        torch._foreach_div_(denominators, [_like(*pair) for pair in zip(corrections, squares, strict=True)])
+        torch._foreach_add_(denominators, self.epsilon)
+        updates = torch._foreach_mul(means, [_like(*pair) for pair in zip(rates, means, strict=True)])
+        torch._foreach_div_(updates, denominators)
+        torch._foreach_sub_([parameters[name] for name in gradients], updates)
 
 
 def _like(per_client: Tensor, tensor: Tensor) -> Tensor:

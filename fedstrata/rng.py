@@ -11,12 +11,18 @@ and a CPU and a GPU draw the same numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import blake2b
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+
+from fedstrata.errors import FedStrataWarning
 
 _WORD = 0xFFFFFFFF
 
@@ -57,6 +63,17 @@ def philox(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
     ``stream`` (at most 32 bits) separates draws under one key, such as the steps of a round.
     """
     blocks = -(-count // 4)
+    kernel = _philox_kernel(keys.device) if keys.is_cuda and count and not is_batchedtensor(keys) else None
+    if kernel is None:
+        return _philox_words(keys, stream, blocks)
+    streams = stream if isinstance(stream, Tensor) else keys.new_full((1,), stream)
+    rows = torch.broadcast_shapes(keys.shape[:-1], streams.shape[:-1])
+    words = kernel(keys.expand(*rows, 2).reshape(-1, 2), streams.expand(*rows, 1).reshape(-1), blocks)
+    return words.reshape(*rows, 4 * blocks)
+
+
+def _philox_words(keys: Tensor, stream: int | Tensor, blocks: int) -> Tensor:
+    """Draw the words in operations of PyTorch."""
     position = torch.arange(blocks, dtype=torch.int64, device=keys.device)
     key0, key1 = keys[..., 0:1], keys[..., 1:2]
     zero = torch.zeros_like(position + key0)
@@ -71,6 +88,27 @@ def philox(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
         )
         key0, key1 = (key0 + 0x9E3779B9) & _WORD, (key1 + 0xBB67AE85) & _WORD
     return torch.stack((word0, word1, word2, word3), dim=-1).flatten(-2)
+
+
+@cache
+def _philox_kernel(device: torch.device) -> Callable[[Tensor, Tensor, int], Tensor] | None:
+    """Find the GPU's own kernel for the words, if there is one here and it draws the same."""
+    if find_spec("triton") is None:
+        return None
+    keys = torch.tensor([[1, 2], [_WORD, 0x80000000]], device=device)
+    streams = torch.tensor([[7], [_WORD]], device=device)
+    try:
+        from fedstrata.kernels import philox_words
+
+        same = torch.equal(philox_words(keys, streams[:, 0], 5), _philox_words(keys, streams, 5))
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+    else:
+        if same:
+            return philox_words
+        reason = "it draws other numbers"
+    warnings.warn(f"The GPU kernel for random numbers is not used ({reason}).", FedStrataWarning, stacklevel=2)
+    return None
 
 
 def uniform(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Tensor:

@@ -109,8 +109,12 @@ class Registry(Generic[T]):
 
         return decorate
 
+    def order(self, rank: Callable[[type[T]], int]) -> None:
+        """Put what is registered so far into an order; equals stay as they are."""
+        self._classes = dict(sorted(self._classes.items(), key=lambda item: rank(item[1])))
+
     def names(self, pattern: str = "*") -> list[str]:
-        """List the names that match a shell-style pattern, in the order of registration."""
+        """List the names that match a shell-style pattern, in the order of registration unless it was changed."""
         return [name for name in self._classes if fnmatchcase(name, pattern)]
 
     def get(self, name: str) -> type[T]:

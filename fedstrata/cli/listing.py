@@ -170,7 +170,7 @@ def method_facts(method: Part) -> dict[str, Any]:
         "paper": method.facts.paper,
         "link": method.facts.link,
         "personal_layers": some_define("personal"),
-        "client_state": any(some_define(hook) for hook in ("personal", "resident", "client_memory")),
+        "client_state": any(some_define(hook) for hook in ("personal", "resident", "client_memory", "second_models")),
         "server_state": some_define("server_memory"),
         "refuses": [name for name in registry.names() if name != method.name and refuses(registry.make(name))],
         "on_network": not obstacles,

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.base import Message
 from fedstrata.stack import Tensors
-from fedstrata.wire import decode
 
 _ROOM = 2**20
 _LARGEST = 8

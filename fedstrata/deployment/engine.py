@@ -16,7 +16,7 @@ from fedstrata.engines.client import ClientSide, ClientState
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
-from fedstrata.engines.loop import LoopClient, LoopServer
+from fedstrata.engines.loop import LoopServer
 from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.methods.base import Message
 from fedstrata.methods.composition import Exchange
@@ -62,7 +62,7 @@ class NetworkEngine:
             chosen = self.central.asked(exchange, round)
             messages = self.central.messages(chosen, round)
             asked = self._requests("survey", (round, survey_step(index)), chosen, messages)
-            replies = self._collect(asked, lambda site, reply: self._read(reply))
+            replies = self._collect(asked, lambda site, reply: self._read(reply, self._decoded))
             self._conclude(exchange, {site: message for site, (message, _) in replies.items()}, round)
             self._concluded = index + 1
             told = {site: self._announcement(exchange, (round, adopt_step(index)), site) for site in self._everybody}
@@ -191,14 +191,10 @@ def note_declarations(declared: Declared, declarations: Mapping[int, Declaration
 def global_test(ready: Prepared) -> GlobalTest:
     """Test global models on the global test set of data that the server has itself."""
     forward = LoopForward(ready.model, ready.setting.head)
-    side, evaluator = ClientSide(ready.setting, forward, ready.data), Evaluator(ready.setting, ready.data)
+    evaluator, side = Evaluator(ready.setting, ready.data), ClientSide(ready.setting, forward, ready.data)
+    anybody = side.first_state([0])
 
-    def test(
-        broadcast: bytes, announcements: Sequence[tuple[Exchange, bytes]], round: int
-    ) -> tuple[float, float] | None:
-        anybody = LoopClient(side, 0)
-        for exchange, announcement in announcements:
-            anybody.adopt(exchange, announcement, round)
-        return evaluator.common_model(forward, take_first(anybody.model(broadcast, round)))[1]
+    def test(broadcast: Message, round: int) -> tuple[float, float] | None:
+        return evaluator.common_model(forward, take_first(side.deployed_model([0], anybody, broadcast, round)))[1]
 
     return test

@@ -248,7 +248,10 @@ class Site:
         payload = self._received(request, str(request.facts.get("payload", "")))
         if payload is None:
             return Reply(request.ticket, MISSING)
-        member.client.state = self._state(self._before(request.step))
+        before = self._before(request.step)
+        if (_NOTHING if before is None else before.adopted) < self._required(request):
+            return Reply(request.ticket, BEHIND)
+        member.client.state = self._state(before)
         if request.kind == "adapt":
             model = member.client.adapted_model(payload, request.round - 1)
         else:

@@ -9,8 +9,8 @@ announcement, a round of training. Each is one folder that appears whole or not 
         step.json            what was asked (its digest), what was answered, checksums
 
 Beside them lie ``hello.json``, what the server said of the run, and at its end ``model.safetensors``, the site's own
-final model. With the newest steps kept, a request that comes again gets the same answer, and one that comes again with another
-content (the server fell back to an earlier round) is answered from the state before it.
+final model. With the newest steps kept, a request that comes again gets the same answer, and one that comes again with
+another content (the server fell back to an earlier round) is answered from the state before it.
 """
 
 from __future__ import annotations

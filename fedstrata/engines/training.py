@@ -144,8 +144,9 @@ class Trainer:
 
         def predict(model: Tensors) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
-                own = {name: model[name] for name in layers.parameter_names}
-                outputs, features, _ = run(own, {name: model[name] for name in layers.buffer_names}, False)
+                weights = method.as_weights(clients, model)
+                own = {name: weights[name] for name in layers.parameter_names}
+                outputs, features, _ = run(own, {name: weights[name] for name in layers.buffer_names}, False)
             return outputs, outputs if features is None else features
 
         outputs, features, after = forward(parameters)

@@ -258,6 +258,18 @@ class Training:
     probe: Probe
 
 
+FAMILIES = (
+    "averaging",
+    "personal layers and models",
+    "local objective",
+    "aggregation",
+    "layers",
+    "sparse",
+    "decentralised",
+)
+"""The families of the methods that come with the package, in the order in which they are listed."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is true of a part, for listings and checks; ``not_on_network`` says why it cannot run there, if so."""
@@ -277,6 +289,8 @@ class Part(Spec):
     """What only one part of a method can do, beside the exclusive hooks, as it is said of the part."""
     shares: ClassVar[bool] = True
     """Whether anything leaves the clients; if not, nothing can work on what they share."""
+    only_on_shared: ClassVar[bool] = False
+    """Whether all that it does concerns what clients share, so that without that it would silently do nothing."""
     averages: ClassVar[bool] = True
     """Whether clients go on with an average of all; if not, nothing can work on that average."""
 
@@ -529,6 +543,8 @@ def objection(first: Part, second: Part) -> str | None:
     for one, other in ((first, second), (second, first)):
         if not one.shares and any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
             return f"'{one.name}' shares nothing, and '{other.name}' works on what clients share"
+        if not one.shares and other.only_on_shared:
+            return f"'{one.name}' shares nothing, and all that '{other.name}' does concerns what clients share"
         if not one.averages and any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
             return f"under '{one.name}' no client goes on with the average of all, and '{other.name}' works on it"
     return first.objects_to(second) or second.objects_to(first)

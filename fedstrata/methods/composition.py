@@ -234,8 +234,18 @@ class Method:
         return first_defining(self.parts, "adaptation").adaptation()
 
     def deployed(self, clients: Clients, model: Tensors) -> Tensors:
-        """Let every part turn what training works on into the model that is used."""
-        return self._chain("deployed", model, lambda part, value: part.deployed(_own(clients, part), value))
+        """Let parts choose the model that each client uses, then turn it into weights."""
+        for part in self.parts:
+            if not part.deploys_alike:
+                model = part.deployed(_own(clients, part), model)
+        return self.as_weights(clients, model)
+
+    def as_weights(self, clients: Clients, model: Tensors) -> Tensors:
+        """Turn what training works on into the weights of the network, where a part trains something else."""
+        for part in self.parts:
+            if part.deploys_alike:
+                model = part.deployed(_own(clients, part), model)
+        return model
 
     @property
     def personalises(self) -> bool:

@@ -20,7 +20,7 @@ class FedBN(Part):
     """
 
     facts: ClassVar[Facts] = Facts(
-        "personal layers",
+        "personal layers and models",
         "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021",
         "https://arxiv.org/abs/2102.07623",
     )

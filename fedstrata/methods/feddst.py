@@ -21,9 +21,9 @@ class FedDST(MovingMask):
     r"""Train one sparse model; every few rounds clients move its mask, and the server keeps the largest weights.
 
     The mask starts with the largest initial weights of each tensor, with Erdos-Renyi-Kernel densities. In most rounds
-    clients train inside it. If ``every`` divides the round t and t lies before :math:`R`, each participant exchanges,
-    after its training, :math:`\frac{\alpha}{2} (1 + \cos(\pi (t - 1) / R))` of the mask: the smallest weights of each tensor
-    go, and as many with the largest gradients on one minibatch come, from zero. The server averages each entry over the
+    clients train inside it. If ``every`` divides the round t and t lies before R, each participant exchanges, after its
+    training, :math:`\frac{\alpha}{2} (1 + \cos(\pi (t - 1) / R))` of the mask: the smallest weights of each tensor go,
+    and as many with the largest gradients on one minibatch come, from zero. The server averages each entry over the
     clients that hold it, weighted by their samples, and cuts each tensor down to its density again, by magnitude.
 
     Weights of convolutions and linear layers are masked, as far as they are shared. The defaults are those of the

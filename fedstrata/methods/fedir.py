@@ -11,6 +11,7 @@ from torch import Tensor
 from fedstrata.losses import cross_entropy
 from fedstrata.methods.base import Clients, Facts, Message, Part, Server, Step
 from fedstrata.methods.registry import methods
+from fedstrata.methods.shared import equal_shares
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -92,5 +93,4 @@ class FedVC(Part):
 
     def weigh(self, server: Server, replies: Message) -> Tensor:
         """Count all participants alike."""
-        count = len(server.participants)
-        return torch.full((count,), 1 / count, dtype=torch.float64, device=server.sizes.device)
+        return equal_shares(server)

@@ -26,6 +26,7 @@ class FedProx(Part):
         "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
         "https://arxiv.org/abs/1812.06127",
     )
+    only_on_shared: ClassVar[bool] = True
 
     mu: float = parameter(0.01, "The strength of the proximal term.", low=0)
 

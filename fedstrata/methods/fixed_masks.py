@@ -35,6 +35,7 @@ class RandomK(OwnMasks):
     """
 
     facts: ClassVar[Facts] = Facts("sparse", _PAPER)
+    only_on_shared: ClassVar[bool] = True
 
     sparsity: float = parameter(0.5, "The fraction of weights that are masked.", low=0, below=1)
     scope: str = parameter("weights", "What is masked: conv and linear weights, or all parameters.", choices=SCOPES)
@@ -72,6 +73,7 @@ class TopK(Part):
     """
 
     facts: ClassVar[Facts] = Facts("sparse", _PAPER)
+    only_on_shared: ClassVar[bool] = True
 
     sparsity: float = parameter(0.5, "The fraction of weights that are not sent.", low=0, below=1)
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.losses import cross_entropy
-from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Server, Step, Training
+from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Server, Step, Training, defines
+from fedstrata.methods.masking import Masked
 from fedstrata.methods.registry import methods
 from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, DECIDES_ON_THE_HEAD, DECIDES_WHAT_IS_USED
 from fedstrata.spec import parameter
@@ -28,7 +29,8 @@ _FAMILY = "personal layers and models"
 class BodyAndHead(Part):
     """A model divided into body and head, of which the body travels."""
 
-    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, DECIDES_ON_THE_HEAD)
+    claims: ClassVar[tuple[str, ...]] = (DECIDES_ON_THE_HEAD,)
+    only_on_shared: ClassVar[bool] = True
 
     head_layers: int = parameter(1, "How many of the last layers with weights form the head.", low=1)
 
@@ -110,8 +112,9 @@ class FedBABU(BodyAndHead):
 
     The head stays at its common initial values, which everybody knows, so that it never travels; all clients learn a
     body for the same head. After the last round each client fine-tunes its copy: the whole model (``tune=full``, the
-    authors' choice), or its ``body`` or ``head`` alone. PLayer-FL's variant is ``fedbabu(head_layers=2, tune=head,
-    epochs=1)``. Before that, everybody uses the same global model.
+    authors' choice), or its ``body`` or ``head`` alone, at a hundredth of the initial learning rate, where the authors'
+    schedule ends. PLayer-FL's variant is ``fedbabu(head_layers=2, tune=head, epochs=1, rate=1)``. Before that,
+    everybody uses the same global model.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -119,11 +122,17 @@ class FedBABU(BodyAndHead):
         "Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022",
         "https://arxiv.org/abs/2106.06042",
     )
-    claims: ClassVar[tuple[str, ...]] = (*BodyAndHead.claims, DECIDES_WHAT_IS_USED)
+    claims: ClassVar[tuple[str, ...]] = (DECIDES_ON_THE_HEAD, CHOOSES_WHAT_TRAVELS, DECIDES_WHAT_IS_USED)
 
     tune: str = parameter("full", "What is fine-tuned at the end.", choices=("full", "body", "head"))
     epochs: int | None = parameter(5, "Epochs of fine-tuning; none: as many as in a round.", low=1)
     rate: float = parameter(0.01, "What the initial learning rate is multiplied by for fine-tuning.", above=0)
+
+    def objects_to(self, other: Part) -> str | None:
+        """Refuse masks that would change the head."""
+        if not isinstance(other, Masked):
+            return None
+        return f"'{other.name}' masks weights of the head too, and under '{self.name}' it stays as it was initialised"
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Train the body."""
@@ -165,6 +174,12 @@ class FedRoD(Part):
         "https://arxiv.org/abs/2107.00778",
     )
     claims: ClassVar[tuple[str, ...]] = (DECIDES_ON_THE_HEAD, DECIDES_WHAT_IS_USED)
+
+    def objects_to(self, other: Part) -> str | None:
+        """Refuse parts that train something else than weights, to which a head could not be added."""
+        if not (defines(other, "deployed") and other.deploys_alike):
+            return None
+        return f"'{self.name}' adds to the weights of the head, and '{other.name}' trains something else than weights"
 
     def notes(self, layers: LayerMap) -> Iterable[str]:
         """Refuse a model without a linear head."""

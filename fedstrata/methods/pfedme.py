@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Server, Step, Training
+from fedstrata.methods.drift import DriftCorrection
 from fedstrata.methods.fedprox import proximal_term
 from fedstrata.methods.registry import methods
 from fedstrata.methods.selection import DECIDES_WHAT_IS_USED
+from fedstrata.methods.shared import shared_parameters
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 
@@ -28,11 +30,12 @@ class PFedMe(Part):
     :math:`w_k` are sent and merged, and the server goes :math:`w \leftarrow (1 - \beta) w + \beta \sum_k p_k w_k`;
     clients use :math:`\theta_k`. As much travels as in FedAvg.
 
-    The defaults are the authors'; their inner learning rate, about 0.1, is the experiment's here. As in their code,
-    :math:`\theta_k` goes on from batch to batch and clients count by their samples. Their code lets all clients train
-    in every round and merges some; here those who sit out do not train, and keep their :math:`\theta_k`. Running
-    statistics are those of :math:`\theta_k`, and the server averages them. What is personal to a client is not held and
-    not copied.
+    The defaults are the authors'; their inner learning rate, about 0.1, is the experiment's here. At the minimum
+    :math:`\lambda (w_k - \theta_k)` is the gradient, so :math:`\eta` acts as the learning rate of the copies: with 0.005
+    they need hundreds of rounds, in a short run give more. As in the authors' code, :math:`\theta_k` goes on from batch
+    to batch and clients count by their samples. Their code lets all clients train in every round and merges some; here
+    those who sit out do not train, and keep their :math:`\theta_k`. Running statistics are those of :math:`\theta_k`,
+    and the server averages them. What is personal to a client is not held and not copied.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -46,6 +49,12 @@ class PFedMe(Part):
     inner_steps: int = parameter(5, "Steps of the personal model on each batch (K).", low=1)
     copy_rate: float = parameter(0.005, "The learning rate of the local copy (eta).", above=0)
     beta: float = parameter(1.0, "How far the server goes towards the merged model.", above=0)
+
+    def objects_to(self, other: Part) -> str | None:
+        """Refuse corrections of the drift, which take what is trained for what is sent."""
+        if not isinstance(other, DriftCorrection):
+            return None
+        return f"'{other.name}' corrects the drift of the model in training, and '{self.name}' sends another one"
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Keep the local copy of the parameters, and the whole personal model."""
@@ -81,8 +90,7 @@ class PFedMe(Part):
 
     def _copy(self, clients: Clients, parameters: Tensors) -> Tensors:
         """Find the shared part of the local copy among what is trained."""
-        names = [name for name in clients.layers.parameter_names if name in clients.shared]
-        return {name: parameters[f"{self.name}/copy/{name}"] for name in names}
+        return {name: parameters[f"{self.name}/copy/{name}"] for name in shared_parameters(clients)}
 
     def remember(self, clients: Clients, training: Training) -> Tensors:
         """Keep the personal model."""

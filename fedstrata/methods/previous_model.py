@@ -100,9 +100,9 @@ class Moon(PreviousModel):
     :math:`z_g` of the global model as received and :math:`z_p` of the client's own model after the last round in which
     it took part; a client that has none yet has no such term. What travels is as in FedAvg.
 
-    Features are the input of the model's head. The authors put a projection of two layers before theirs; a model that
-    has one in front of its head is treated just so. The global and the previous model run in evaluation mode. The
-    authors tune ``mu`` over 0.1, 1, 5 and 10.
+    Features are the input of the model's head. The authors' models have a projection of two layers in front of it,
+    which softens the term; without one, a smaller ``mu`` than their default may be better (they tune it over 0.1, 1, 5
+    and 10). The global and the previous model run in evaluation mode.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -110,6 +110,7 @@ class Moon(PreviousModel):
         "Li et al., Model-Contrastive Federated Learning, CVPR 2021",
         "https://arxiv.org/abs/2103.16257",
     )
+    only_on_shared: ClassVar[bool] = True
 
     mu: float = parameter(1.0, "The weight of the contrastive term.", low=0)
     temperature: float = parameter(0.5, "The temperature of the similarities (tau).", above=0)

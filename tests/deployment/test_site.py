@@ -28,7 +28,7 @@ from fedstrata.deployment.site import TRAIN_STEP, Site, SiteData, adopt_step, su
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
-from fedstrata.wire import decode
+from fedstrata.wire import encode
 
 
 @pytest.fixture
@@ -157,13 +157,11 @@ def test_a_site_that_missed_an_announcement_says_so(tmp_path):
     engine.exchange(1)
     asked = request("train", (1, TRAIN_STEP), broadcast(engine), adopted=[1, adopt_step(0)])
     assert here.answer(asked).status == BEHIND
-    announcement = engine.central._encoded(exchange.announce(engine.central.side.view(engine.server, range(4), 1)), 4)[
-        0
-    ]
+    announcement = encode(exchange.announce(engine.central.side.view(engine.server, range(SITES), 1)))
     assert here.answer(request("adopt", (1, adopt_step(0)), announcement)).status == OK
     answer = here.answer(asked)
     assert answer.payload == engine.members[0].answer(broadcast(engine), 1)[0]
-    assert decode(answer.payload).masks
+    assert engine.central.decoded(answer.payload, 0, 1).masks
 
 
 def test_only_the_last_rounds_are_kept(engine, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedstrata import rng
 from fedstrata.engines.operations import unfolded_windows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
     [((3, 3), (1, 1), (1, 1)), ((7, 7), (2, 2), (3, 3)), ((1, 1), (2, 2), (0, 0)), ((3, 2), (2, 1), (0, 1))],
 )
 def test_windows_are_those_of_the_general_operation(kernel, stride, padding, dtype):
-    from fedstrata.engines.kernels import windows
+    from fedstrata.kernels import windows
 
     images = torch.randn(4, 8, 10, 9, 7, device="cuda", dtype=dtype)
     columns, shape = windows(images, kernel, stride, padding)
@@ -26,9 +27,24 @@ def test_windows_are_those_of_the_general_operation(kernel, stride, padding, dty
 
 
 def test_more_planes_than_a_grid_axis_allows():
-    from fedstrata.engines.kernels import windows
+    from fedstrata.kernels import windows
 
     images = torch.randn(300, 256, 1, 3, 3, device="cuda")
     columns, _ = windows(images, (3, 3), (1, 1), (1, 1))
     expected, _ = unfolded_windows(images, (3, 3), (1, 1), (1, 1))
     assert torch.equal(columns, expected)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 1), (2, 5)])
+@pytest.mark.parametrize("count", [1, 4, 5, 4099])
+def test_the_random_words_of_the_kernel_are_those_of_the_operations(shape, count):
+    from fedstrata.kernels import philox_words
+
+    keys = torch.randint(0, 2**32, (*shape, 2), device="cuda")
+    for stream in (0, 2**32 - 1, torch.arange(shape[-1], device="cuda")[:, None]):
+        drawn = rng.philox(keys, count, stream)
+        assert torch.equal(drawn, rng._philox_words(keys, stream, -(-count // 4)))
+        assert torch.equal(
+            drawn.cpu(), rng.philox(keys.cpu(), count, stream.cpu() if torch.is_tensor(stream) else stream)
+        )
+    assert rng._philox_kernel(keys.device) is philox_words

@@ -43,18 +43,6 @@ def test_entries_that_few_clients_sent_are_averaged_over_those():
     assert merged[WEIGHT].tolist() == [[1.0, 8.0]]
 
 
-def test_fedavgm_accumulates_velocity():
-    part = methods.make("fedavgm(beta=0.5, learning_rate=2.0)")
-    first = server([[1.0, 1.0]])
-    memory = part.server_memory(first)
-    new, memory = part.step(server([[1.0, 1.0]], memory), {WEIGHT: torch.tensor([[2.0, 0.0]])})
-    assert memory[WEIGHT].tolist() == [[1.0, -1.0]]
-    assert new[WEIGHT].tolist() == [[3.0, -1.0]]
-    new, memory = part.step(server([[3.0, -1.0]], memory), {WEIGHT: torch.tensor([[4.0, -1.0]])})
-    assert memory[WEIGHT].tolist() == [[1.5, -0.5]]
-    assert new[WEIGHT].tolist() == [[6.0, -2.0]]
-
-
 def test_fedprox_adds_half_mu_times_the_squared_distance():
     parameters = {WEIGHT: torch.tensor([[[1.0, 2.0]], [[0.0, 0.0]]], requires_grad=True)}
     received = {WEIGHT: torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]])}
