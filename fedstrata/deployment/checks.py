@@ -13,6 +13,7 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.base import Message
 from fedstrata.stack import Tensors
+from fedstrata.wire import decode
 
 _ROOM = 2**20
 _LARGEST = 8
@@ -43,7 +44,8 @@ def check_weights(message: Message, model: Tensors, norm_limit: float) -> None:
         expected = model[name]
         if tensor.shape != (1, *expected.shape):
             raise RefusedReply(f"'{name}' has the shape {list(tensor.shape[1:])} instead of {list(expected.shape)}")
-        if tensor.is_floating_point() != expected.is_floating_point():
+        alike = tensor.is_floating_point() == expected.is_floating_point()
+        if not alike and tensor.dtype != torch.bool:  # some methods train and send masks
             raise RefusedReply(f"'{name}' has the type {tensor.dtype} instead of {expected.dtype}")
     known = [name for name in message.tensors if name in model and model[name].is_floating_point()]
     sent, own = (_norm([part[name] for name in known]) for part in (message.tensors, model))

@@ -24,10 +24,8 @@ from fedstrata.simulation import Prepared
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import encode
 
-GlobalTest = Callable[[bytes, Sequence[tuple[Exchange, bytes]], int], tuple[float, float] | None]
-"""Accuracy and loss of the model broadcast after a round, to a client that has heard the announcements so far, on the
-server's own test set, where the server has one.
-"""
+GlobalTest = Callable[[Message, int], tuple[float, float] | None]
+"""Accuracy and loss of the model broadcast after a round on the server's own test set, where the server has one."""
 
 
 class NetworkEngine:
@@ -38,7 +36,7 @@ class NetworkEngine:
         self.federation = federation
         self.central = LoopServer(side)
         self.test = test
-        self._concluded = 0
+        self._concluded = (0, 0)
         federation.missed = self._announcements
 
     @property
@@ -51,20 +49,24 @@ class NetworkEngine:
         return ClientState()
 
     def restore(self, server: ServerState, clients: ClientState) -> None:
-        """Go on from a saved state; the sites have theirs."""
-        self.central.state = server
+        """Go on from a saved state; the sites have theirs.
+
+        Names are put into the order of an unbroken run, so that what was sent before is the same bytes when sent again.
+        """
+        first = self.central.state
+        self.central.state = ServerState(_in_order(server.model, first.model), _in_order(server.memory, first.memory))
 
     def exchange(self, round: int) -> tuple[int, int]:
         """Do what exchanges the method has before a round; return the bytes up and down."""
         up = down = 0
         for index, exchange in enumerate(self.setting.method.exchanges_before(round)):
-            self._concluded = index
+            self._concluded = (round, index)
             chosen = self.central.asked(exchange, round)
             messages = self.central.messages(chosen, round)
             asked = self._requests("survey", (round, survey_step(index)), chosen, messages)
-            replies = self._collect(asked, lambda site, reply: self._read(reply, self._decoded))
+            replies = self._collect(asked, lambda site, reply: self._read(reply))
             self._conclude(exchange, {site: message for site, (message, _) in replies.items()}, round)
-            self._concluded = index + 1
+            self._concluded = (round, index + 1)
             told = {site: self._announcement(exchange, (round, adopt_step(index)), site) for site in self._everybody}
             self.federation.ask(told, lambda site, reply: None)
             up += sum(size for _, size in replies.values())
@@ -107,8 +109,7 @@ class NetworkEngine:
         alike = self.setting.everybody_alike and len(set(messages)) == 1
         if self.test is None or not alike:
             return scores, None
-        heard = [(exchange, self._announcement(exchange, step, 0)) for step, exchange in self._exchanges(round + 1)]
-        return scores, self.test(messages[0], [(exchange, told.payload) for exchange, told in heard], round)
+        return scores, self.test(self.central.side.broadcast(self.server, [0], round + 1, testing=True), round)
 
     def adapted(self, round: int) -> Scores:
         """Let every site adapt its model once more, and test it."""
@@ -177,8 +178,12 @@ class NetworkEngine:
         """List the exchanges that were concluded before a round or, in this one, so far."""
         for earlier in range(1, min(round, self.setting.rounds) + 1):
             for index, exchange in enumerate(self.setting.method.exchanges_before(earlier)):
-                if earlier < round or index < self._concluded:
+                if earlier < round or (earlier, index) < self._concluded:
                     yield (earlier, adopt_step(index)), exchange
+
+
+def _in_order(tensors: Tensors, like: Tensors) -> Tensors:
+    return {name: tensors[name] for name in (*like, *tensors) if name in tensors}
 
 
 def note_declarations(declared: Declared, declarations: Mapping[int, Declaration]) -> None:

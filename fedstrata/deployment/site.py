@@ -176,10 +176,7 @@ class Site:
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
             member = _Member(ready, number)
             self.log(f"takes part in the run {request.run} as site {number + 1} of {sites}")
-        known = store.greeting()
-        same_session = known is not None and known.get("session") == facts["session"]
-        newest = store.newest()
-        self._floor = max(facts["committed"] + 1, newest[0] if same_session and newest is not None else 0)
+        self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
         self._member, self._store, self._newest = member, store, None
         self.run, self._greeting = request.run, request
@@ -236,7 +233,8 @@ class Site:
                 facts["loss"] = _number(float(outcome.loss))
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)
-        return Record(request.step, asked, facts, reply, adopted, pack(ServerState(), member.client.state))
+        session = str(self._greeting.facts["session"])
+        return Record(request.step, asked, facts, reply, adopted, session, pack(ServerState(), member.client.state))
 
     def _look(self, request: Request) -> Reply:
         """Test the site's own model with what the server sent; nothing of the run's history changes."""

@@ -36,13 +36,17 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True)
 class Record:
-    """A step that was done: what was asked, what was answered, and the state after it."""
+    """A step that was done: what was asked, what was answered, and the state after it.
+
+    ``adopted`` is the last announcement that the state knows of, ``session`` the server's session that asked.
+    """
 
     step: Step
     asked: str
     facts: Mapping[str, Any]
     reply: bytes
     adopted: Step
+    session: str
     state: dict[str, Tensor]
 
 
@@ -69,7 +73,7 @@ class SiteStore:
         """Read what is kept of a step; damage is an error that names the file."""
         folder = self._folder(step)
         content = {name: files.read_bytes(folder / name) for name in ("state.safetensors", "reply.bin")}
-        described = files.from_json(files.read_bytes(folder / "step.json"), folder / "step.json")
+        described = self._described(step)
         if described.get("checksums") != _checksums(content):
             raise FedStrataError(
                 f"'{folder}' is damaged: its checksums are wrong. Delete '{self.path}' to let this site begin anew."
@@ -81,8 +85,13 @@ class SiteStore:
             facts=described["facts"],
             reply=content["reply.bin"],
             adopted=(round, number),
+            session=described["session"],
             state=files.from_safetensors(content["state.safetensors"], folder / "state.safetensors"),
         )
+
+    def newest_round(self, session: str) -> int:
+        """Find the last round of which something was done in a session of the server."""
+        return max((step[0] for step in self.steps() if self._described(step).get("session") == session), default=0)
 
     def write(self, record: Record) -> None:
         """Keep a step; it replaces itself and all later ones, and those that nobody can ask for any more go."""
@@ -94,6 +103,7 @@ class SiteStore:
             "asked": record.asked,
             "facts": dict(record.facts),
             "adopted": list(record.adopted),
+            "session": record.session,
             "checksums": _checksums(content),
         }
         files.write_folder_atomically(
@@ -119,6 +129,10 @@ class SiteStore:
     def write_model(self, model: Mapping[str, Tensor]) -> None:
         """Keep the site's own final model."""
         files.write_atomically(self.path / "model.safetensors", files.to_safetensors(model))
+
+    def _described(self, step: Step) -> dict[str, Any]:
+        path = self._folder(step) / "step.json"
+        return files.from_json(files.read_bytes(path), path)
 
     def _folder(self, step: Step) -> Path:
         return self.path / f"step-{step[0]:06d}-{step[1]:04d}"

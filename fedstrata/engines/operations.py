@@ -28,9 +28,9 @@ Operations = dict[Callable[..., Any], Callable[..., Any]]
 def stacked_operations(device: torch.device) -> Operations:
     """Tell which torch functions to replace on a device.
 
-    On a CPU the generic rules for images are the faster ones, but for attention there is none; on a GPU there is.
+    On a CPU the generic rules for images are the faster ones, but for attention there is none.
     """
-    return CORRECTED_OPERATIONS | (IMAGE_OPERATIONS if device.type == "cuda" else ATTENTION_OPERATIONS)
+    return CORRECTED_OPERATIONS | (GPU_OPERATIONS if device.type == "cuda" else CPU_OPERATIONS)
 
 
 class StackedConvolution(torch.autograd.Function):
@@ -183,13 +183,14 @@ class _BatchNorm(_InsideVmap):
     ) -> tuple[Tensor, int]:
         stacked = _clients_first(inputs, in_dims[0], info.batch_size).transpose(1, 2)
         clients, channels = stacked.shape[:2]
-        # Views, since running statistics are updated in place.
-        per_channel = [
-            None if tensor is None else _clients_first(tensor, dim, clients).view(-1)
-            for tensor, dim in zip((mean, variance, weight, bias), in_dims[1:5], strict=True)
-        ]
+        weight, bias, mean, variance = (
+            None if tensor is None else _clients_first(tensor, dim, clients)
+            for tensor, dim in zip((weight, bias, mean, variance), (*in_dims[3:5], *in_dims[1:3]), strict=True)
+        )
+        # Views, since running statistics are updated in place; weights may be the same for all clients, without a copy.
+        mean, variance = (None if tensor is None else tensor.view(-1) for tensor in (mean, variance))
+        weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
         flat = stacked.reshape(1, clients * channels, -1)
-        mean, variance, weight, bias = per_channel
         normalised = F.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps)
         return normalised.view(stacked.shape).transpose(1, 2), 0
 
@@ -206,6 +207,23 @@ class _MaxPool(_InsideVmap):
         clients, channels, batch = stacked.shape[:3]
         pooled = F.max_pool2d(stacked.reshape(clients * channels, *stacked.shape[2:]), *options)
         return pooled.view(clients, channels, batch, *pooled.shape[2:]).transpose(1, 2), 0
+
+
+class _Attention(_InsideVmap):
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, **options)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, int]:
+        stacked = (
+            _clients_first(tensor, dim, info.batch_size)
+            for tensor, dim in zip((query, key, value), in_dims[:3], strict=True)
+        )
+        mixed = F.scaled_dot_product_attention(*(tensor.flatten(0, 1) for tensor in stacked), **options)
+        return mixed.unflatten(0, (info.batch_size, -1)), 0
 
 
 def _clients_first(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
@@ -259,6 +277,25 @@ def _max_pool2d(
     return _MaxPool.apply(input, options)
 
 
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Run the fused kernel for all clients at once, as one larger batch; dropout is handled elsewhere."""
+    if attn_mask is not None or query.dim() < 4:
+        return attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    mixed: Tensor = _Attention.apply(
+        query, key, value, {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    )
+    return mixed
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -310,13 +347,14 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
-IMAGE_OPERATIONS: Operations = {
+GPU_OPERATIONS: Operations = {
     torch.conv2d: _conv2d,
     F.conv2d: _conv2d,
     F.batch_norm: _batch_norm,
     F.max_pool2d: _max_pool2d,
+    F.scaled_dot_product_attention: _attention,
 }
 
-ATTENTION_OPERATIONS: Operations = {F.scaled_dot_product_attention: attention}
+CPU_OPERATIONS: Operations = {F.scaled_dot_product_attention: attention}
 
 CORRECTED_OPERATIONS: Operations = {F.embedding: _embedding, F.rrelu: _rrelu}

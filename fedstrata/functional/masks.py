@@ -68,9 +68,9 @@ def erk_masks(scores: Mapping[str, Tensor], density: float, *, batched: bool = F
     2022; Bibikar et al., "FedDST", AAAI 2022.
 
     >>> import torch
-    >>> erk_masks({"weight": torch.tensor([[4.0, 1.0], [2.0, 3.0]]), "bias": torch.tensor([0.0, 0.0])}, 0.75)
-    {'weight': tensor([[ True, False],
-            [False,  True]]), 'bias': tensor([True, True])}
+    >>> masks = erk_masks({"small": torch.tensor([3.0, 1.0, 2.0]), "large": torch.arange(36.0).view(6, 6)}, 0.5)
+    >>> masks["small"], int(masks["large"].sum())
+    (tensor([True, True, True]), 16)
     """
     densities = erk_densities([tensor.shape[batched:] for tensor in scores.values()], density)
     return {

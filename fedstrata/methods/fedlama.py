@@ -22,7 +22,7 @@ from fedstrata.stack import Tensors, per_client
 @methods.register("fedlama")
 @dataclass(frozen=True)
 class FedLAMA(Part):
-    r"""Aggregate layers on which the clients hardly disagree only every few rounds; in between, each trains its own.
+    r"""Aggregate layers on which clients agree only every few rounds; in between each trains its own.
 
     A round is the base interval. Every ``factor`` rounds all layers are aggregated, and the server measures each
     weight's discrepancy :math:`d_l = \frac{1}{K} \sum_k \lVert u_l - w_{k,l} \rVert^2 / (\tau_l \dim u_l)`, where

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fedstrata.methods.base import Clients, Facts, Message, Part, Training
 from fedstrata.methods.masking import send_under
 from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS
+from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, EXPLAINS_GAPS
 from fedstrata.rng import uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import align
@@ -17,7 +17,7 @@ from fedstrata.stack import align
 @methods.register("fedlp")
 @dataclass(frozen=True)
 class FedLP(Part):
-    r"""Let every client send each layer only with some probability; a layer is averaged over those who sent it.
+    r"""Let clients send each layer only with some probability; it is averaged over those who sent it.
 
     In every round client k draws :math:`m_{k,l} \sim \mathrm{Bernoulli}(p)` for each layer l and sends the layers with
     :math:`m_{k,l} = 1`; the new layer is :math:`\sum_k m_{k,l} p_k w_{k,l} / \sum_k m_{k,l} p_k`, the old one where
@@ -36,7 +36,7 @@ class FedLP(Part):
         "ICC 2023",
         "https://arxiv.org/abs/2303.06360",
     )
-    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS,)
+    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, EXPLAINS_GAPS)
 
     probability: float = parameter(0.7, "With what probability a layer is sent (PLayer-FL: 0.7).", above=0, high=1)
 

@@ -24,7 +24,7 @@ from fedstrata.methods.base import (
     equal_shares,
 )
 from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import SETS_WEIGHTS
+from fedstrata.methods.reparametrised import Reparametrised
 from fedstrata.rng import key, numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -32,7 +32,7 @@ from fedstrata.stack import Tensors
 
 @methods.register("fedpm")
 @dataclass(frozen=True)
-class FedPM(Part):
+class FedPM(Reparametrised):
     r"""Random weights stay as they are; clients learn which of them to use, and send one bit for each.
 
     Every weight and bias of a convolution or linear layer is frozen at :math:`\pm c` with :math:`c = e \sqrt{1 /
@@ -54,8 +54,6 @@ class FedPM(Part):
         "Isik et al., Sparse Random Networks for Communication-Efficient Federated Learning, ICLR 2023",
         "https://arxiv.org/abs/2209.15328",
     )
-    claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
-    deploys_alike: ClassVar[bool] = True
 
     epsilon: float = parameter(0.01, "How near to 0 and 1 a probability may come at the server.", above=0, below=0.5)
     rate: float = parameter(100.0, "What the gradients of scores are multiplied by; Adam does not notice.", above=0)
@@ -67,7 +65,7 @@ class FedPM(Part):
         """Refuse what works on weights that clients share: here they share masks."""
         if any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
             return f"'{self.name}' shares masks, and '{other.name}' works on weights that clients share"
-        return None
+        return super().objects_to(other)
 
     def initial(self, layers: LayerMap, model: Tensors, seed: int) -> Tensors:
         """Put a score in the place of each weight."""

@@ -13,6 +13,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.base import Clients, Facts, Message, Part, Server, Training
 from fedstrata.methods.masking import SCOPES, OwnMasks, as_memory, maskable, random_masks, send_under
 from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import EXPLAINS_GAPS
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 
@@ -73,6 +74,7 @@ class TopK(Part):
     """
 
     facts: ClassVar[Facts] = Facts("sparse", _PAPER)
+    claims: ClassVar[tuple[str, ...]] = (EXPLAINS_GAPS,)
     only_on_shared: ClassVar[bool] = True
 
     sparsity: float = parameter(0.5, "The fraction of weights that are not sent.", low=0, below=1)

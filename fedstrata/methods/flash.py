@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstrata.functional import prune, regrow, share_out
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Facts, Message, Phase, Probe, Server, equal_shares
+from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Probe, Server, equal_shares
 from fedstrata.methods.masking import (
     MovingMask,
     SharedMask,
@@ -24,8 +24,10 @@ from fedstrata.methods.masking import (
     maskable,
     masks_in,
     mean_with_zeros,
+    objection_to_missing_layers,
 )
 from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import EXPLAINS_GAPS
 from fedstrata.rng import numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, per_client
@@ -58,6 +60,7 @@ class FlashSPDST(SharedMask):
     """
 
     facts: ClassVar[Facts] = _FACTS
+    claims: ClassVar[tuple[str, ...]] = (*SharedMask.claims, EXPLAINS_GAPS)
 
     sparsity: float = parameter(0.5, "The fraction of weights that are masked.", low=0, below=1)
     first_clients: float = parameter(0.1, "The fraction of clients that take part in stage one.", above=0, high=1)
@@ -142,20 +145,9 @@ class FlashSPDST(SharedMask):
             name: uniform(torch.tensor(server.key(f"flash/{name}"), device=server.sizes.device), mask.shape)
             for name, mask in masks_in(server.memory).items()
         }
-        masks = self._with_densities({name: replies.numbers[name].mean() for name in draws}, draws)
+        densities = {name: replies.numbers[name].mean() for name in draws}
+        masks = _with_densities(densities, draws, _total(masks_in(server.memory)))
         return keep({name: server.model[name] for name in masks}, masks), as_memory(masks)
-
-    def _with_densities(self, densities: Mapping[str, Tensor], scores: Tensors) -> Tensors:
-        """Keep the highest-scored weights of each tensor, as many as its density says, scaled to the target."""
-        if not scores:
-            return scores
-        sizes = torch.tensor([tensor.numel() for tensor in scores.values()])
-        wanted = torch.stack([densities[name].double() for name in scores]).to(sizes.device) * sizes
-        counts = share_out(int((1 - self.sparsity) * int(sizes.sum()) + 1e-9), wanted, sizes)
-        return {
-            name: regrow(torch.zeros_like(tensor, dtype=torch.bool), tensor, int(count))
-            for (name, tensor), count in zip(scores.items(), counts.tolist(), strict=True)
-        }
 
 
 @methods.register("flash-jmwst")
@@ -171,8 +163,13 @@ class FlashJMWST(MovingMask, FlashSPDST):
     """
 
     facts: ClassVar[Facts] = _FACTS
+    claims: ClassVar[tuple[str, ...]] = FlashSPDST.claims
 
     every: int = parameter(1, "The mask moves in every so many rounds (r_int).", low=1)
+
+    def objects_to(self, other: Part) -> str | None:
+        """Refuse what does not send every layer."""
+        return objection_to_missing_layers(self, other)
 
     def _moves(self, round: int) -> bool:
         return self.sparsity > 0 and (round - 1) % self.every == 0
@@ -191,11 +188,30 @@ class FlashJMWST(MovingMask, FlashSPDST):
         """Choose the next mask from the averaged weights, with the participants' mean densities."""
         if not self._moves(server.round):
             return super().refine(server, replies, shares, new)
-        densities = {name: mask.double().mean() for name, mask in replies.masks.items()}
-        masks = self._with_densities(densities, {name: new[name].abs() for name in masks_in(server.memory)})
+        known = masks_in(server.memory)
+        densities = {name: replies.masks[name].double().mean() for name in known}
+        masks = _with_densities(densities, {name: new[name].abs() for name in known}, _total(known))
         return keep(new, masks), as_memory(masks)
 
 
 def _kept(mask: Tensor) -> Tensor:
     """Count what each client's mask keeps: ``[K]``."""
     return per_client(mask).sum(1)
+
+
+def _total(masks: Tensors) -> int:
+    """Count what masks without an axis of clients keep in all."""
+    return sum(int(mask.sum()) for mask in masks.values())
+
+
+def _with_densities(densities: Mapping[str, Tensor], scores: Tensors, kept: int) -> Tensors:
+    """Keep this many weights in all, the highest-scored of each tensor, in proportion to densities and sizes."""
+    if not scores:
+        return scores
+    sizes = torch.tensor([tensor.numel() for tensor in scores.values()])
+    wanted = torch.stack([densities[name].double() for name in scores]).to(sizes.device) * sizes
+    counts = share_out(kept, wanted, sizes)
+    return {
+        name: regrow(torch.zeros_like(tensor, dtype=torch.bool), tensor, int(count))
+        for (name, tensor), count in zip(scores.items(), counts.tolist(), strict=True)
+    }

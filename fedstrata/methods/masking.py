@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Message, Part, Phase, Server, Step, Training
-from fedstrata.methods.selection import SETS_WEIGHTS, weights_of
+from fedstrata.methods.base import Clients, Message, Part, Phase, Server, Step, Training, defines
+from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, weights_of
 from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Tensors, weighted_mean
 
@@ -201,6 +201,15 @@ def divided_at(cuts: Sequence[float]) -> tuple[Phase, ...]:
     """Divide local training into phases without changing it, so that a mask can be looked at or changed in between."""
     edges = [0.0, *cuts, 1.0]
     return tuple(Phase(span=span, continues=span[0] > 0) for span in pairwise(edges))
+
+
+def objection_to_missing_layers(part: Part, other: Part) -> str | None:
+    """Refuse, beside a part whose masks change at the clients, one that does not send every layer every time."""
+    if CHOOSES_WHAT_TRAVELS in other.claims and defines(other, "upload"):
+        return (
+            f"'{part.name}' tells the server its masks with the weights, and '{other.name}' does not send all of them"
+        )
+    return None
 
 
 # Making and measuring them --------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ class PFedMe(Part):
     clients use :math:`\theta_k`. As much travels as in FedAvg.
 
     The defaults are the authors'; their inner learning rate, about 0.1, is the experiment's here. At the minimum
-    :math:`\lambda (w_k - \theta_k)` is the gradient, so :math:`\eta` acts as the learning rate of the copies: with 0.005
-    they need hundreds of rounds, in a short run give more. As in the authors' code, :math:`\theta_k` goes on from batch
+    :math:`\lambda (w_k - \theta_k)` is the gradient, so :math:`\eta` acts as the learning rate of the copies: at 0.005
+    they need hundreds of rounds; in a short run give more. As in the authors' code, :math:`\theta_k` goes on from batch
     to batch and clients count by their samples. Their code lets all clients train in every round and merges some; here
     those who sit out do not train, and keep their :math:`\theta_k`. Running statistics are those of :math:`\theta_k`,
     and the server averages them. What is personal to a client is not held and not copied.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -168,8 +168,7 @@ class PLayer(Part):
         return self._shared_only(message, clients.layers, int(clients.memory["federated"][0]))
 
     def _shared_only(self, message: Message, layers: LayerMap, count: int) -> Message:
-        shared = set(self._names_up_to(layers, count))
-        return replace(message, tensors={name: tensor for name, tensor in message.tensors.items() if name in shared})
+        return message.without(set(message.tensors) - set(self._names_up_to(layers, count)))
 
     def _names_up_to(self, layers: LayerMap, count: int) -> Iterable[str]:
         """Name all tensors up to the layer with weights number ``count``, and what stands between it and the next."""

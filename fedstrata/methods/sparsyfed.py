@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Facts, Message, Part, Server, Training
+from fedstrata.methods.base import Clients, Facts, Message, Server, Training
 from fedstrata.methods.masking import keep, layer_densities, maskable, mean_with_zeros, send_under
 from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import SETS_WEIGHTS
+from fedstrata.methods.reparametrised import Reparametrised
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 
@@ -24,7 +24,7 @@ _NEARLY = 1 - 1e-6
 
 @methods.register("sparsyfed")
 @dataclass(frozen=True)
-class SparsyFed(Part):
+class SparsyFed(Reparametrised):
     r"""Train weights under a power, prune them before sending, and train on sparse activations.
 
     The model's convolution and linear weights are :math:`w = \mathrm{sign}(v) |v|^\alpha` and clients train v: large
@@ -44,8 +44,6 @@ class SparsyFed(Part):
         "Guastella, Sani et al., SparsyFed: Sparse Adaptive Federated Training, ICLR 2025",
         "https://arxiv.org/abs/2504.05153",
     )
-    claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
-    deploys_alike: ClassVar[bool] = True
 
     sparsity: float = parameter(0.5, "The fraction of weights that a client prunes before it sends.", low=0, below=1)
     alpha: float = parameter(1.25, "The power.", low=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstrata.functional import prune
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Facts, Message, Phase, Server, Training, equal_shares
+from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Server, Training, equal_shares
 from fedstrata.methods.masking import (
     OwnMasks,
     as_memory,
@@ -21,8 +21,10 @@ from fedstrata.methods.masking import (
     keep,
     maskable,
     masks_in,
+    objection_to_missing_layers,
 )
 from fedstrata.methods.registry import methods
+from fedstrata.methods.selection import EXPLAINS_GAPS
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, per_client
 
@@ -54,11 +56,16 @@ class SubFedAvg(OwnMasks):
         "Heterogeneity, ICDCS Workshops 2021",
         "https://arxiv.org/abs/2105.00562",
     )
+    claims: ClassVar[tuple[str, ...]] = (*OwnMasks.claims, EXPLAINS_GAPS)
 
     sparsity: float = parameter(0.5, "The fraction of weights at which a client stops pruning.", low=0, below=1)
     rate: float = parameter(0.05, "The fraction of the weights left in a tensor that one pruning takes.", low=0, high=1)
     distance: float = parameter(1e-4, "How far the two candidates must be apart.", low=0, high=1)
     accuracy: float = parameter(0.5, "How often the pruned model must be right.", low=0, high=1)
+
+    def objects_to(self, other: Part) -> str | None:
+        """Refuse what does not send every layer."""
+        return objection_to_missing_layers(self, other)
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start dense."""
@@ -110,9 +117,8 @@ class SubFedAvg(OwnMasks):
     def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Note the participants' new masks."""
         rows = torch.tensor(server.participants, device=server.sizes.device)
-        sent = {name: old for name, old in masks_in(server.memory).items() if name in replies.masks}
-        noted = {name: old.index_copy(0, rows, replies.masks[name]) for name, old in sent.items()}
-        return new, {**server.memory, **as_memory(noted)}
+        masks = masks_in(server.memory)
+        return new, as_memory({name: old.index_copy(0, rows, replies.masks[name]) for name, old in masks.items()})
 
     def notes(self, layers: LayerMap) -> Iterable[str]:
         """Say that without such weights nothing is pruned."""

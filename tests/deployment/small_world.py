@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedstrata.data import Split, datasets
+from fedstrata.data import Dataset, Split, datasets
 from fedstrata.deployment.protocol import Request, digest
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
@@ -41,8 +42,13 @@ class Net(nn.Module):
         return self.head(torch.relu(self.hidden(x.flatten(1))))
 
 
+@cache
+def digits() -> Dataset:
+    return datasets.make("digits").load(None)
+
+
 def ingredients(sizes: tuple[int, ...] = (9, 16, 12, 23), model: Any = Net) -> Ingredients:
-    dataset = datasets.make("digits").load(None)
+    dataset = digits()
     order = np.random.default_rng(0).permutation(dataset.train)
     train = tuple(np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1]))
     test = tuple(dataset.test[10 * site : 10 * site + 10 + site % 3] for site in range(len(sizes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from small_world import EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.deployment.server import Deployment
 from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
-from fedstrata.methods import methods
+from fedstrata.errors import FedStrataError
+from fedstrata.methods import Method, methods
 from fedstrata.runs import RunFolder
 
 COMBINATIONS = ["fedbn+fedprox(mu=0.1)", "fedbn+lips(every=1)+lws", "ssfl(sparsity=0.8, refresh_every=1)+fedbn+lws"]
@@ -54,7 +56,22 @@ def assert_same(left: Outcome, right: Outcome) -> None:
         assert values == pytest.approx(others, rel=1e-6, abs=1e-7, nan_ok=True)
 
 
-@pytest.mark.parametrize("method", [*methods.names(), *COMBINATIONS])
+def not_on_network(method: str) -> str | None:
+    """Tell why a method cannot run on a network, if it cannot."""
+    reasons = (part.facts.not_on_network for part in Method.make(method).parts)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+NETWORKED = [name for name in methods.names() if not_on_network(name) is None]
+
+
+@pytest.mark.parametrize("method", [name for name in methods.names() if name not in NETWORKED])
+def test_what_cannot_run_on_a_network_is_refused_with_the_reason(method, tmp_path):
+    with pytest.raises(FedStrataError, match=re.escape(not_on_network(method) or "")):
+        on_flower(method, tmp_path)
+
+
+@pytest.mark.parametrize("method", [*NETWORKED, *COMBINATIONS])
 def test_three_rounds_on_flower_equal_three_rounds_in_simulation(method, tmp_path):
     assert_same(in_simulation(method), on_flower(method, tmp_path))
 

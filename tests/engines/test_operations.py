@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch.func import vmap
 
 from fedstrata.engines.operations import (
-    ATTENTION_OPERATIONS,
     CORRECTED_OPERATIONS,
-    IMAGE_OPERATIONS,
+    CPU_OPERATIONS,
+    GPU_OPERATIONS,
     attention,
     stacked_operations,
 )
@@ -62,7 +62,7 @@ def test_convolution(geometry, bias):
     biases = (draw(CLIENTS, 4, seed=2),) if bias else ()
 
     def stacked(images, weights, *biases):
-        return IMAGE_OPERATIONS[F.conv2d](images, weights, *(biases or (None,)), *options)
+        return GPU_OPERATIONS[F.conv2d](images, weights, *(biases or (None,)), *options)
 
     def single(images, weights, *biases):
         return F.conv2d(images, weights, *(biases or (None,)), *options)
@@ -86,7 +86,7 @@ def test_other_convolutions_are_left_to_the_generic_rule(options):
     images = draw(CLIENTS, BATCH, CHANNELS, 7, 6)
     weights = draw(CLIENTS, 4, CHANNELS // options.get("groups", 1), 3, 3, seed=1)
     assert_equal_with_gradients(
-        vmap(lambda images, weight: IMAGE_OPERATIONS[torch.conv2d](images, weight, **options)),
+        vmap(lambda images, weight: GPU_OPERATIONS[torch.conv2d](images, weight, **options)),
         lambda *stacks: per_client(lambda images, weight: F.conv2d(images, weight, **options), *stacks),
         images,
         weights,
@@ -96,20 +96,20 @@ def test_other_convolutions_are_left_to_the_generic_rule(options):
 def test_convolution_of_one_image_without_a_batch_axis():
     images, weights = draw(CLIENTS, CHANNELS, 5, 5), draw(CLIENTS, 4, CHANNELS, 3, 3, seed=1)
     assert_equal_with_gradients(
-        vmap(IMAGE_OPERATIONS[F.conv2d]), lambda *stacks: per_client(F.conv2d, *stacks), images, weights
+        vmap(GPU_OPERATIONS[F.conv2d]), lambda *stacks: per_client(F.conv2d, *stacks), images, weights
     )
 
 
 def test_convolution_where_only_one_side_differs_between_clients():
     image, weights = draw(BATCH, CHANNELS, 5, 5), draw(CLIENTS, 4, CHANNELS, 3, 3, seed=1)
     assert_equal_with_gradients(
-        vmap(lambda weight: IMAGE_OPERATIONS[F.conv2d](image, weight)),
+        vmap(lambda weight: GPU_OPERATIONS[F.conv2d](image, weight)),
         lambda weights: per_client(lambda weight: F.conv2d(image, weight), weights),
         weights,
     )
     images, weight = draw(CLIENTS, BATCH, CHANNELS, 5, 5), draw(4, CHANNELS, 3, 3, seed=1)
     assert_equal_with_gradients(
-        vmap(lambda image: IMAGE_OPERATIONS[F.conv2d](image, weight)),
+        vmap(lambda image: GPU_OPERATIONS[F.conv2d](image, weight)),
         lambda images: per_client(lambda image: F.conv2d(image, weight), images),
         images,
     )
@@ -117,7 +117,7 @@ def test_convolution_where_only_one_side_differs_between_clients():
 
 def test_convolution_without_a_gradient_for_the_images():
     images, weights = draw(CLIENTS, BATCH, CHANNELS, 5, 5), draw(CLIENTS, 4, CHANNELS, 3, 3, seed=1).requires_grad_()
-    outputs = vmap(IMAGE_OPERATIONS[F.conv2d])(images, weights)
+    outputs = vmap(GPU_OPERATIONS[F.conv2d])(images, weights)
     (gradient,) = torch.autograd.grad(outputs.sum(), weights)
     (expected,) = torch.autograd.grad(per_client(F.conv2d, images, weights).sum(), weights)
     torch.testing.assert_close(gradient, expected)
@@ -138,7 +138,7 @@ def test_batch_norm(shape, training, affine):
 
     def stacked(inputs, *scale):
         def one(inputs, mean, variance, *scale):
-            return IMAGE_OPERATIONS[F.batch_norm](
+            return GPU_OPERATIONS[F.batch_norm](
                 inputs, mean, variance, *(scale or (None, None)), training=training, momentum=0.3, eps=1e-3
             )
 
@@ -165,7 +165,7 @@ def test_batch_norm(shape, training, affine):
 def test_batch_norm_without_running_statistics():
     inputs = draw(CLIENTS, 5, CHANNELS)
     assert_equal_with_gradients(
-        vmap(lambda inputs: IMAGE_OPERATIONS[F.batch_norm](inputs, None, None, training=True)),
+        vmap(lambda inputs: GPU_OPERATIONS[F.batch_norm](inputs, None, None, training=True)),
         lambda stack: per_client(lambda inputs: F.batch_norm(inputs, None, None, training=True), stack),
         inputs,
     )
@@ -186,7 +186,7 @@ def test_batch_norm_without_running_statistics():
 def test_max_pool(options):
     images = draw(CLIENTS, BATCH, CHANNELS, 7, 5)
     assert_equal_with_gradients(
-        vmap(lambda image: IMAGE_OPERATIONS[F.max_pool2d](image, *options)),
+        vmap(lambda image: GPU_OPERATIONS[F.max_pool2d](image, *options)),
         lambda stack: per_client(lambda image: F.max_pool2d(image, *options), stack),
         images,
     )
@@ -194,12 +194,12 @@ def test_max_pool(options):
 
 def test_max_pool_with_indices_and_without_a_batch_axis():
     images = draw(CLIENTS, BATCH, CHANNELS, 6, 6)
-    values, indices = vmap(lambda image: IMAGE_OPERATIONS[F.max_pool2d](image, 2, return_indices=True))(images)
+    values, indices = vmap(lambda image: GPU_OPERATIONS[F.max_pool2d](image, 2, return_indices=True))(images)
     for client in range(CLIENTS):
         expected = F.max_pool2d(images[client], 2, return_indices=True)
         assert torch.equal(values[client], expected[0])
         assert torch.equal(indices[client], expected[1])
-    alone = vmap(lambda image: IMAGE_OPERATIONS[F.max_pool2d](image, 2))(images[:, 0])
+    alone = vmap(lambda image: GPU_OPERATIONS[F.max_pool2d](image, 2))(images[:, 0])
     assert torch.equal(alone, per_client(lambda image: F.max_pool2d(image, 2), images[:, 0]))
 
 
@@ -214,10 +214,10 @@ def test_under_autocast_the_arithmetic_is_bfloat16():
 
         return one
 
-    ours = network(*(IMAGE_OPERATIONS[name] for name in (F.conv2d, F.batch_norm, F.max_pool2d)))
+    ours = network(*(GPU_OPERATIONS[name] for name in (F.conv2d, F.batch_norm, F.max_pool2d)))
     theirs = network(F.conv2d, F.batch_norm, F.max_pool2d)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs, convolved = vmap(ours)(images, weights, biases), vmap(IMAGE_OPERATIONS[F.conv2d])(images, weights)
+        outputs, convolved = vmap(ours)(images, weights, biases), vmap(GPU_OPERATIONS[F.conv2d])(images, weights)
         expected = per_client(theirs, images, weights, biases)
     assert convolved.dtype == torch.bfloat16
     assert outputs.dtype == expected.dtype
@@ -250,8 +250,8 @@ def test_leaky_rectifier_with_a_drawn_slope_takes_the_mean_slope():
 
 
 def test_images_are_replaced_on_a_gpu_and_attention_on_a_cpu():
-    assert stacked_operations(torch.device("cpu")) == CORRECTED_OPERATIONS | ATTENTION_OPERATIONS
-    assert stacked_operations(torch.device("cuda")) == CORRECTED_OPERATIONS | IMAGE_OPERATIONS
+    assert stacked_operations(torch.device("cpu")) == CORRECTED_OPERATIONS | CPU_OPERATIONS
+    assert stacked_operations(torch.device("cuda")) == CORRECTED_OPERATIONS | GPU_OPERATIONS
 
 
 @pytest.mark.parametrize("shared_keys", [False, True])
@@ -271,3 +271,34 @@ def test_attention_drops_weights():
     outputs = attention(query, query, value, dropout_p=0.5, drop=lambda weights, p: weights * nothing_of_the_first)
     weights = (query @ query.transpose(-2, -1) / 3**0.5).softmax(-1)
     torch.testing.assert_close(outputs, 2 * weights[..., 1:] * value[..., 1:, :])
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
+def test_fused_attention_for_all_clients(options):
+    """Fold the clients into the batch; also where they share the same tokens."""
+    query, key, value = (draw(CLIENTS, BATCH, 2, 5, 4, seed=seed) for seed in range(3))
+    fused = GPU_OPERATIONS[F.scaled_dot_product_attention]
+    assert_equal_with_gradients(
+        vmap(lambda *own: fused(*own, **options)),
+        lambda *stacks: per_client(lambda *own: F.scaled_dot_product_attention(*own, **options), *stacks),
+        query, key, value,
+    )  # fmt: skip
+    assert_equal_with_gradients(
+        vmap(lambda own: fused(own, key[0], value[0], **options)),
+        lambda stack: per_client(lambda own: F.scaled_dot_product_attention(own, key[0], value[0], **options), stack),
+        query,
+    )
+
+
+def test_batch_norm_of_clients_that_share_their_weights():
+    """Weights that are the same for everybody come as a view without a copy for each client."""
+    inputs, weight = draw(CLIENTS, BATCH, CHANNELS, 3, 3), draw(CHANNELS, seed=1).expand(CLIENTS, CHANNELS)
+    mean, variance = torch.zeros(CLIENTS, CHANNELS).double(), torch.ones(CLIENTS, CHANNELS).double()
+    for training in (False, True):
+        ours, theirs = (
+            lambda *own, norm=norm, training=training: norm(*own, None, training)
+            for norm in (GPU_OPERATIONS[F.batch_norm], F.batch_norm)
+        )
+        expected = per_client(theirs, inputs, mean.clone(), variance.clone(), weight)
+        outputs = vmap(ours)(inputs, mean.clone(), variance.clone(), weight)
+        torch.testing.assert_close(outputs, expected, rtol=1e-11, atol=1e-11)
