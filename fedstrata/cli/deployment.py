@@ -85,6 +85,10 @@ def deploy(
     local: Annotated[int, typer.Option("--local", metavar="N", min=1, help="How many sites to start on this machine.")],
     experiment_file: ExperimentFile = None,
     out: Out = None,
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="SPEED,TIME", help="Make every site's connection so slow and far, such as 50mbit,80ms."),
+    ] = None,
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,
     learning_rate: LearningRate = None,
@@ -101,10 +105,12 @@ def deploy(
     experiment = read_experiment(experiment_file, settings, {**changes, "clients": local}, learning_rate)
     _need_flower()
     from fedstrata.cli.showing import show_run
+    from fedstrata.deployment.link import Link
     from fedstrata.deployment.local import rehearse, site_names
     from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
     from fedstrata.progress import show_progress
 
+    shaped = None if link is None else Link.read(link)
     folder = out or unused_folder(experiment)
     deployment = Deployment(experiment, site_names(local), folder, _rules({}, min_sites, round_timeout))
     again = f"fedstrata deploy --local {local} ... --out {shlex.quote(str(folder))}"
@@ -114,7 +120,7 @@ def deploy(
     ):
         progress.begin(f"{experiment.method}, {local} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
-        rehearse(deployment, progress.note, StatusFile(folder), log)
+        rehearse(deployment, progress.note, StatusFile(folder), log, shaped)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import Any
 
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SITES_FILE, SitesFile, make_keys
+from fedstrata.deployment.link import Link, ShapedLinks
 from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.superlink import ServerCertificate, SuperLink
 from fedstrata.engines.flower import GridNetwork
@@ -58,8 +60,12 @@ def rehearse(
     listener: Listener | None = None,
     watch: Callable[[Standing], None] = lambda standing: None,
     log: Callable[[str], None] = lambda line: None,
+    link: Link | None = None,
 ) -> dict[str, Any]:
-    """Run a deployment on this machine: the server here, each site a process of its own, over loopback with TLS."""
+    """Run a deployment on this machine: the server here, each site a process of its own, over loopback with TLS.
+
+    With a ``link``, every site's connection is as slow and as far as that.
+    """
     deployment = replace(deployment, rehearsal=True)
     deployment.check()
     with tempfile.TemporaryDirectory(prefix="fedstrata-keys-") as temporary:
@@ -67,22 +73,25 @@ def rehearse(
         make_keys(keys, [LOOPBACK, "localhost"], deployment.names)
         members = SitesFile.read(keys / "server" / SITES_FILE).members
         certificate = ServerCertificate(keys / "server" / CERTIFICATE, keys / "server" / SERVER_KEY)
-        with (
-            SuperLink(LOOPBACK, 0, [member.public_key for member in members], certificate) as link,
-            LocalSites(deployment, link.address, keys) as sites,
-        ):
-            return serve(deployment, link, listener, watch, log, sites.check)
+        with ExitStack() as stack:
+            keys_of_sites = [member.public_key for member in members]
+            superlink = stack.enter_context(SuperLink(LOOPBACK, 0, keys_of_sites, certificate))
+            addresses = [superlink.address] * len(members)
+            if link is not None:
+                addresses = stack.enter_context(ShapedLinks(superlink.address, link, len(members))).addresses
+            sites = stack.enter_context(LocalSites(deployment, addresses, keys))
+            return serve(deployment, superlink, listener, watch, log, sites.check)
 
 
 class LocalSites:
     """The processes of the sites; they end with this one."""
 
-    def __init__(self, deployment: Deployment, address: str, keys: Path) -> None:
+    def __init__(self, deployment: Deployment, addresses: Sequence[str], keys: Path) -> None:
         self.names = deployment.names
         self.logs = [keys.parent / f"{name}.log" for name in self.names]
         self.commands = [
             client_command(
-                address,
+                addresses[number],
                 name,
                 keys / "sites" / name,
                 sites_folder(deployment.out) / name,

@@ -114,7 +114,7 @@ class _Member:
 
     def exchange(self, round: int, number: int) -> Exchange:
         """Find the exchange that a step before a round belongs to."""
-        exchanges = self.ready.setting.method.exchanges_before(round)
+        exchanges = self.ready.setting.method.exchanges_before(round, self.ready.setting.rounds)
         if number // 2 >= len(exchanges):
             raise ProtocolError(f"The method has no exchange number {number // 2} before round {round}.")
         return exchanges[number // 2]
@@ -143,8 +143,11 @@ class Site:
         try:
             return self._answers()[request.kind](request)
         except FedStrataError as error:
-            self.log(f"refused '{request.ticket}': {error}")
-            return Reply(request.ticket, REFUSED, {"reason": str(error)[:500]})
+            reason = str(error)
+        except Exception as error:  # a message that can be read may still lead anywhere; the site goes on
+            reason = f"It does not fit this run ({type(error).__name__}: {error})"
+        self.log(f"refused '{request.ticket}': {reason}")
+        return Reply(request.ticket, REFUSED, {"reason": reason[:500]})
 
     def _answers(self) -> dict[str, Callable[[Request], Reply]]:
         return {

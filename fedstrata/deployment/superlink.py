@@ -41,6 +41,7 @@ from fedstrata.errors import FedStrataError
 
 _IN_MEMORY = ":flwr-in-memory:"
 _START_SECONDS = 30.0
+_KEEP_ALIVE_SECONDS = 75
 _LARGEST_BODY = 64 * 2**20
 """Flower cuts large arrays into chunks of a few megabytes, so no honest request is larger."""
 
@@ -96,6 +97,7 @@ class SuperLink:
                 lifespan="off",
                 log_level="error",
                 access_log=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 ssl_certfile=None if certificate is None else str(certificate.certificate),
                 ssl_keyfile=None if certificate is None else str(certificate.key),
             )

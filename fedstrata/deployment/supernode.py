@@ -52,6 +52,8 @@ from fedstrata.errors import FedStrataError
 
 _HEARTBEAT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 10.0
+_AT_ONCE = 8
+"""So many pieces of a message travel at once, or a far server would answer each only after the one before."""
 
 
 class _Lost(Exception):  # noqa: N818 - not an error
@@ -164,6 +166,7 @@ class SuperNode:
             make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
             return_type=Message,
             initial_backoff=_FIRST_PAUSE,
+            max_concurrent_pulls=_AT_ONCE,
         )
         message.metadata.__dict__["_message_id"] = head.metadata.message_id
         context = Context(run, node.node_id, {PARTITION_KEY: 0}, RecordDict(), {})
@@ -185,4 +188,5 @@ class SuperNode:
                 get_all_nested_objects(reply),
                 make_push_object_fn_protobuf(client.PushObject, node, reply.metadata.run_id, response.session_id),
                 object_ids_to_push=set(response.objects_to_push),
+                max_concurrent_pushes=_AT_ONCE,
             )

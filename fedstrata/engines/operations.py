@@ -218,11 +218,11 @@ class _Attention(_InsideVmap):
     def vmap(
         info: Any, in_dims: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
     ) -> tuple[Tensor, int]:
-        stacked = (
-            _clients_first(tensor, dim, info.batch_size)
+        query, key, value = (
+            _clients_first(tensor, dim, info.batch_size).flatten(0, 1)
             for tensor, dim in zip((query, key, value), in_dims[:3], strict=True)
         )
-        mixed = F.scaled_dot_product_attention(*(tensor.flatten(0, 1) for tensor in stacked), **options)
+        mixed = F.scaled_dot_product_attention(query, key, value, **options)
         return mixed.unflatten(0, (info.batch_size, -1)), 0
 
 

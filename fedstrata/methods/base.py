@@ -483,7 +483,7 @@ class Part(Spec):
 
     # An exchange of its own, before a round: the server asks, clients answer, the server announces --------------------
 
-    def exchanges_before(self, round: int) -> int:
+    def exchanges_before(self, round: int, rounds: int) -> int:
         """Tell how many exchanges with clients come before a round, such as a saliency round."""
         return 0
 

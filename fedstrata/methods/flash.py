@@ -96,7 +96,7 @@ class FlashSPDST(SharedMask):
 
     # Stage one --------------------------------------------------------------------------------------------------------
 
-    def exchanges_before(self, round: int) -> int:
+    def exchanges_before(self, round: int, rounds: int) -> int:
         """Find the layers' densities before the first round."""
         return round == 1 and self.sparsity > 0
 

@@ -80,7 +80,7 @@ class FedPer(BodyAndHead):
 @methods.register("fedrep")
 @dataclass(frozen=True)
 class FedRep(FedPer):
-    r"""Like FedPer, but each client first trains its head on the body received, then the body under that head.
+    r"""Like FedPer, but a client first trains its head on the body received, then the body under it.
 
     With the body frozen, the head :math:`h_k` is trained for ``head_epochs``; with this head frozen, the body
     :math:`\phi` is trained for ``body_epochs`` and sent. As in the authors' experiments, the local epochs of the

@@ -100,7 +100,7 @@ class PLayer(Part):
 
     # The survey -------------------------------------------------------------------------------------------------------
 
-    def exchanges_before(self, round: int) -> int:
+    def exchanges_before(self, round: int, rounds: int) -> int:
         """Measure before the first round, unless the layers are given."""
         return round == 1 and self.up_to is None and self.preset is None
 

@@ -93,7 +93,7 @@ class PFedSD(PreviousModel):
 @methods.register("moon")
 @dataclass(frozen=True)
 class Moon(PreviousModel):
-    r"""FedAvg with a contrastive term: features near the global model's, away from the client's previous ones.
+    r"""FedAvg with a contrastive term: features near the global model's, far from the client's last ones.
 
     To the local loss comes :math:`\mu \, \ell`, the mean over samples of :math:`\ell = -\log \frac{e^{\cos(z, z_g) /
     \tau}}{e^{\cos(z, z_g) / \tau} + e^{\cos(z, z_p) / \tau}}` with the features :math:`z` of the model in training,

@@ -51,7 +51,11 @@ class SparseFineTuning(Part):
     claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS)
     deploys_alike: ClassVar[bool] = True
 
-    head_rounds: int = parameter(20, "Rounds of stage one, in which only the head is trained.", low=0)
+    head_rounds: int | None = parameter(
+        None,
+        "Rounds of stage one, in which only the head is trained; none: a third of all, as the report has it.",
+        low=0,
+    )
     sparsity: float = parameter(0.2, "The fraction of the backbone that is frozen in stage two.", low=0, below=1)
     rule: str = parameter("least", "Which entries of the backbone are trained.", choices=RULES)
     calibration_rounds: int = parameter(3, "Exchanges in which the Fisher information is estimated.", low=1)
@@ -65,21 +69,25 @@ class SparseFineTuning(Part):
         """Say where a stage has nothing to train."""
         if not layers.head_names:
             yield "The model has no linear head, so stage one of 'sparse-ft' trains nothing."
-        elif not self.head_rounds:
+        elif self.head_rounds == 0:
             yield "'sparse-ft' has no rounds for the head (head_rounds=0), which stays as it was initialised or loaded."
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Train the head in stage one and the backbone in stage two."""
-        if clients.round <= self.head_rounds:
+        if clients.round <= self._head_rounds(clients.rounds):
             return (Phase(trains=lambda layers: layers.head_names, name="head"),)
         return (Phase(trains=_backbone, rate=self.backbone_rate, name="backbone"),)
 
+    def _head_rounds(self, rounds: int) -> int:
+        return rounds // 3 if self.head_rounds is None else self.head_rounds
+
     # The mask ---------------------------------------------------------------------------------------------------------
 
-    def exchanges_before(self, round: int) -> int:
+    def exchanges_before(self, round: int, rounds: int) -> int:
         """Calibrate between the stages; rules that need no estimates only have the mask announced."""
-        if round != self.head_rounds + 1:
-            return 0
+        return self._calibrations() if round == self._head_rounds(rounds) + 1 else 0
+
+    def _calibrations(self) -> int:
         return self.calibration_rounds if self._estimates() else 1
 
     def _estimates(self) -> bool:
@@ -127,7 +135,7 @@ class SparseFineTuning(Part):
         return {}, {**others, **{f"mask/{name}": mask for name, mask in masks.items()}}
 
     def _calibrated(self, memory: Tensors) -> bool:
-        return int(memory["calibrated"]) >= self.exchanges_before(self.head_rounds + 1)
+        return int(memory["calibrated"]) >= self._calibrations()
 
     def announce(self, server: Server) -> Message:
         """Send the mask, one bit per entry, and the head as stage one left it."""
@@ -158,7 +166,7 @@ class SparseFineTuning(Part):
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send the head in stage one, and what the mask marks in stage two."""
         masks = {name: clients.memory[f"mask/{name}"] for name in _backbone(clients.layers)}
-        return self._travelling(clients.layers, clients.round > self.head_rounds, message, masks)
+        return self._travelling(clients.layers, clients.round > self._head_rounds(clients.rounds), message, masks)
 
     def _travelling(self, layers: LayerMap, second_stage: bool, message: Message, masks: Tensors) -> Message:
         names = {*layers.buffer_names, *(_backbone(layers) if second_stage else layers.head_names)}
@@ -196,7 +204,7 @@ class SparseFineTuning(Part):
 
     def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
         """Tell which part of each layer is trained, once the mask is found."""
-        if server.round <= self.head_rounds:
+        if server.round <= self._head_rounds(server.rounds):
             return {}
         marked: dict[str, list[torch.Tensor]] = {}
         for name in _shared_backbone(server):

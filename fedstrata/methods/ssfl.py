@@ -85,7 +85,7 @@ class SSFL(SharedMask):
         """Stand for itself, or for the method with a random mask at each client."""
         return (RandomK(self.sparsity, self.scope),) if self.topology == "random-per-client" else (self,)
 
-    def exchanges_before(self, round: int) -> int:
+    def exchanges_before(self, round: int, rounds: int) -> int:
         """Find a mask after the warm-up, and again when asked."""
         since = round - self.warmup - 1
         periodic = self.refresh_every is not None and since > 0 and since % self.refresh_every == 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -106,42 +107,70 @@ def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
     assert status_of(out)["state"] == "finished"
 
 
+class Consortium:
+    """A server and some sites with keys, each started by its own command."""
+
+    def __init__(self, folder: Path, names: list[str], rounds: int) -> None:
+        self.folder, self.names, self.out = folder, names, folder / "run"
+        self.keys, self.address = folder / "keys", f"127.0.0.1:{free_port()}"
+        self.experiment = written(folder, rounds)
+        make_keys(self.keys, ["127.0.0.1"], names)
+
+    def start(self, name: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        return started(self.folder, name, *(self.server() if name == "server" else self.client(name)))
+
+    def server(self) -> list[str]:
+        sites = self.keys / "server" / "sites.toml"
+        return ["server", self.experiment, "--tls", str(self.keys / "server"), "--sites", str(sites),
+                "--address", self.address, "--out", str(self.out), "--no-report"]  # fmt: skip
+
+    def client(self, name: str) -> list[str]:
+        return ["client", "--server", self.address, "--site", name, "--keys", str(self.keys / "sites" / name),
+                "--state", str(self.folder / name), "--part", str(self.names.index(name)), "--poll", "0.2"]  # fmt: skip
+
+    def checkpoint(self, round: int) -> Path:
+        return self.out / "checkpoints" / f"round-{round:06d}"
+
+
 def test_sites_and_server_may_be_killed_at_any_time(tmp_path):
     """One site and then the server are killed with SIGKILL; the run ends with the weights of an unbroken simulation."""
     names, rounds = ["berlin", "paris", "rome"], 8
-    keys, out, port = tmp_path / "keys", tmp_path / "run", free_port()
-    make_keys(keys, ["127.0.0.1"], names)
-    server = [
-        "server", written(tmp_path, rounds), "--tls", str(keys / "server"), "--out", str(out),
-        "--sites", str(keys / "server" / "sites.toml"), "--address", f"127.0.0.1:{port}", "--no-report",
-    ]  # fmt: skip
-
-    def client(number: int) -> list[str]:
-        name = names[number]
-        return ["client", "--server", f"127.0.0.1:{port}", "--site", name, "--keys", str(keys / "sites" / name),
-                "--state", str(tmp_path / name), "--part", str(number), "--poll", "0.2"]  # fmt: skip
-
-    def checkpoint(round: int) -> Path:
-        return out / "checkpoints" / f"round-{round:06d}"
-
-    with (
-        started(tmp_path, "berlin", *client(0)) as first,
-        started(tmp_path, "paris", *client(1)) as second,
-        started(tmp_path, "server", *server) as serving,
-    ):
-        with started(tmp_path, "rome", *client(2)) as third:
-            wait_for(checkpoint(2), serving, first, second, third)
+    us = Consortium(tmp_path, names, rounds)
+    with us.start("berlin") as first, us.start("paris") as second, us.start("server") as serving:
+        with us.start("rome") as third:
+            wait_for(us.checkpoint(2), serving, first, second, third)
             third.send_signal(signal.SIGKILL)
             third.wait()
-        with started(tmp_path, "rome", *client(2)) as third:
-            wait_for(checkpoint(4), serving, first, second, third)
+        with us.start("rome") as third:
+            wait_for(us.checkpoint(4), serving, first, second, third)
             serving.send_signal(signal.SIGKILL)
             serving.wait()
-            assert not (out / "summary.json").exists()
-            with started(tmp_path, "server", *server) as again:
-                wait_for(out / "summary.json", first, second, third)
+            assert not (us.out / "summary.json").exists()
+            with us.start("server") as again:
+                wait_for(us.out / "summary.json", first, second, third)
                 assert again.wait(timeout=LONGEST) == 0
-    assert_same_model(out, simulated(len(names), rounds))
-    log = (out / "deployment.log").read_text()
+    assert_same_model(us.out, simulated(len(names), rounds))
+    log = (us.out / "deployment.log").read_text()
     assert "goes on after round" in log
     assert log.count("rome has connected") >= 2
+
+
+@pytest.mark.slow
+def test_five_sites_for_twenty_rounds_with_random_kills(tmp_path):
+    """Anybody is killed at random, again and again; the result is that of an unbroken simulation."""
+    names, rounds, chance = ["a", "b", "c", "d", "e"], 20, random.Random(0)
+    us = Consortium(tmp_path, names, rounds)
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(us.start(name)) for name in ("server", *names)}
+        kills, began = 0, time.monotonic()
+        while not (us.out / "summary.json").exists():
+            assert time.monotonic() - began < 10 * LONGEST
+            time.sleep(chance.uniform(2, 10))
+            victim = chance.choice(["server", *names])
+            if kills < 12 and (us.out / "experiment.toml").exists():
+                running[victim].send_signal(signal.SIGKILL)
+                running[victim].wait()
+                running[victim] = stack.enter_context(us.start(victim))
+                kills += 1
+    assert kills
+    assert_same_model(us.out, simulated(len(names), rounds))

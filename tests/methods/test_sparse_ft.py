@@ -96,7 +96,7 @@ def test_estimates_are_averaged_over_clients_and_summed_over_rounds():
 @pytest.mark.parametrize("rule", ["lowest-magnitude", "highest-magnitude", "random"])
 def test_other_rules_need_no_estimates(rule):
     part = methods.make(f"sparse-ft(head_rounds=0, sparsity=0.3, rule={rule})")
-    assert part.exchanges_before(1) == 1
+    assert part.exchanges_before(1, 10) == 1
     assert part.survey(clients_view(LAYERS, 1), {}, GivenProbe({})) == Message()
     simulation = run(f"sparse-ft(head_rounds=1, sparsity=0.3, rule={rule})", rounds=2)
     initial = {name: simulation.setting.initial[name] for name in BACKBONE}

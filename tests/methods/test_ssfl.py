@@ -204,7 +204,7 @@ def test_sparsity_zero_is_fedavg_also_in_bytes(engine):
 )
 def test_rounds_before_which_a_mask_is_found(text, rounds):
     part = methods.make(text)
-    assert [round for round in range(1, 11) if part.exchanges_before(round)] == rounds
+    assert [round for round in range(1, 11) if part.exchanges_before(round, 10)] == rounds
 
 
 @BOTH_ENGINES
