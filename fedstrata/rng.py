@@ -67,7 +67,7 @@ def philox(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
     if kernel is None:
         return _philox_words(keys, stream, blocks)
     streams = stream if isinstance(stream, Tensor) else keys.new_full((1,), stream)
-    rows = torch.broadcast_shapes(keys.shape[:-1], streams.shape[:-1])
+    rows = (keys[..., 0] + streams[..., 0]).shape
     words = kernel(keys.expand(*rows, 2).reshape(-1, 2), streams.expand(*rows, 1).reshape(-1), blocks)
     return words.reshape(*rows, 4 * blocks)
 

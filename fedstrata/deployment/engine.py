@@ -24,8 +24,12 @@ from fedstrata.simulation import Prepared
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import encode
 
-GlobalTest = Callable[[Message, int], tuple[float, float] | None]
-"""Accuracy and loss of the model broadcast after a round on the server's own test set, where the server has one."""
+Announced = tuple[Exchange, Message, int]
+"""What was announced to a site, and before which round."""
+GlobalTest = Callable[[Message, Sequence[Announced], int], tuple[float, float] | None]
+"""Accuracy and loss of the model broadcast after a round, at a client that has heard the announcements so far, on the
+server's own test set, where the server has one.
+"""
 
 
 class NetworkEngine:
@@ -109,7 +113,9 @@ class NetworkEngine:
         alike = self.setting.everybody_alike and len(set(messages)) == 1
         if self.test is None or not alike:
             return scores, None
-        return scores, self.test(self.central.side.broadcast(self.server, [0], round + 1, testing=True), round)
+        broadcast = self.central.side.broadcast(self.server, [0], round + 1, testing=True)
+        heard = [(exchange, self._announced(exchange, place, 0), place[0]) for place, exchange in self._last(round + 1)]
+        return scores, self.test(broadcast, heard, round)
 
     def adapted(self, round: int) -> Scores:
         """Let every site adapt its model once more, and test it."""
@@ -163,16 +169,21 @@ class NetworkEngine:
         model, memory = exchange.conclude(side.view(state, list(replies), round), Message.join(list(replies.values())))
         self.central.state = ServerState({**state.model, **model}, memory)
 
-    def _announcement(self, exchange: Exchange, step: Step, site: int) -> Request:
-        """Write what a site must know of a concluded survey; the server's state says it at any later time too."""
+    def _announced(self, exchange: Exchange, step: Step, site: int) -> Message:
+        """Tell what a site must know of a concluded survey; the server's state says it at any later time too."""
         message = exchange.announce(self.central.side.view(self.central.state, self._everybody, step[0]))
-        own = message if message.common else message.rows(torch.tensor([site], device=self.setting.device))
-        return Request("adopt", self.federation.run, step, {}, encode(own))
+        return message if message.common else message.rows(torch.tensor([site], device=self.setting.device))
+
+    def _announcement(self, exchange: Exchange, step: Step, site: int) -> Request:
+        return Request("adopt", self.federation.run, step, {}, encode(self._announced(exchange, step, site)))
 
     def _announcements(self, site: int, round: int) -> list[Request]:
-        """List what a site that was away must take in before a round: the last announcement of each part."""
-        newest = {exchange.part.name: (place, exchange) for place, exchange in self._exchanges(round)}
-        return [self._announcement(exchange, place, site) for place, exchange in newest.values()]
+        """List what a site that was away must take in before a round."""
+        return [self._announcement(exchange, place, site) for place, exchange in self._last(round)]
+
+    def _last(self, round: int) -> list[tuple[Step, Exchange]]:
+        """List the last exchange of each part before a round."""
+        return list({exchange.part.name: (place, exchange) for place, exchange in self._exchanges(round)}.values())
 
     def _exchanges(self, round: int) -> Iterator[tuple[Step, Exchange]]:
         """List the exchanges that were concluded before a round or, in this one, so far."""
@@ -197,9 +208,11 @@ def global_test(ready: Prepared) -> GlobalTest:
     """Test global models on the global test set of data that the server has itself."""
     forward = LoopForward(ready.model, ready.setting.head)
     evaluator, side = Evaluator(ready.setting, ready.data), ClientSide(ready.setting, forward, ready.data)
-    anybody = side.first_state([0])
 
-    def test(broadcast: Message, round: int) -> tuple[float, float] | None:
+    def test(broadcast: Message, heard: Sequence[Announced], round: int) -> tuple[float, float] | None:
+        anybody = side.first_state([0])
+        for exchange, announcement, before in heard:
+            anybody = side.adopt([0], anybody, exchange, announcement, before)
         return evaluator.common_model(forward, take_first(side.deployed_model([0], anybody, broadcast, round)))[1]
 
     return test

@@ -38,7 +38,7 @@ class Link:
 
 
 class _Direction:
-    """One direction of a site's link, shared by all its connections: pieces leave one after another, and arrive later."""
+    """One direction of a site's link, for all its connections: pieces leave one after another, and arrive later."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -79,6 +79,7 @@ class ShapedLinks:
         self.link = link
         self.sites = sites
         self.addresses: list[str] = []
+        self._listeners: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="links")
 
@@ -92,16 +93,28 @@ class ShapedLinks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _listen(self) -> str:
         up, down = _Direction(self.link), _Direction(self.link)
 
         async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with suppress(ConnectionError):
+            with suppress(ConnectionError, asyncio.CancelledError):
                 far_reader, far_writer = await asyncio.open_connection(*self.server)
                 await asyncio.gather(up.carry(reader, far_writer), down.carry(far_reader, writer))
+            writer.close()
 
         listener = await asyncio.start_server(connect, _LOOPBACK, 0)
+        self._listeners.append(listener)
         return f"{_LOOPBACK}:{listener.sockets[0].getsockname()[1]}"

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 from direct_network import DirectNetwork, honest
+from replaying import assert_same_model, merged_sites, replayed
 from small_world import EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment, LogFile, StatusFile, status_of
-from fedstrata.engines.server import ServerSide
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.base import Message
 from fedstrata.runs import RunFolder
-from fedstrata.simulation import Ingredients, Interrupted, Simulation
+from fedstrata.simulation import Interrupted, Simulation
 from fedstrata.wire import decode, encode
 
 NAMES = ["berlin", "paris", "rome", "oslo"]
@@ -38,42 +38,6 @@ def run(
     lines: list[str] = []
     deployment(folder, method, rules, **changes).run(network, log=lines.append)
     return RunFolder.open(folder / "run"), lines
-
-
-def merged_sites(folder: RunFolder) -> dict[int, list[int]]:
-    """Tell whose replies were merged in each round."""
-    table = folder.metrics().to_tables()["clients"].to_pylist()
-    rounds: dict[int, list[int]] = {}
-    for row in table:
-        if row["metric"] == "client_before.accuracy":
-            rounds.setdefault(row["round"], []).append(row["client"])
-    return rounds
-
-
-class Chosen(ServerSide):
-    """Chooses the participants that a run on a network really had."""
-
-    rounds: dict[int, list[int]]
-
-    def select(self, participation: float, round: int) -> tuple[int, ...]:
-        return tuple(self.rounds[round])
-
-
-def replayed(
-    rounds: dict[int, list[int]], method: str = "fedavg", own: Ingredients | None = None, **changes: Any
-) -> Simulation:
-    """Run the loop engine with the same participants in each round."""
-    simulation = simulated(method, own, rounds=len(rounds), **changes)
-    chosen = Chosen(simulation.setting, simulation.server_side.declared)
-    object.__setattr__(chosen, "rounds", rounds)
-    simulation.server_side = chosen
-    simulation.run()
-    return simulation
-
-
-def assert_same_model(folder: RunFolder, simulation: Simulation) -> None:
-    for name, tensor in folder.model().items():
-        assert torch.equal(tensor, simulation.engine.server.model[name]), name
 
 
 def lying(change: Callable[[Message], Message | bytes], rounds: tuple[int, ...] = (2,)) -> Any:

@@ -8,10 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("flwr")
+
 from flwr.app import Error, Message
 from in_process import InProcessGrid
+from replaying import assert_same_model, merged_sites, replayed
 from small_world import EXPERIMENT, ingredients
-from test_faults import assert_same_model, merged_sites, replayed
 from torch import nn
 
 from fedstrata.deployment.rules import Rules

@@ -1,0 +1,48 @@
+"""What a run on a network merged, done again by the loop engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from small_world import simulated
+
+from fedstrata.engines.server import ServerSide
+from fedstrata.runs import RunFolder
+from fedstrata.simulation import Ingredients, Simulation
+
+
+def merged_sites(folder: RunFolder) -> dict[int, list[int]]:
+    """Tell whose replies were merged in each round."""
+    table = folder.metrics().to_tables()["clients"].to_pylist()
+    rounds: dict[int, list[int]] = {}
+    for row in table:
+        if row["metric"] == "client_before.accuracy":
+            rounds.setdefault(row["round"], []).append(row["client"])
+    return rounds
+
+
+class Chosen(ServerSide):
+    """Chooses the participants that a run on a network really had."""
+
+    rounds: dict[int, list[int]]
+
+    def select(self, participation: float, round: int) -> tuple[int, ...]:
+        return tuple(self.rounds[round])
+
+
+def replayed(
+    rounds: dict[int, list[int]], method: str = "fedavg", own: Ingredients | None = None, **changes: Any
+) -> Simulation:
+    """Run the loop engine with the same participants in each round."""
+    simulation = simulated(method, own, rounds=len(rounds), **changes)
+    chosen = Chosen(simulation.setting, simulation.server_side.declared)
+    object.__setattr__(chosen, "rounds", rounds)
+    simulation.server_side = chosen
+    simulation.run()
+    return simulation
+
+
+def assert_same_model(folder: RunFolder, simulation: Simulation) -> None:
+    for name, tensor in folder.model().items():
+        assert torch.equal(tensor, simulation.engine.server.model[name]), name

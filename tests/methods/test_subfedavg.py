@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from watching import BOTH_ENGINES, GivenProbe, clients_view, layer_values, run, server_view, training_view
+from worlds import prepare
+
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Message, methods
+
+TWO = LayerMap.read(nn.Sequential(nn.Linear(5, 2, bias=False), nn.Linear(2, 2, bias=False)), (5,))
+FIRST = [[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]]
+SECOND = [[1.0, -2.0], [3.0, 4.0]]
+
+
+def model(first, second, clients=1):
+    return {"0.weight": torch.tensor([first] * clients), "1.weight": torch.tensor([second] * clients)}
+
+
+def after_training(text, early, late, accuracy, masks=None):
+    """Let one client decide on its mask; return it as flat lists of zeros and ones."""
+    part = methods.make(text)
+    clients = clients_view(TWO, 1)
+    memory = part.client_memory(clients, late) if masks is None else masks
+    probe = GivenProbe({}, scores=(torch.tensor([accuracy]), torch.zeros(1)))
+    training = training_view(late, late, after_phase=(early, late), probe=probe)
+    new = part.remember(clients_view(TWO, 1, memory=memory), training)
+    return [new[f"mask/{name}.weight"].flatten().int().tolist() for name in "01"]
+
+
+DENSE = [[1] * 10, [1] * 4]
+PRUNED = [[0, 0, 0] + [1] * 7, [0, 1, 1, 1]]
+OTHER = model([[10.0, 9.0, 8.0, 7.0, 6.0], [5.0, 4.0, 3.0, 2.0, 1.0]], SECOND)
+
+
+def test_the_smallest_of_each_tensor_go_if_the_mask_still_moves():
+    """30 % of ten and of four weights are three and one; the candidates differ in six of ten and in none of four."""
+    late = model(FIRST, SECOND)
+    assert after_training("subfedavg(rate=0.3, distance=0.29)", OTHER, late, 0.9) == PRUNED
+    assert after_training("subfedavg(rate=0.3, distance=0.3)", OTHER, late, 0.9) == DENSE
+    assert after_training("subfedavg(rate=0.3)", late, late, 0.9) == DENSE
+
+
+def test_the_pruned_model_must_be_right_often_enough():
+    late = model(FIRST, SECOND)
+    assert after_training("subfedavg(rate=0.3)", OTHER, late, 0.51) == PRUNED
+    assert after_training("subfedavg(rate=0.3)", OTHER, late, 0.5) == DENSE
+
+
+def test_only_what_is_left_is_pruned_and_not_beyond_the_target():
+    """Of 14 weights 4 are gone and the target is 7: of the 7 and 3 left, 3/10 may go at most, 2 and 0."""
+    masks = {
+        "mask/0.weight": torch.tensor([[[False, False, False, True, True], [True] * 5]]),
+        "mask/1.weight": torch.tensor([[[False, True], [True, True]]]),
+    }
+    late = model(FIRST, SECOND)
+    assert after_training("subfedavg(rate=0.9)", OTHER, late, 0.9, masks) == [[0] * 5 + [1] * 5, [0, 1, 1, 1]]
+    done = {name: mask & (torch.arange(mask.numel()).view(mask.shape) % 2 == 0) for name, mask in masks.items()}
+    kept = [done[f"mask/{name}.weight"].flatten().int().tolist() for name in "01"]
+    assert after_training("subfedavg(rate=0.9)", OTHER, late, 0.9, done) == kept
+
+
+def test_clients_count_alike_and_what_nobody_kept_stays():
+    part = methods.make("subfedavg")
+    old = {"0.weight": torch.full((2, 5), 9.0), "1.weight": torch.zeros(2, 2)}
+    server = server_view(TWO, old, sizes=torch.tensor([30, 10]), clients=3, participants=(0, 2))
+    server = server_view(
+        TWO, old, sizes=torch.tensor([30, 10]), clients=3, participants=(0, 2), memory=part.server_memory(server)
+    )
+    sent = {
+        "0.weight": torch.tensor([FIRST, FIRST]) * torch.tensor([1.0, 3.0]).view(2, 1, 1),
+        "1.weight": torch.zeros(2, 2, 2),
+    }
+    masks = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in sent.items()}
+    masks["0.weight"][:, 0, 0] = False
+    masks["0.weight"][1, 0, 1] = False
+    replies = Message({name: tensor * masks[name] for name, tensor in sent.items()}, masks)
+    shares = part.weigh(server, replies)
+    merged = part.merge(server, replies, shares)
+    assert merged["0.weight"][0].tolist() == [9.0, 2.0, 6.0, 8.0, 10.0]
+    _, memory = part.refine(server, replies, shares, merged)
+    assert memory["mask/0.weight"][:, 0, :2].tolist() == [[False, True], [True, True], [False, False]]
+
+
+@BOTH_ENGINES
+def test_messages_shrink_as_clients_prune(engine):
+    simulation = prepare("subfedavg(accuracy=0, distance=0, rate=0.2, sparsity=0.7)", engine, rounds=6, epochs=2)
+    for _ in range(6):
+        simulation.step()
+    up, down = (simulation.metrics.series(way)[1] for way in ("bytes.up", "bytes.down"))
+    assert (up[1:] < up[:-1]).all()
+    assert (down[1:] <= down[:-1]).all()
+    dense = run("fedavg", engine, 1).metrics.series("bytes.up")[1][0]
+    assert up[-1] < 0.7 * dense
+    density = [layer_values(simulation, "density", round) for round in (1, 6)]
+    assert all(density[1][layer] < density[0][layer] for layer in density[0])
+    memory = simulation.engine.clients().memory
+    total = sum(masks[0].numel() for masks in memory.values())
+    kept = sum(masks.flatten(1).sum(1) for masks in memory.values())
+    assert (kept >= 0.3 * total).all()
+    assert len({tuple(row.flatten().tolist()) for row in memory["subfedavg/mask/body.weight"]}) == 5
+
+
+def test_the_server_knows_every_clients_mask():
+    simulation = run("subfedavg(accuracy=0, distance=0, rate=0.2)", rounds=2, participation=0.6)
+    clients, server = simulation.engine.clients().memory, simulation.engine.server.memory
+    assert clients.keys() == server.keys()
+    for name, masks in clients.items():
+        assert torch.equal(masks, server[name])
+
+
+def test_a_client_is_tested_under_its_mask():
+    part = methods.make("subfedavg")
+    memory = {"mask/0.weight": torch.tensor([[[True, False, True, False, True], [True] * 5]])}
+    used = part.deployed(clients_view(TWO, 1, memory=memory), model(FIRST, SECOND))
+    assert used["0.weight"][0, 0].tolist() == [1.0, 0.0, 3.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize(("epochs", "spans"), [(1, [(0, 0.5), (0.5, 1)]), (4, [(0, 0.25), (0.25, 1)])])
+def test_the_first_candidate_comes_after_the_first_epoch(epochs, spans):
+    phases = methods.make("subfedavg").phases(clients_view(TWO, 1, epochs=epochs))
+    assert [phase.span for phase in phases] == spans
