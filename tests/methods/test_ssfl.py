@@ -147,7 +147,7 @@ def test_the_survey_leaves_everything_but_masked_weights_alone(engine):
 # What travels --------------------------------------------------------------------------------------------------------
 
 
-def test_messages_hold_the_active_values_and_one_bit_per_weight():
+def test_messages_hold_the_active_values_and_name_the_mask():
     simulation = prepare("ssfl(sparsity=0.8)+fedbn", rounds=2)
     simulation.step()
     assert isinstance(simulation.engine, LoopEngine)
@@ -155,12 +155,12 @@ def test_messages_hold_the_active_values_and_one_bit_per_weight():
     reply, _ = simulation.engine.members[3].answer(message, 2)
     masks = masks_of(simulation)
     biases = 4 + 8 + 10  # stem, hidden, head
-    bits = sum(-(-count // 8) for count in WEIGHTS.values())
+    held = {name: mask[None] for name, mask in masks.items()}
     for data in (message, reply):
-        decoded = decode(data)
+        decoded = decode(data, held=held)
         unmasked = {name: tensor[:, :0] for name, tensor in decoded.tensors.items()}
         described = len(encode(Message(unmasked)))
-        assert 0 < len(data) - described - 8 * (kept(masks) + biases) < bits + 10 * len(WEIGHTS)
+        assert 0 < len(data) - described - 8 * (kept(masks) + biases) < 20 * len(WEIGHTS)
         assert decoded.tensors.keys() == {*WEIGHTS, "stem.bias", "hidden.bias", "head.bias"}
         assert_same_bits({name: mask[0] for name, mask in decoded.masks.items()}, masks)
     assert kept(masks) == int(0.2 * sum(WEIGHTS.values()))
@@ -292,6 +292,48 @@ def test_balanced_and_more_batches_give_other_masks():
         other, _ = first_masks(text)
         assert kept(other) == kept(plain)
         assert any(not torch.equal(other[name], plain[name]) for name in plain)
+
+
+# The oracle ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_oracle_takes_the_absolute_value_of_the_mean():
+    """Signed products (2, -1, 3, 0) and (-6, -1, 1, 8) with shares 3/4 and 1/4: (0, -1, 2.5, 2), not (3, 1, 2.5, 2)."""
+    part = methods.make("ssfl(topology=oracle, sparsity=0.5)")
+    asked = []
+
+    class Probe(GivenProbe):
+        def gradients(self, model, batch_size, batches=1, balanced=False):
+            asked.append(batches)
+            return self.slopes
+
+    probe = Probe({"weight": torch.tensor([[[2.0, 1.0, 1.0, 0.0]], [[-6.0, 1.0, 1 / 3, -2.0]]])})
+    model = {"weight": torch.tensor([[[1.0, -1.0, 3.0, -4.0]]] * 2)}
+    reply = part.survey(clients_view(ONE, 2), model, probe)
+    assert asked == [None]
+    assert reply.tensors["weight"].flatten(1).tolist() == [[2, -1, 3, 0], [-6, -1, 1, 8]]
+    server = server_view(ONE, {"weight": model["weight"][0]}, sizes=torch.tensor([30, 10]))
+    memory = part.server_memory(server)
+    server = server_view(ONE, server.model, sizes=torch.tensor([30, 10]), memory=memory)
+    assert part.conclude(server, reply)[1]["mask/weight"].int().tolist() == [[0, 0, 1, 1]]
+
+
+@BOTH_ENGINES
+def test_the_oracles_mask_is_that_of_all_data_in_one_place(engine):
+    simulation = prepare("ssfl(topology=oracle, sparsity=0.7, batch_size=7)", engine, 2)
+    simulation.engine.exchange(1)
+    model, dataset, split = TinyNet().double(), simulation.dataset, simulation.split
+    model.load_state_dict(simulation.setting.initial)
+    for module in model.modules():  # neither dropout nor statistics of a batch: all samples count alike
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    everything = torch.from_numpy(np.concatenate(split.train))
+    alone, together = prepare("ssfl(sparsity=0.7)"), simulation
+    assert kept(masks_of(together)) == int(0.3 * sum(WEIGHTS.values()) + 1e-9)
+    alone.engine.exchange(1)
+    assert mask_error(masks_of(alone), masks_of(together)) > 0
+    assert len(everything) == int(split.sizes.sum()) == sum(map(len, split.train))
+    assert dataset.labels[everything].shape == everything.shape
 
 
 # Sentences -----------------------------------------------------------------------------------------------------------
