@@ -61,6 +61,6 @@ $(VENV)/report.installed: pyproject.toml | $(VENV)/made
 	@touch $@
 
 $(VENV)/dev.installed: pyproject.toml | $(VENV)/made
-	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[dev,report]' && cp pyproject.toml $@; }
+	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[dev,report,flower,vit]' && cp pyproject.toml $@; }
 	@cp $@ $(VENV)/report.installed
 	@touch $@

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Optional
+from typing import ClassVar, Optional
 
 import numpy as np
 import pytest
@@ -211,6 +211,20 @@ def test_a_value_of_the_wrong_kind_is_refused_in_a_sentence(field, value, shown,
     assert (
         str(caught.value) == f"{shown} does not fit the parameter '{field}' of the tool 'hammer': it takes {admitted}."
     )
+
+
+def test_infinity_fits_where_it_is_admitted():
+    @dataclass(frozen=True)
+    class Rope(Spec):
+        name: ClassVar[str] = "rope"
+        kind: ClassVar[str] = "tool"
+        length: float = parameter(1.0, "How long it is.", above=0, finite=False)
+
+    assert Rope(length=float("inf")).length == float("inf")
+    assert str(Rope(length=float("inf"))) == "rope(length=inf)"
+    for value, reason in ((float("nan"), "it takes a number"), (float("-inf"), "more than 0")):
+        with pytest.raises(FedStrataError, match=reason):
+            Rope(length=value)
 
 
 def test_a_value_that_is_no_choice_is_answered_with_the_nearest():

@@ -113,9 +113,8 @@ def deploy(
     shaped = None if link is None else Link.read(link)
     folder = out or unused_folder(experiment)
     deployment = Deployment(experiment, site_names(local), folder, _rules({}, min_sites, round_timeout))
-    again = f"fedstrata deploy --local {local} ... --out {shlex.quote(str(folder))}"
     with (
-        stoppable(f"the same command, with --out {shlex.quote(str(folder))} ({again})", folder),
+        stoppable(f"the same command, with --out {shlex.quote(str(folder))}", folder),
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
     ):
         progress.begin(f"{experiment.method}, {local} sites")

@@ -132,9 +132,12 @@ class SuperLink:
         }
 
     def forget(self, message: str) -> None:
-        """Drop a message that nobody waits for any more."""
+        """Drop a message that nobody waits for any more, and what has come of its answer."""
+        reply = self._state.message_ins_id_to_message_res_id.get(message)
         self._state.delete_messages({message})
-        self._state.object_store.delete(message)
+        for known in (message, reply):
+            if known is not None:
+                self._state.object_store.delete(known)
 
     def traffic(self) -> dict[str, float]:
         """Tell the bytes of all HTTP bodies so far, both ways."""

@@ -106,9 +106,7 @@ class Method:
 
     def masks_known(self, view: View, upload: bool) -> Tensors:
         """Collect the masks that both sides of a link hold."""
-        return {
-            name: mask for part in self.parts for name, mask in part.masks_known(_own(view, part), upload).items()
-        }
+        return {name: mask for part in self.parts for name, mask in part.masks_known(_own(view, part), upload).items()}
 
     # Client hooks -----------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ _FACTS = Facts(
 @methods.register("flash-spdst")
 @dataclass(frozen=True)
 class FlashSPDST(SharedMask):
-    r"""A few clients find the layers' densities; then all train under one random mask with those densities.
+    r"""A few clients find the layers' densities; then all train under one random mask that has them.
 
     Stage one, before the first round: everything starts under a random mask with the target density. A few clients
     train sparsely for some epochs; after each epoch but the last the mask moves. In each tensor the fraction
@@ -153,7 +153,7 @@ class FlashSPDST(SharedMask):
 @methods.register("flash-jmwst")
 @dataclass(frozen=True)
 class FlashJMWST(MovingMask, FlashSPDST):
-    """As ``flash-spdst``, but clients go on moving the mask while they train, and the server chooses from theirs.
+    """As ``flash-spdst``, but clients go on moving the mask, and the server chooses from theirs.
 
     In every ``every``-th round, from the first on, participants let the mask move after each local epoch but the last
     (in the middle of a single one), as in stage one. They send what their own masks keep. The server averages, with

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.functional import aggregate_scores, keep_mask, saliency, top_mask
+from fedstrata.functional import aggregate_scores, keep_mask, mask_error, saliency, top_mask
 
 FIRST, SECOND = [0.40, 0.10, 0.02, 0.32], [0.00, 0.60, 0.20, 0.10]
 
@@ -223,3 +223,27 @@ def test_a_sparsity_outside_zero_to_one_is_refused(sparsity: float) -> None:
 def test_the_mask_agrees_with_the_one_that_drops_the_rest() -> None:
     scores: Tensor = torch.randint(0, 5, (50,)).float()
     assert torch.equal(top_mask(scores, 0.5), keep_mask(scores, 0.5))
+
+
+def test_mask_error_is_the_rate_of_wrong_entries() -> None:
+    assert mask_error(torch.tensor([1, 0, 0, 1]), torch.tensor([1, 0, 1, 0])) == 0.5
+    assert mask_error(torch.tensor([True, False]), torch.tensor([1.0, 0.0])) == 0.0
+    masks = {"a": torch.tensor([[True, True]]), "b": torch.tensor([True, False, False])}
+    truth = {"b": torch.tensor([False, True, False]), "a": torch.tensor([[True, True]])}
+    assert mask_error(masks, truth) == 0.4
+    assert mask_error({}, {}) == 0.0
+    assert mask_error(torch.zeros(0), torch.zeros(0)) == 0.0
+
+
+def test_mask_error_refuses_masks_of_other_tensors() -> None:
+    with pytest.raises(FedStrataError, match="dicts with different names"):
+        mask_error({"a": torch.ones(2)}, {"b": torch.ones(2)})
+    with pytest.raises(FedStrataError, match=r"mask a has the shape \(2,\).*oracle's has \(3,\)"):
+        mask_error({"a": torch.ones(2)}, {"a": torch.ones(3)})
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.lists(st.booleans(), min_size=40, max_size=40))
+def test_mask_error_counts(mask: list[bool], other: list[bool]) -> None:
+    truth = other[: len(mask)]
+    wrong = sum(one != two for one, two in zip(mask, truth, strict=True))
+    assert mask_error(torch.tensor(mask), torch.tensor(truth)) == wrong / len(mask)

@@ -10,6 +10,7 @@ from worlds import prepare
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method
+from fedstrata.models import models
 
 TWO = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False)), (2,))
 OLD = {"0.weight": torch.tensor([[3.0, 4.0]]), "1.weight": torch.tensor([[0.0], [2.0]])}
@@ -155,3 +156,79 @@ def test_layers_that_do_not_travel_keep_factor_one():
     simulation = run("player(up_to=body)+lws(beta=5)", rounds=2)
     gamma = layer_values(simulation, "gamma", 2)
     assert {name for name, factor in gamma.items() if factor == 1} == {"shortcut.0", "hidden", "head"}
+
+
+# The groups of the released code -------------------------------------------------------------------------------------
+
+NORMED = LayerMap.read(nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1), nn.Linear(1, 1)), (1,))
+BEFORE = {
+    "0.weight": [[3.0]], "1.weight": [4.0], "1.bias": [0.0], "1.running_mean": [0.0], "1.running_var": [3.0],
+    "1.num_batches_tracked": 4, "2.weight": [[0.0]], "2.bias": [0.0],
+}  # fmt: skip
+AFTER = [
+    {**BEFORE, "0.weight": [[4.0]], "1.num_batches_tracked": 8},
+    {**BEFORE, "1.weight": [5.0], "1.num_batches_tracked": 12},
+]
+
+
+def aggregated(text, layers=NORMED, before=BEFORE, after=AFTER):
+    method = Method.make(text)
+    old = {name: torch.tensor(value) for name, value in before.items()}
+    server = server_view(layers, old)
+    server = server_view(layers, old, memory=method.server_memory(server))
+    replies = Message({name: torch.stack([torch.tensor(one[name]) for one in after]) for name in before})
+    new, memory = method.aggregate(server, replies)
+    return new, method.layer_metrics(server_view(layers, new, memory=memory))["gamma"]
+
+
+def test_released_groups_put_statistics_into_the_norms_of_the_layer_after_them():
+    """The first group is (3, 4, 0), moved by (1, 0, 0) and (0, 1, 0): 5 / (.1 * .5 + 5) = 100/101. The second has the
+    norm 5 of the variance and the counter 4; the counter moves by 4 and 8, so tau is 2 and the step 6: 5/6.2.
+    """
+    new, gamma = aggregated("lws(beta=0.1, layers=released)")
+    assert gamma == pytest.approx({"1": 100 / 101, "2": 5 / 6.2}, abs=1e-8)
+    assert float(new["0.weight"]) == pytest.approx(3.5 * 100 / 101)
+    assert float(new["1.weight"]) == pytest.approx(4.5 * 100 / 101)
+    assert float(new["1.running_var"]) == pytest.approx(3 * 5 / 6.2)
+    assert new["1.num_batches_tracked"].dtype is torch.int64
+    assert int(new["1.num_batches_tracked"]) == 8  # 10 * 5/6.2 = 8.06
+
+
+def test_by_default_statistics_are_neither_counted_nor_shrunk():
+    new, gamma = aggregated("lws(beta=0.1)")
+    assert gamma == pytest.approx({"0": 100 / 101, "2": 1.0}, abs=1e-8)
+    assert float(new["1.running_var"]) == 3.0
+    assert int(new["1.num_batches_tracked"]) == 10
+
+
+def test_the_released_clamp_bounds_the_strength_of_a_group():
+    _, gamma = aggregated("lws(beta=9, layers=released, clamp=true)")
+    assert gamma == pytest.approx({"1": 5 / (0.2 * math.sqrt(0.5) + 5), "2": 5 / (0.2 * 6 + 5)}, abs=1e-8)
+
+
+def test_what_comes_after_the_last_bias_is_left_alone():
+    layers = LayerMap.read(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), (1,))
+    before = {
+        "0.weight": [[1.0]], "0.bias": [1.0], "1.weight": [1.0], "1.bias": [1.0], "1.running_mean": [2.0],
+        "1.running_var": [2.0], "1.num_batches_tracked": 0,
+    }  # fmt: skip
+    after = [{**before, "1.weight": [3.0]}, {**before, "1.weight": [2.0], "1.num_batches_tracked": 50}]
+    new, gamma = aggregated("lws(beta=1, layers=released)", layers, before, after)
+    assert gamma.keys() == {"0", "1"}
+    assert gamma["1"] < 1
+    assert new["1.running_mean"].tolist() == [2.0]
+    assert int(new["1.num_batches_tracked"]) == 25
+
+
+def test_a_resnet20_has_the_22_groups_of_the_released_code():
+    layers = LayerMap.read(models.make("resnet20").build((3, 32, 32), 10), (3, 32, 32))
+    model = {name: torch.zeros(1) for name in (*layers.parameter_names, *layers.buffer_names)}
+    memory = Method.make("lws(layers=released)").server_memory(server_view(layers, model))
+    assert len(memory) == 22
+
+
+@BOTH_ENGINES
+def test_released_groups_shrink_far_more_in_the_first_round(engine):
+    released, plain = (run(f"lws(beta=0.1{more})", engine, 1) for more in (", layers=released", ""))
+    gammas = layer_values(released, "gamma", 1)
+    assert min(gammas.values()) < 0.97 < 0.99 < min(layer_values(plain, "gamma", 1).values())

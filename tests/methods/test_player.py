@@ -217,6 +217,81 @@ def test_a_layer_that_does_not_exist_is_refused_before_anything_runs():
         prepare("player(up_to=scale)")
 
 
-def test_two_ways_to_choose_are_refused():
-    with pytest.raises(FedStrataError, match="random=true and up_to='body', which are two ways to choose; keep one"):
-        Method.make("player(random=true, up_to=body)")
+@pytest.mark.parametrize(
+    ("text", "ways"),
+    [
+        ("player(random=true, up_to=body)", "random=true and up_to='body'"),
+        ("player(random=true, preset=cifar)", "random=true and preset=cifar"),
+        ("player(up_to='', preset=cifar)", "up_to='' and preset=cifar"),
+    ],
+)
+def test_two_ways_to_choose_are_refused(text, ways):
+    with pytest.raises(FedStrataError, match=f"was given {ways}, which are ways to choose; keep one"):
+        Method.make(text)
+
+
+# Presets -------------------------------------------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    """So many layers, each with a norm behind it."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)) for _ in range(count))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("preset", "layers", "shared"),
+    [
+        ("fmnist", 5, 3), ("emnist", 5, 3), ("emnist-released", 5, 4), ("cifar", 7, 5), ("isic", 7, 5),
+        ("isic-released", 7, 6), ("heart", 4, 2), ("heart-released", 4, 1), ("sent140", 9, 8), ("mimic", 9, 8),
+        ("mimic-released", 9, 6), ("sent140", 6, 5), ("mimic-released", 4, 1),
+    ],
+)  # fmt: skip
+def test_presets_share_as_many_layers_as_the_papers_table(preset, layers, shared):
+    part, chain = methods.make(f"player(preset={preset})"), LayerMap.read(Chain(layers), (2,))
+    assert not list(part.notes(chain))
+    assert part.exchanges_before(1, 3) == 0
+    memory = part.client_memory(clients_view(chain, 2), {})
+    assert memory["federated"].tolist() == [shared] * 2
+    names = [*chain.parameter_names, *chain.buffer_names]
+    message = part.broadcast(
+        server_view(chain, {}, memory={"federated": torch.tensor(shared)}),
+        Message({name: torch.zeros(1) for name in names}),
+    )
+    assert {int(name.split(".")[1]) for name in message.tensors} == set(range(shared))
+    assert f"layers.{shared - 1}.1.weight" in message.tensors
+
+
+@pytest.mark.parametrize(
+    ("preset", "layers", "wanted"),
+    [("fmnist", 7, "5"), ("cifar", 5, "7"), ("sent140", 1, "more than 1"), ("mimic-released", 3, "more than 3")],
+)
+def test_a_preset_for_another_model_is_refused(preset, layers, wanted):
+    with pytest.raises(FedStrataError) as caught:
+        list(methods.make(f"player(preset={preset})").notes(LayerMap.read(Chain(layers), (2,))))
+    assert str(caught.value) == (
+        f"The preset '{preset}' of 'player' is for models with {wanted} layers with weights, and this one has "
+        f"{layers}; name the last layer to share with up_to instead."
+    )
+
+
+def test_a_preset_runs_without_a_survey():
+    left, right = run("player(preset=fmnist)", rounds=2), run("player(up_to=shortcut.0)", rounds=2)
+    assert_same_bits(left.engine.server.model, right.engine.server.model)
+    assert left.metrics.series("bytes.up")[1].tolist() == right.metrics.series("bytes.up")[1].tolist()
+
+
+@BOTH_ENGINES
+def test_an_infinite_threshold_shares_everything(engine):
+    assert str(Method.make("player(threshold=inf)")) == "player(threshold=inf)"
+    left, right = run("player(threshold=inf)", engine, 2), run("fedavg", engine, 2)
+    assert_same_bits(left.engine.server.model, right.engine.server.model)
+    with pytest.raises(FedStrataError, match=r"nan does not fit the parameter 'threshold'.*: it takes a number"):
+        Method.make("player(threshold=nan)")

@@ -48,6 +48,7 @@ def test_a_single_layer_is_the_last():
 
 SET = "each of them puts weights to values of its own, and only one can"
 TRAVEL = "each of them decides which layers travel, and only one can"
+NOTHING_LEFT = "'local' shares nothing, and all that '{}' does concerns what clients share"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,9 @@ TRAVEL = "each of them decides which layers travel, and only one can"
         ("lws+local", "lws", "local", "'local' shares nothing, and 'lws' works on what clients share"),
         ("local+ssfl", "local", "ssfl", "'local' shares nothing, and 'ssfl' works on what clients share"),
         ("local+fedavgm", "local", "fedavgm", "'local' shares nothing, and 'fedavgm' works on what clients share"),
+        ("local+fedprox", "local", "fedprox", NOTHING_LEFT.format("fedprox")),
+        ("fedprox+local", "fedprox", "local", NOTHING_LEFT.format("fedprox")),
+        ("local+top-k", "local", "top-k", NOTHING_LEFT.format("top-k")),
         ("local+player", "local", "player", TRAVEL),
         ("local+freeze-middle", "local", "freeze-middle", TRAVEL),
         ("player+freeze-middle", "player", "freeze-middle", TRAVEL),
