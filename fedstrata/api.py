@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split
-from fedstrata.engines.planning import Plan
+from fedstrata.engines.planning import ENGINES, Plan
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Part
@@ -83,6 +83,11 @@ def resume(
             raise FedStrataError(f"The run in '{out}' is finished already; 'fedstrata report {out}' shows it.")
         environment = folder.environment()
         resolved = environment["resolved"]
+        if resolved["engine"] not in ENGINES:
+            raise FedStrataError(
+                f"The run in '{out}' was made on a network of sites; to go on, start the same 'fedstrata server' or "
+                "'fedstrata deploy' command again."
+            )
         plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
         experiment = folder.experiment.with_changes({"device": environment["device"]})
         simulation = Simulation.prepare(experiment, _ingredients(data, split, model, method), plan)

@@ -12,7 +12,7 @@ import fedstrata
 from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
-from fedstrata.runs import RunFolder
+from fedstrata.runs import RunFolder, describe_environment
 from fedstrata.simulation import Simulation
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1, bias=False)), (2,))
@@ -125,3 +125,15 @@ def test_a_run_without_a_reference_round_has_no_cosines():
     result = fedstrata.run(EXPERIMENT, rounds=2, reference_round=3)
     metrics = set(result.metrics.to_tables()["layers"]["metric"].to_pylist())
     assert metrics == {"update"}
+
+
+def test_a_run_over_real_sites_is_not_continued_as_a_simulation(tmp_path):
+    simulation = Simulation.prepare(EXPERIMENT)
+    environment = describe_environment("cpu", {"engine": "flower", "chunk": 1})
+    with RunFolder.create(
+        tmp_path / "run", simulation.experiment, simulation.dataset, simulation.split, environment
+    ) as folder:
+        simulation.step()
+        simulation.save(folder)
+    with pytest.raises(fedstrata.FedStrataError, match="fedstrata server"):
+        fedstrata.resume(tmp_path / "run")

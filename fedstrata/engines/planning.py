@@ -23,6 +23,8 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.losses import cross_entropy
 from fedstrata.stack import repeat
 
+ENGINES = ("loop", "stacked")
+"""The engines that a simulation runs on."""
 _THREADS = torch.get_num_threads()
 _TRIAL_CLIENTS = 8
 _TRIAL_STEPS = 2
