@@ -12,10 +12,11 @@ per-client keys, so they agree.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,38 +30,11 @@ from fedstrata.rng import uniform
 from fedstrata.stack import Tensors, clone
 
 
-class Forward(Protocol):
-    """Run K clients' models on K batches."""
+class Forward(ABC):
+    """Run K clients' models on K batches; ``head`` names the layer whose inputs are the features.
 
-    def __call__(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        inputs: Tensor,
-        keys: Tensor,
-        *,
-        training: bool,
-        around: Operations | None = None,
-    ) -> tuple[Tensor, Tensors]:
-        """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
-        ...
-
-    def features(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        inputs: Tensor,
-        keys: Tensor,
-        *,
-        training: bool,
-        around: Operations | None = None,
-    ) -> tuple[Tensor, Tensor, Tensors]:
-        """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
-        ...
-
-
-class LoopForward:
-    """One client after another, each through an ordinary call of the model."""
+    ``around`` replaces torch functions inside the model, as a method's own operations do.
+    """
 
     def __init__(self, model: nn.Module, head: str | None = None) -> None:
         self.model = model.train()
@@ -77,7 +51,8 @@ class LoopForward:
         around: Operations | None = None,
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
-        (outputs,), after = self._run(_Call(self.model), parameters, buffers, inputs, keys, training, around)
+        _set_mode(self.model, training)
+        (outputs,), after = self.run(_Call(self.model), parameters, buffers, inputs, keys, around)
         return outputs, after
 
     def features(
@@ -91,21 +66,37 @@ class LoopForward:
         around: Operations | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
         """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
+        _set_mode(self.model, training)
         call = _CallWithFeatures(self.model, self.head)
-        (outputs, features), after = self._run(call, parameters, buffers, inputs, keys, training, around)
+        (outputs, features), after = self.run(call, parameters, buffers, inputs, keys, around)
         return outputs, features, after
 
-    def _run(
+    @abstractmethod
+    def run(
         self,
         call: _Call,
         parameters: Tensors,
         buffers: Tensors,
         inputs: Tensor,
         keys: Tensor,
-        training: bool,
         around: Operations | None,
     ) -> tuple[tuple[Tensor, ...], Tensors]:
-        _set_mode(self.model, training)
+        """Make a call for each client: return what the calls return, as stacks, and the buffers after them."""
+
+
+class LoopForward(Forward):
+    """One client after another, each through an ordinary call of the model."""
+
+    def run(
+        self,
+        call: _Call,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        keys: Tensor,
+        around: Operations | None,
+    ) -> tuple[tuple[Tensor, ...], Tensors]:
+        """Make the calls one by one."""
         outputs, after = [], []
         # Not an index: the gradient of an index is a whole stack of zeros for each client.
         pieces = {name: tensor.unbind(0) for name, tensor in parameters.items()}
@@ -120,54 +111,23 @@ class LoopForward:
         return stacked, {name: torch.stack([own[name] for own in after]) for name in buffers}
 
 
-class StackedForward:
+class StackedForward(Forward):
     """All clients at once, as one batch of models; ``operations`` replaces those that suit the device of the inputs."""
 
     def __init__(self, model: nn.Module, operations: Operations | None = None, head: str | None = None) -> None:
-        self.model = model.train()
+        super().__init__(model, head)
         self.operations = operations
-        self.head = head
 
-    def __call__(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        inputs: Tensor,
-        keys: Tensor,
-        *,
-        training: bool,
-        around: Operations | None = None,
-    ) -> tuple[Tensor, Tensors]:
-        """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
-        (outputs,), after = self._run(_Call(self.model), parameters, buffers, inputs, keys, training, around)
-        return outputs, after
-
-    def features(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        inputs: Tensor,
-        keys: Tensor,
-        *,
-        training: bool,
-        around: Operations | None = None,
-    ) -> tuple[Tensor, Tensor, Tensors]:
-        """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
-        call = _CallWithFeatures(self.model, self.head)
-        (outputs, features), after = self._run(call, parameters, buffers, inputs, keys, training, around)
-        return outputs, features, after
-
-    def _run(
+    def run(
         self,
         call: _Call,
         parameters: Tensors,
         buffers: Tensors,
         inputs: Tensor,
         keys: Tensor,
-        training: bool,
         around: Operations | None,
     ) -> tuple[tuple[Tensor, ...], Tensors]:
-        _set_mode(self.model, training)
+        """Make all calls as one."""
         operations = stacked_operations(inputs.device) if self.operations is None else self.operations
 
         def one_client(

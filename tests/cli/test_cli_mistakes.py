@@ -44,7 +44,7 @@ from fedstrata.errors import FedStrataError
         ("run nowhere.toml", "There is no file 'nowhere.toml'"),
         ("runn", "No such command 'runn'"),
         ("compare", "Missing argument"),
-        ("compare fedavg,fedbm", "Did you mean 'fedbn'?"),
+        ("compare fedavg,fedprx", "Did you mean 'fedprox'?"),
         ("compare ,", "There is no method to compare"),
         ("compare fedavg --seeds 0", "use at least 1"),
         ("resume nowhere", "There is no run folder 'nowhere'"),

@@ -181,7 +181,7 @@ def test_without_a_folder_compare_goes_on_with_the_same_experiment_or_takes_a_ne
 
 
 def test_compare_finds_a_bad_method_before_anything_runs(call: Call, tmp_path: Path) -> None:
-    assert "Did you mean 'fedbn'?" in call("compare", "local, fedbm", *TINY, "--rounds", "1").sentence
+    assert "Did you mean 'fedprox'?" in call("compare", "local, fedprx", *TINY, "--rounds", "1").sentence
     assert list(tmp_path.iterdir()) == []
 
 
