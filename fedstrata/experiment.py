@@ -30,6 +30,8 @@ class Experiment(Spec):
     method: str = parameter("fedavg", "The method, or several joined by '+'; 'fedstrata methods' lists them.")
     rounds: int = parameter(30, "How many rounds of communication.", low=1)
     participation: float = parameter(1.0, "The fraction of the clients that take part in a round.", above=0, high=1)
+    late_clients: int = parameter(0, "How many clients, the last ones, take no part before they join.", low=0)
+    join_round: int | None = parameter(None, "The round in which late clients join.", low=2)
     epochs: int = parameter(5, "Local epochs per round.", low=1)
     steps: int | None = parameter(None, "Local steps per round, instead of epochs.", low=1)
     batch_size: int = parameter(32, "Samples per local step.", low=1)

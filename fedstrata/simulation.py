@@ -310,6 +310,7 @@ def prepare_setting(experiment: Experiment, ingredients: Ingredients | None = No
         transform.check(dataset)
     split = ingredients.split or divide(experiment, dataset)
     experiment = experiment.with_changes({"clients": split.clients})
+    refuse_odd_joining(experiment)
     model, setting = make_setting(experiment, ingredients, dataset.input_shape, dataset.classes)
     data = device_data(setting, dataset, split, transforms, _DTYPES[experiment.precision])
     declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
@@ -327,6 +328,17 @@ def device_data(
     if setting.method.proxy_samples():
         dataset, split, proxy = take_proxy(dataset, split, setting.method.proxy_samples(), setting.seed)
     return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy)
+
+
+def refuse_odd_joining(experiment: Experiment) -> None:
+    """Refuse clients that join never, or nobody who could begin."""
+    if (experiment.late_clients > 0) != (experiment.join_round is not None):
+        raise FedStrataError("late_clients says how many clients join later, join_round when: give both or neither.")
+    if experiment.clients is not None and experiment.late_clients >= experiment.clients:
+        raise FedStrataError(
+            f"{experiment.late_clients} of {experiment.clients} clients are to join later, so that nobody could begin; "
+            "give fewer late_clients."
+        )
 
 
 def refuse_unknown_names(experiment: Experiment, ingredients: Ingredients) -> None:
@@ -373,6 +385,8 @@ def make_setting(
         rounds=experiment.rounds,
         seed=experiment.seed,
         clients=experiment.clients or DEFAULT_CLIENTS,
+        late_clients=experiment.late_clients,
+        join_round=experiment.join_round,
         precision=experiment.precision,
         device=device,
     )

@@ -63,7 +63,7 @@ class NetworkEngine:
     def exchange(self, round: int) -> tuple[int, int]:
         """Do what exchanges the method has before a round; return the bytes up and down."""
         up = down = 0
-        for index, exchange in enumerate(self.setting.method.exchanges_before(round, self.setting.rounds)):
+        for index, exchange in enumerate(self.setting.exchanges_before(round)):
             self._concluded = (round, index)
             chosen = self.central.asked(exchange, round)
             messages = self.central.messages(chosen, round)
@@ -188,7 +188,7 @@ class NetworkEngine:
     def _exchanges(self, round: int) -> Iterator[tuple[Step, Exchange]]:
         """List the exchanges that were concluded before a round or, in this one, so far."""
         for earlier in range(1, min(round, self.setting.rounds) + 1):
-            for index, exchange in enumerate(self.setting.method.exchanges_before(earlier, self.setting.rounds)):
+            for index, exchange in enumerate(self.setting.exchanges_before(earlier)):
                 if earlier < round or (earlier, index) < self._concluded:
                     yield (earlier, adopt_step(index)), exchange
 

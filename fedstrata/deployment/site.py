@@ -114,7 +114,7 @@ class _Member:
 
     def exchange(self, round: int, number: int) -> Exchange:
         """Find the exchange that a step before a round belongs to."""
-        exchanges = self.ready.setting.method.exchanges_before(round, self.ready.setting.rounds)
+        exchanges = self.ready.setting.exchanges_before(round)
         if number // 2 >= len(exchanges):
             raise ProtocolError(f"The method has no exchange number {number // 2} before round {round}.")
         return exchanges[number // 2]

@@ -120,7 +120,7 @@ class LoopEngine:
     def exchange(self, round: int) -> tuple[int, int]:
         """Do what exchanges the method has before a round; return the bytes up and down."""
         up = down = 0
-        for exchange in self.setting.method.exchanges_before(round, self.setting.rounds):
+        for exchange in self.setting.exchanges_before(round):
             asked = self.central.asked(exchange, round)
             messages = self.central.messages(asked, round)
             replies = [

@@ -46,10 +46,14 @@ class ServerSide:
         return ServerState(model, clone(self.setting.method.server_memory(view)))
 
     def select(self, participation: float, round: int) -> tuple[int, ...]:
-        """Choose a round's participants, at least one."""
-        clients = self.setting.clients
-        view = self.view(ServerState(), range(clients), round)
-        return self.setting.method.select(view, max(1, int(participation * clients + 0.5)))
+        """Choose a round's participants among the clients that are there, at least one."""
+        view = self._present(ServerState(), round)
+        return self.setting.method.select(view, max(1, int(participation * view.clients + 0.5)))
+
+    def _present(self, state: ServerState, round: int) -> Server:
+        """See only the clients that are there in a round, as if there were no others."""
+        present = self.setting.present(round)
+        return replace(self.view(state, present, round), clients=len(present))
 
     def broadcast(self, state: ServerState, participants: Sequence[int], round: int, testing: bool = False) -> Message:
         """Build what the server sends: by default the shared tensors, the same for everybody."""
@@ -72,7 +76,7 @@ class ServerSide:
 
     def asked(self, state: ServerState, exchange: Exchange, round: int) -> tuple[int, ...]:
         """Choose the clients that a survey asks, in their order."""
-        return tuple(sorted(exchange.asks(self.view(state, range(self.setting.clients), round))))
+        return tuple(sorted(exchange.asks(self._present(state, round))))
 
     def aggregate(self, state: ServerState, participants: Sequence[int], replies: Message, round: int) -> ServerState:
         """Weigh, merge, step and refine: from the replies, in the order of the participants, to the next state."""

@@ -8,7 +8,7 @@ import torch
 
 from fedstrata.engines.batches import Work
 from fedstrata.layers import LayerMap
-from fedstrata.methods.composition import Method
+from fedstrata.methods.composition import Exchange, Method
 from fedstrata.optimisers import Optimiser
 from fedstrata.schedules import Schedule
 from fedstrata.stack import Tensors
@@ -31,6 +31,17 @@ class Setting:
     clients: int
     precision: str
     device: torch.device
+    late_clients: int = 0
+    join_round: int | None = None
+
+    def present(self, round: int) -> range:
+        """The clients that are there in a round: the late ones, the last, only once they have joined."""
+        joined = self.join_round is None or round >= self.join_round
+        return range(self.clients if joined else self.clients - self.late_clients)
+
+    def exchanges_before(self, round: int) -> list[Exchange]:
+        """List the method's exchanges with clients before a round, in their order."""
+        return self.method.exchanges_before(round, self.rounds, joining=round == self.join_round)
 
     @property
     def shared(self) -> frozenset[str]:

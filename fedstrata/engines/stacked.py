@@ -38,7 +38,7 @@ class StackedEngine:
     def exchange(self, round: int) -> tuple[int, int]:
         """Do what exchanges the method has before a round; return the bytes up and down."""
         up = down = 0
-        for exchange in self.setting.method.exchanges_before(round, self.setting.rounds):
+        for exchange in self.setting.exchanges_before(round):
             asked = self.server_side.asked(self.server, exchange, round)
             message = self.server_side.broadcast(self.server, asked, round)
             known = self.server_side.masks_known(self.server, asked, round, upload=False)

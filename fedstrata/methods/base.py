@@ -487,6 +487,10 @@ class Part(Spec):
         """Tell how many exchanges with clients come before a round, such as a saliency round."""
         return 0
 
+    def exchanges_on_joining(self) -> int:
+        """Tell how many exchanges come before a round in which new clients join."""
+        return 0
+
     def asks(self, server: Server) -> Sequence[int]:
         """Choose the clients that are asked; all hear the announcement."""
         return range(server.clients)

@@ -284,9 +284,13 @@ class Method:
         """Collect the parts' numbers of layers."""
         return {name: values for part in self.parts for name, values in part.layer_metrics(_own(server, part)).items()}
 
-    def exchanges_before(self, round: int, rounds: int) -> list[Exchange]:
+    def exchanges_before(self, round: int, rounds: int, joining: bool = False) -> list[Exchange]:
         """List the exchanges of the parts with clients before a round, in their order."""
-        return [Exchange(part) for part in self.parts for _ in range(part.exchanges_before(round, rounds))]
+        counts = [
+            max(part.exchanges_before(round, rounds), part.exchanges_on_joining() if joining else 0)
+            for part in self.parts
+        ]
+        return [Exchange(part) for part, count in zip(self.parts, counts, strict=True) for _ in range(count)]
 
     def _chain(self, hook: str, value: _Value, call: Callable[[Part, _Value], _Value]) -> _Value:
         for part in self.parts:

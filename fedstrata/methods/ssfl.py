@@ -31,10 +31,10 @@ class SSFL(SharedMask):
     largest over the whole model. From then on masked weights are zero at every step and do not travel.
 
     ``warmup`` trains dense for some rounds before the mask is found (Table 6). ``adapt_at`` finds a new mask before a
-    round, as when clients with new data join (Algorithm 2): weights that were masked are scored, and start again, from
-    their initial values. ``refresh_every`` does so periodically, and ``growth`` keeps the old mask and only adds to it
-    (both named in Appendix A.6). The paper leaves open what is masked; here it is the weights of convolutions and
-    linear layers (``scope=all``: every parameter).
+    round, ``adapt_on_joining`` when clients join (Algorithm 2; ``late_clients`` of an experiment): weights that were
+    masked are scored, and start again, from their initial values. ``refresh_every`` does so periodically, and
+    ``growth`` keeps the old mask and only adds to it (both named in Appendix A.6). The paper leaves open what is
+    masked; here it is the weights of convolutions and linear layers (``scope=all``: every parameter).
 
     ``topology`` replaces the mask by one that its studies compare with: ``shuffled`` inside each tensor, one ``random``
     mask for all, ``random-per-client`` (both Fig. 3a; the latter is ``random-k``), or the ``oracle``, the mask of the
@@ -57,6 +57,7 @@ class SSFL(SharedMask):
     scope: str = parameter("weights", "What is masked: conv and linear weights, or all parameters.", choices=SCOPES)
     warmup: int = parameter(0, "Dense rounds before the mask is found.", low=0)
     adapt_at: int | None = parameter(None, "Find a new mask before this round.", low=2)
+    adapt_on_joining: bool = parameter(False, "Find a new mask when clients join.")
     refresh_every: int | None = parameter(None, "Find a new mask every so many rounds.", low=1)
     growth: bool = parameter(False, "A new mask keeps all that the old one kept.")
     topology: str = parameter(
@@ -74,7 +75,9 @@ class SSFL(SharedMask):
                 f"{self.adapt_at}; give a later adapt_at."
             )
         if self.growth and not self._finds_again():
-            raise FedStrataError("'ssfl' grows its mask only when it finds a new one; give adapt_at or refresh_every.")
+            raise FedStrataError(
+                "'ssfl' grows its mask only when it finds a new one; give adapt_at, adapt_on_joining or refresh_every."
+            )
         if self.topology == "random-per-client" and (self.warmup or self._finds_again()):
             raise FedStrataError(
                 "'ssfl' with topology=random-per-client keeps its masks from the first round on; leave out warmup, "
@@ -91,8 +94,12 @@ class SSFL(SharedMask):
         periodic = self.refresh_every is not None and since > 0 and since % self.refresh_every == 0
         return self.sparsity > 0 and (since == 0 or periodic or (since > 0 and round == self.adapt_at))
 
+    def exchanges_on_joining(self) -> int:
+        """Find a new mask with the new clients, if asked."""
+        return self.adapt_on_joining and self.sparsity > 0
+
     def _finds_again(self) -> bool:
-        return self.adapt_at is not None or self.refresh_every is not None
+        return self.adapt_at is not None or self.adapt_on_joining or self.refresh_every is not None
 
     # The mask ---------------------------------------------------------------------------------------------------------
 

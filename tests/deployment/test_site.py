@@ -151,7 +151,7 @@ def test_a_site_that_missed_an_announcement_says_so(tmp_path):
     assert isinstance(engine, LoopEngine)
     here = site(tmp_path)
     here.answer(hello(method="ssfl(sparsity=0.5)"))
-    [exchange] = simulation.setting.method.exchanges_before(1, simulation.setting.rounds)
+    [exchange] = simulation.setting.exchanges_before(1)
     surveyed = here.answer(request("survey", (1, survey_step(0)), broadcast(engine)))
     assert surveyed.payload == engine.members[0].answer_survey(exchange, broadcast(engine), 1)
     engine.exchange(1)

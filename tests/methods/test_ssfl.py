@@ -356,7 +356,10 @@ def test_the_oracles_mask_is_that_of_all_data_in_one_place(engine):
             "ssfl(warmup=3, adapt_at=4)",
             "finds its first mask before round 4, so it cannot find a new one before round 4",
         ),
-        ("ssfl(growth=true)", "grows its mask only when it finds a new one; give adapt_at or refresh_every"),
+        (
+            "ssfl(growth=true)",
+            "grows its mask only when it finds a new one; give adapt_at, adapt_on_joining or refresh_every",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(text, sentence):
@@ -369,3 +372,38 @@ def test_a_model_without_such_weights_is_told_about():
     [note] = methods.make("ssfl").notes(layers)
     assert note == "The model has no convolution or linear weights, so 'ssfl' masks nothing."
     assert not list(methods.make("ssfl(scope=all)").notes(layers))
+
+
+@BOTH_ENGINES
+def test_clients_that_join_bring_a_new_mask(engine):
+    """The last two of five clients join in round 3, with a mask found by all of them."""
+    changes = {"late_clients": 2, "join_round": 3}
+    simulation = prepare("ssfl(adapt_on_joining=true)", engine, rounds=3, evaluate_every=9, **changes)
+    masks = []
+    for round in (1, 2, 3):
+        assert simulation.server_side.select(1.0, round) == tuple(range(3 if round < 3 else 5))
+        simulation.step()
+        memory = simulation.engine.server.memory
+        masks.append(torch.cat([mask.flatten() for name, mask in sorted(memory.items()) if "mask/" in name]))
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[1], masks[2])
+    up = simulation.metrics.series("bytes.up")[1]
+    assert up[0] > 1.5 * up[1]  # three clients' scores
+    assert up[2] > 2.5 * up[1]  # five clients' scores, and five uploads instead of three
+    same = prepare("ssfl", engine, rounds=3, evaluate_every=9, **changes)
+    for _ in range(3):
+        same.step()
+    assert same.metrics.series("bytes.up")[1][2] < 1.8 * same.metrics.series("bytes.up")[1][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"late_clients": 2}, "both or neither"),
+        ({"join_round": 2}, "both or neither"),
+        ({"late_clients": 5, "join_round": 2}, "nobody could begin"),
+    ],
+)
+def test_odd_joining_is_refused(changes, words):
+    with pytest.raises(FedStrataError, match=words):
+        prepare("fedavg", **changes)
