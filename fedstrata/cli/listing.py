@@ -179,19 +179,21 @@ def method_facts(method: Part) -> dict[str, Any]:
 
 
 def _print_list(described: list[dict[str, Any]], kind: str) -> None:
-    table = new_table(kind, "what it is")
-    families = dict.fromkeys(entry.get("family") for entry in described)
-    for family in families:
-        members = [entry for entry in described if entry.get("family") == family]
+    """Print one line for each component, under its family where there are families."""
+    families: dict[str | None, list[dict[str, Any]]] = {}
+    for entry in described:
+        families.setdefault(entry.get("family"), []).append(entry)
+    widest = max(len(entry["name"]) for entry in described)
+    for number, (family, members) in enumerate(families.items()):
         if family is not None:
-            table.add_row(Text(family, style="dim italic"), "")
+            results.print(Text(f"{family}\n" if number == 0 else f"\n{family}\n", style="dim italic"), end="")
+            table = Table.grid(padding=(0, 2))
+            table.add_column(min_width=widest)
+        else:
+            table = new_table(kind, "what it is")
         for entry in members:
-            table.add_row(
-                Text(entry["name"], style="bold"),
-                Text(readable(entry["summary"])),
-                end_section=entry is members[-1] and len(families) > 1,
-            )
-    results.print(table)
+            table.add_row(Text(entry["name"], style="bold"), Text(readable(entry["summary"])))
+        results.print(table)
     hint = f"\n'fedstrata {kind}s NAME' tells the parameters of one."
     if kind == "method":
         hint += " Methods are combined with '+', such as 'fedbn+fedprox(mu=0.01)'."
