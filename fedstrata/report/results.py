@@ -66,11 +66,16 @@ def _columns(view: View, headlines: list[str]) -> list[_Shown]:
             (Column("p", "Paired t-test over seeds, corrected after Holm", group=group), _p_value),
         ]
     if len(headlines) > 1:
-        hint = "Which model on which test set"
-        columns.insert(1, (Column("Measured", hint, numeric=False), lambda row: short_name(row.headline)))
+        hint = "After what each client's own model was tested, on its own test set"
+        columns.insert(1, (Column("After", hint, numeric=False), lambda row: Cell(_on_one_line(row.headline))))
     if len({len(row.seeds) for row in rows}) > 1:
         columns.append((Column("Seeds"), lambda row: Cell(str(len(row.seeds)), float(len(row.seeds)))))
     return columns
+
+
+def _on_one_line(headline: str) -> str:
+    """Say which model was tested in words that stay together, so that a long table stays short."""
+    return short_name(headline).removeprefix("Own model after ").replace(" ", "\u00a0").replace("-", "\u2011")
 
 
 def _difference(row: Row) -> Cell:

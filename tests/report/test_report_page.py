@@ -179,7 +179,7 @@ def test_different_headlines_are_told_apart(tmp_path: Path, make_run: MakeRun) -
     runs = [make_run("a"), make_run("b", method="fedavg-ft", adapted=True, headline="client_adapted")]
     page = Page(report(tmp_path, *runs))
     assert "Own model after fine-tuning" in page.text
-    assert "Measured" in page.text
+    assert "fine\u2011tuning" in page.text.partition("Every labelled number")[0]
 
 
 def test_fifty_methods_stay_small_and_only_eight_are_in_colour(
