@@ -210,7 +210,7 @@ class Simulation:
         if self.round == self.experiment.reference_round:
             self.reference = clone(server.model)
         view = self.server_side.view(server, participants, self.round)
-        sent = self.server_side.broadcast(server, participants, self.round).tensors
+        sent = self.server_side.broadcast(server, participants[:1], self.round).tensors  # all get the same names
         travelling = {name: tensor for name, tensor in server.model.items() if name in sent}
         measured = {"update": layer_updates(layers, before, travelling), **self.method.layer_metrics(view)}
         return {**measured, "cosine": layer_cosines(layers, self.reference, travelling)} if self.reference else measured

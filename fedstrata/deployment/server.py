@@ -71,7 +71,9 @@ class Deployment:
             )
         for part in method.parts:
             if part.facts.not_on_network is not None:
-                raise FedStrataError(f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}")
+                raise FedStrataError(
+                    f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}; choose another method."
+                )
 
     def describe(self) -> dict[str, Any]:
         """Tell what would be run, checked as far as it can be without the sites.
