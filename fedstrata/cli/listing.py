@@ -154,7 +154,7 @@ def _describe(registry: Registry[Any], name: str) -> dict[str, Any]:
 def method_facts(method: Part) -> dict[str, Any]:
     """Tell what is true of a method: what its author says, and what its hooks show."""
     from fedstrata.methods import methods as registry
-    from fedstrata.methods.base import defines, objection
+    from fedstrata.methods.compatibility import defines, objection
 
     parts = method.parts()
 

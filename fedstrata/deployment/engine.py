@@ -18,8 +18,8 @@ from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
 from fedstrata.engines.server import Declared, ServerSide, ServerState
-from fedstrata.methods.base import Message
 from fedstrata.methods.composition import Exchange
+from fedstrata.methods.views import Message
 from fedstrata.simulation import Prepared
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import encode

@@ -19,8 +19,8 @@ from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.base import Message
 from fedstrata.methods.composition import Exchange
+from fedstrata.methods.views import Message
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import decode, encode
 

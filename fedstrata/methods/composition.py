@@ -11,20 +11,10 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import (
-    Clients,
-    Message,
-    Part,
-    Phase,
-    Probe,
-    Server,
-    Step,
-    Training,
-    defines,
-    first_defining,
-    objection,
-)
+from fedstrata.methods.base import Part
+from fedstrata.methods.compatibility import defines, first_defining, objection
 from fedstrata.methods.registry import methods
+from fedstrata.methods.views import Clients, Message, Phase, Probe, Server, Step, Training
 from fedstrata.spec import parse
 from fedstrata.stack import Tensors
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedstrata.methods.base import Clients, Message, Part, Server
+from fedstrata.methods.base import Part
 from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS
 from fedstrata.methods.shared import equal_shares, shared_parameters
+from fedstrata.methods.views import Clients, Message, Server
 from fedstrata.stack import Tensors
 
 

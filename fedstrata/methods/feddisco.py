@@ -8,8 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.functional import disco_shares
-from fedstrata.methods.base import Facts, Message, Part, Server
+from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.registry import methods
+from fedstrata.methods.views import Message, Server
 from fedstrata.spec import parameter
 
 

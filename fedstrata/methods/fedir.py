@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.losses import cross_entropy
-from fedstrata.methods.base import Clients, Facts, Message, Part, Server, Step
+from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.registry import methods
 from fedstrata.methods.shared import equal_shares
+from fedstrata.methods.views import Clients, Message, Server, Step
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

@@ -11,20 +11,11 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import (
-    HOOKS_ON_WHAT_IS_SHARED,
-    Clients,
-    Facts,
-    Message,
-    Part,
-    Server,
-    Step,
-    Training,
-    defines,
-    equal_shares,
-)
+from fedstrata.methods.base import Facts, Part, equal_shares
+from fedstrata.methods.compatibility import HOOKS_ON_WHAT_IS_SHARED, defines
 from fedstrata.methods.registry import methods
 from fedstrata.methods.reparametrised import Reparametrised
+from fedstrata.methods.views import Clients, Message, Server, Step, Training
 from fedstrata.rng import key, numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

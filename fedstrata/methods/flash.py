@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstrata.functional import prune, regrow, share_out
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Probe, Server, equal_shares
+from fedstrata.methods.base import Facts, Part, equal_shares
 from fedstrata.methods.masking import (
     MovingMask,
     SharedMask,
@@ -28,6 +28,7 @@ from fedstrata.methods.masking import (
 )
 from fedstrata.methods.registry import methods
 from fedstrata.methods.selection import EXPLAINS_GAPS
+from fedstrata.methods.views import Clients, Message, Phase, Probe, Server
 from fedstrata.rng import numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, per_client

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Message, Part, Phase, Server, Step, Training, defines
+from fedstrata.methods.base import Part
+from fedstrata.methods.compatibility import defines
 from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, weights_of
+from fedstrata.methods.views import Clients, Message, Phase, Server, Step, Training
 from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Tensors, weighted_mean
 

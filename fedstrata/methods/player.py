@@ -11,9 +11,10 @@ import torch
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.functional import federation_sensitivity, split_point
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Facts, Message, Part, Probe, Server, Training
+from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.registry import methods
 from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS
+from fedstrata.methods.views import Clients, Message, Probe, Server, Training
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.methods.base import Part, defines
+from fedstrata.methods.base import Part
+from fedstrata.methods.compatibility import defines
 from fedstrata.methods.selection import EXPLAINS_GAPS, SETS_WEIGHTS
 
 

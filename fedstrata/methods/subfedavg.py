@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstrata.functional import prune
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Clients, Facts, Message, Part, Phase, Server, Training, equal_shares
+from fedstrata.methods.base import Facts, Part, equal_shares
 from fedstrata.methods.masking import (
     OwnMasks,
     as_memory,
@@ -25,6 +25,7 @@ from fedstrata.methods.masking import (
 )
 from fedstrata.methods.registry import methods
 from fedstrata.methods.selection import EXPLAINS_GAPS
+from fedstrata.methods.views import Clients, Message, Phase, Server, Training
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, per_client
 

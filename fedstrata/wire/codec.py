@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.base import Message
+from fedstrata.methods.views import Message
 from fedstrata.wire.frame import FRAME_BYTES, Bytes, Reader, WireError, seal, unseal
 from fedstrata.wire.masks import read_truth, true_counts, truth_sizes, write_truth
 from fedstrata.wire.values import (

@@ -18,7 +18,7 @@ from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment, LogFile, StatusFile, status_of
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.base import Message
+from fedstrata.methods.views import Message
 from fedstrata.runs import RunFolder
 from fedstrata.simulation import Interrupted, Simulation
 from fedstrata.wire import decode, encode
