@@ -13,6 +13,7 @@ from torch import nn
 
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide, ClientState, Outcome
+from fedstrata.engines.collecting import Collector
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
@@ -81,11 +82,9 @@ class LoopServer:
         self.state, announcement = self.side.conclude(self.state, exchange, joined, round)
         return self._encoded(announcement, self.side.setting.clients, {})
 
-    def receive(self, replies: dict[int, bytes], round: int) -> None:
-        """Aggregate the replies, in the order of the clients, whatever order they came in."""
-        participants = sorted(replies)
-        joined = Message.join([self.decoded(replies[client], client, round) for client in participants])
-        self.state = self.side.aggregate(self.state, participants, joined, round)
+    def collector(self, round: int) -> Collector:
+        """Prepare to take the replies of a round."""
+        return Collector(self.side, self.state, round)
 
     def decoded(self, reply: bytes, client: int, round: int) -> Message:
         """Read a client's reply to the current broadcast."""
@@ -139,16 +138,19 @@ class LoopEngine:
     ) -> RoundReport:
         """Run one round."""
         messages = self.central.messages(participants, round)
-        replies, losses, scores = {}, [], []
+        collector = self.central.collector(round)
+        bytes_up, losses, scores = 0, [], []
         for client, message in zip(participants, messages, strict=True):
-            replies[client], outcome = self.members[client].answer(message, round, losses_so_far)
+            reply, outcome = self.members[client].answer(message, round, losses_so_far)
+            collector.add(client, self.central.decoded(reply, client, round))
+            bytes_up += len(reply)
             losses.append(outcome.loss)
             if evaluate:
                 scores.append(self.evaluator.own_models(self.forward, outcome.trained, [client]))
-        self.central.receive(replies, round)
+        self.central.state = collector.finish()
         return RoundReport(
             loss=torch.cat(losses),
-            bytes_up=sum(map(len, replies.values())),
+            bytes_up=bytes_up,
             bytes_down=sum(map(len, messages)),
             before=Scores.join(scores) if evaluate else None,
         )

@@ -79,8 +79,20 @@ class ServerSide:
         return tuple(sorted(exchange.asks(self._present(state, round))))
 
     def aggregate(self, state: ServerState, participants: Sequence[int], replies: Message, round: int) -> ServerState:
-        """Weigh, merge, step and refine: from the replies, in the order of the participants, to the next state."""
+        """Weigh, merge and advance: from all replies, in the order of the participants, to the next state."""
         new, memory = self.setting.method.aggregate(self.view(state, participants, round), replies)
+        return ServerState({**state.model, **new}, memory)
+
+    def advance(
+        self,
+        state: ServerState,
+        participants: Sequence[int],
+        merged: Tensors,
+        round: int,
+        replies: Message | None = None,
+    ) -> ServerState:
+        """Go from the merged model to the next state; the replies are needed where the method looks at single ones."""
+        new, memory = self.setting.method.advance(self.view(state, participants, round), merged, replies)
         return ServerState({**state.model, **new}, memory)
 
     def view(self, state: ServerState, participants: Sequence[int], round: int) -> Server:

@@ -59,6 +59,10 @@ class Part(Spec):
     """Whether all that it does concerns what clients share, so that without that it would silently do nothing."""
     averages: ClassVar[bool] = True
     """Whether clients go on with an average of all; if not, nothing can work on that average."""
+    one_support: ClassVar[bool] = True
+    """Whether all participants of a round send the same entries, under masks that the server knows."""
+    separable: ClassVar[bool] = True
+    """Whether the weight of a participant (:meth:`weigh`) does not depend on who else takes part."""
 
     def parts(self) -> tuple[Part, ...]:
         """The parts that this name stands for: itself, or several for a named composition."""
@@ -222,10 +226,12 @@ class Part(Spec):
         """Change what the server sends; the message already holds the shared tensors of its model."""
         return message
 
-    def weigh(self, server: Server, replies: Message) -> Tensor:
-        r"""Give each participant its share ``[K]`` of the merged model (exclusive): :math:`p_k = n_k / \sum_j n_j`."""
-        sizes = server.sizes.to(torch.float64)
-        return sizes / sizes.sum()
+    def weigh(self, server: Server) -> Tensor:
+        r"""Give each participant its weight ``[K]`` in the merged model (exclusive): by its samples, :math:`u_k = n_k`.
+
+        The shares of the participants are :math:`p_k = u_k / \sum_j u_j`.
+        """
+        return server.sizes.to(torch.float64)
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         r"""Merge the replies (exclusive): :math:`\hat w = \sum_k p_k w_k` over the clients that sent an entry."""
@@ -235,12 +241,25 @@ class Part(Spec):
             if name in server.model
         }
 
+    def adjust(self, server: Server, merged: Tensors) -> Tensors:
+        """Change the merged model before the server's step."""
+        return merged
+
     def step(self, server: Server, merged: Tensors) -> tuple[Tensors, Tensors]:
         """Turn the merged model into the new one, and return it with the server's new memory (exclusive)."""
         return merged, server.memory
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
-        """Change the new global model last, for instance shrink its layers; return it and the server's new memory."""
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+        """Look at the replies of single clients, and change the new global model by them, for instance shrink layers on
+        which clients disagree; return it and the server's new memory.
+
+        A method that defines this hook or :meth:`merge` needs all replies of a round together; the others have them
+        added up as they come.
+        """
+        return new, server.memory
+
+    def refine(self, server: Server, new: Tensors) -> tuple[Tensors, Tensors]:
+        """Change the new global model last, whoever sent what; return it and the server's new memory."""
         return new, server.memory
 
     def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
@@ -276,9 +295,3 @@ class Part(Spec):
     def adopt(self, clients: Clients, announcement: Message) -> Tensors:
         """Return the client's memory after the announcement."""
         return clients.memory
-
-
-def equal_shares(server: Server) -> Tensor:
-    """Give all participants the same share ``[K]``, for methods whose authors count clients, not samples."""
-    count = len(server.participants)
-    return torch.full((count,), 1 / count, dtype=torch.float64, device=server.sizes.device)

@@ -19,7 +19,7 @@ EXCLUSIVE_HOOKS: dict[str, str] = {
 }
 
 
-HOOKS_ON_WHAT_IS_SHARED = ("weigh", "merge", "step", "refine", "conclude", "second_models")
+HOOKS_ON_WHAT_IS_SHARED = ("weigh", "merge", "adjust", "step", "examine", "refine", "conclude", "second_models")
 
 
 def defines(part: Part, hook: str) -> bool:

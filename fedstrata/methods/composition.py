@@ -257,18 +257,66 @@ class Method:
         """Let every part change what the server sends."""
         return self._chain("broadcast", message, lambda part, value: part.broadcast(_own(server, part), value))
 
+    def weigh(self, server: Server) -> Tensor:
+        """Give each participant its weight ``[K]``."""
+        part = first_defining(self.parts, "weigh")
+        return part.weigh(_own(server, part))
+
     def aggregate(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
-        """Weigh, merge, step and refine: return the new model and the server's new memory."""
-        weigher, merger, stepper = (first_defining(self.parts, hook) for hook in ("weigh", "merge", "step"))
-        shares = weigher.weigh(_own(server, weigher), replies)
-        merged = merger.merge(_own(server, merger), replies, shares)
+        """Weigh and merge all replies of a round, and advance."""
+        merger = first_defining(self.parts, "merge")
+        merged = merger.merge(_own(server, merger), replies, self._shares(server))
+        return self.advance(server, merged, replies)
+
+    def _shares(self, server: Server) -> Tensor:
+        weights = self.weigh(server)
+        return weights / weights.sum()
+
+    def advance(self, server: Server, merged: Tensors, replies: Message | None) -> tuple[Tensors, Tensors]:
+        """Adjust, step, examine and refine: from the merged model to the new one and the server's new memory.
+
+        Without ``replies`` nothing can be examined (see :attr:`objection_to_summing`).
+        """
+        stepper = first_defining(self.parts, "step")
+        merged = self._chain("adjust", merged, lambda part, value: part.adjust(_own(server, part), value))
         new, memory = stepper.step(_own(server, stepper), merged)
         memories = {**server.memory, **_join([(stepper, memory)])}
         for part in self.parts:
+            if replies is not None and defines(part, "examine"):
+                view = _own(replace(server, memory=memories), part)
+                new, memory = part.examine(view, replies, self._shares(server), new)
+                memories |= _join([(part, memory)])
             if defines(part, "refine"):
-                new, memory = part.refine(_own(server, part), replies, shares, new)
+                new, memory = part.refine(_own(replace(server, memory=memories), part), new)
                 memories |= _join([(part, memory)])
         return new, memories
+
+    @property
+    def merges_by_mean(self) -> bool:
+        """Whether the merged model is the weighted mean of the replies."""
+        return not any(defines(part, "merge") for part in self.parts)
+
+    @property
+    def objection_to_summing(self) -> str | None:
+        """Why replies cannot be added up as they come, one by one, if they cannot."""
+        for part in self.parts:
+            if not part.averages:
+                return f"under '{part.name}' clients go on with models of single others"
+            if defines(part, "examine"):
+                return f"'{part.name}' looks at the replies of single clients"
+            if defines(part, "merge"):
+                return f"'{part.name}' merges replies in a way of its own"
+            if not part.separable:
+                return f"the weights of '{part.name}' depend on who else takes part"
+        return None
+
+    @property
+    def objection_to_secure_aggregation(self) -> str | None:
+        """Why the server cannot do with the sum of all replies alone, if it cannot."""
+        for part in self.parts:
+            if not part.one_support:
+                return f"under '{part.name}' each client sends entries of its own"
+        return self.objection_to_summing
 
     def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
         """Collect the parts' numbers of layers."""

@@ -47,6 +47,7 @@ class DisPFL(Peers, Masked):
         not_on_network=NO_SERVER,
     )
     claims: ClassVar[tuple[str, ...]] = (*Peers.claims, SETS_WEIGHTS)
+    one_support: ClassVar[bool] = False
 
     density: float = parameter(0.5, "The fraction of weights that a mask keeps.", above=0, high=1)
     alpha: float = parameter(0.5, "The fraction of kept weights that the first round exchanges.", low=0, below=1)
@@ -121,9 +122,9 @@ class DisPFL(Peers, Masked):
         masks = {f"peers/{name}": masks[peers] for name, masks in masks_in(server.memory).items()}
         return replace(message, masks={**message.masks, **masks})
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Note what the participants sent, and under which masks."""
-        new, memory = super().refine(server, replies, shares, new)
+        new, memory = super().examine(server, replies, shares, new)
         return new, {**memory, **noted(server, "mask", replies.masks)}
 
     def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:

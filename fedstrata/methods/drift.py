@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedstrata.methods.base import Part
 from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS
-from fedstrata.methods.shared import equal_shares, shared_parameters
-from fedstrata.methods.views import Clients, Message, Server
+from fedstrata.methods.shared import equal_weights, shared_parameters
+from fedstrata.methods.views import Clients, Server
 from fedstrata.stack import Tensors
 
 
@@ -31,9 +31,9 @@ class DriftCorrection(Part):
         """Start at zero."""
         return {name: torch.zeros_like(server.model[name]) for name in shared_parameters(server)}
 
-    def weigh(self, server: Server, replies: Message) -> Tensor:
+    def weigh(self, server: Server) -> Tensor:
         """Let all participants count equally."""
-        return equal_shares(server)
+        return equal_weights(server)
 
     def objects_to(self, other: Part) -> str | None:
         """Refuse layers that do not travel in every round."""

@@ -75,7 +75,7 @@ class FedCAC(Mixing):
         seen = torch.zeros(server.clients, dtype=torch.bool, device=server.sizes.device)
         return {**models, **critical, "seen": seen}
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Note what the participants sent."""
         prefix = f"{self.name}/"
         critical = {

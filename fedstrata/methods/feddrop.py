@@ -43,6 +43,7 @@ class FedDrop(Part):
         "https://arxiv.org/abs/2109.15258",
     )
     claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS)
+    one_support: ClassVar[bool] = False
 
     rate: float = parameter(0.2, "With what probability a unit is dropped.", low=0, below=1)
     layers: str = parameter(

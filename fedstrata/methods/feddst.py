@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedstrata.functional import erk_masks, readjust, readjusted_at
 from fedstrata.methods.base import Facts
-from fedstrata.methods.masking import MovingMask, as_memory, for_each, keep, maskable, masks_in
+from fedstrata.methods.masking import MovingMask, as_memory, for_each, maskable, masks_in
 from fedstrata.methods.registry import methods
 from fedstrata.methods.views import Clients, Message, Server, Training
 from fedstrata.spec import parameter
@@ -38,6 +38,7 @@ class FedDST(MovingMask):
         "AAAI 2022",
         "https://arxiv.org/abs/2112.09824",
     )
+    one_support: ClassVar[bool] = False
 
     sparsity: float = parameter(0.8, "The fraction of weights that are masked.", low=0, below=1)
     alpha: float = parameter(0.01, "The fraction of kept weights that are exchanged at first.", low=0, below=1)
@@ -77,7 +78,7 @@ class FedDST(MovingMask):
         }
         return {**clients.memory, **as_memory(moved)}
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Settle the mask, if it moved: the largest weights, and of equal ones those that a participant holds."""
         masks = masks_in(server.memory)
         if self.exchanged(server.round, server.rounds) > 0:
@@ -85,4 +86,4 @@ class FedDST(MovingMask):
             whole = {**server.model, **new}
             sizes = {name: whole[name].abs().where(kept, -1.0) for name, kept in held.items()}
             masks = erk_masks(sizes, 1 - self.sparsity)
-        return keep(new, masks), {**server.memory, **as_memory(masks)}
+        return new, {**server.memory, **as_memory(masks)}

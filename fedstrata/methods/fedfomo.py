@@ -117,9 +117,9 @@ class FedFomo(Peers):
         order = torch.where(rank < count - at_random, rank - server.clients, shuffled.argsort(dim=1))
         return order.scatter(1, own, server.clients).argsort(dim=1)[:, :count]
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Note what the participants sent, and add their weights to the affinity."""
-        new, memory = super().refine(server, replies, shares, new)
+        new, memory = super().examine(server, replies, shares, new)
         peers = self.choose_peers(server)
         weights = replies.tensors[f"{self.name}/weights"][:, : peers.shape[1]]
         rows = rows_of(server)

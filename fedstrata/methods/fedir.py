@@ -11,7 +11,7 @@ from torch import Tensor
 from fedstrata.losses import cross_entropy
 from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.registry import methods
-from fedstrata.methods.shared import equal_shares
+from fedstrata.methods.shared import equal_weights
 from fedstrata.methods.views import Clients, Message, Server, Step
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
@@ -92,6 +92,6 @@ class FedVC(Part):
         chosen = generator.choice(server.clients, size=count, replace=False, p=sizes / sizes.sum())
         return tuple(sorted(int(client) for client in chosen))
 
-    def weigh(self, server: Server, replies: Message) -> Tensor:
+    def weigh(self, server: Server) -> Tensor:
         """Count all participants alike."""
-        return equal_shares(server)
+        return equal_weights(server)

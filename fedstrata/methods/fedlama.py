@@ -68,7 +68,7 @@ class FedLAMA(Part):
         shape = len(clients.ids), len(_weights(clients))
         return {"waits": torch.zeros(shape, dtype=torch.bool, device=clients.sizes.device)}
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Decide again which layers wait, whenever all were aggregated."""
         names, waited = _weights(server), server.memory["waits"]
         if not names or server.round % self.factor != 0 or server.round <= self.warmup:

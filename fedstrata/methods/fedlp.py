@@ -38,6 +38,7 @@ class FedLP(Part):
         "https://arxiv.org/abs/2303.06360",
     )
     claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, EXPLAINS_GAPS)
+    one_support: ClassVar[bool] = False
 
     probability: float = parameter(0.7, "With what probability a layer is sent (PLayer-FL: 0.7).", above=0, high=1)
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part, equal_shares
+from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.compatibility import HOOKS_ON_WHAT_IS_SHARED, defines
 from fedstrata.methods.registry import methods
 from fedstrata.methods.reparametrised import Reparametrised
+from fedstrata.methods.shared import equal_weights
 from fedstrata.methods.views import Clients, Message, Server, Step, Training
 from fedstrata.rng import key, numpy_generator, uniform
 from fedstrata.spec import parameter
@@ -113,9 +114,9 @@ class FedPM(Reparametrised):
                 sent.tensors[name] = uniform(clients.keys(f"fedpm/sent/{name}"), chance.shape[1:]) < chance
         return sent
 
-    def weigh(self, server: Server, replies: Message) -> Tensor:
+    def weigh(self, server: Server) -> Tensor:
         """Let all clients count alike."""
-        return equal_shares(server)
+        return equal_weights(server)
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average the masks into probabilities, and those into scores; average the rest as usual."""

@@ -76,6 +76,7 @@ class TopK(Part):
 
     facts: ClassVar[Facts] = Facts("sparse", _PAPER)
     claims: ClassVar[tuple[str, ...]] = (EXPLAINS_GAPS,)
+    one_support: ClassVar[bool] = False
     only_on_shared: ClassVar[bool] = True
 
     sparsity: float = parameter(0.5, "The fraction of weights that are not sent.", low=0, below=1)

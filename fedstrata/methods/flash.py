@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstrata.functional import prune, regrow, share_out
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part, equal_shares
+from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.masking import (
     MovingMask,
     SharedMask,
@@ -28,6 +28,7 @@ from fedstrata.methods.masking import (
 )
 from fedstrata.methods.registry import methods
 from fedstrata.methods.selection import EXPLAINS_GAPS
+from fedstrata.methods.shared import equal_weights
 from fedstrata.methods.views import Clients, Message, Phase, Probe, Server
 from fedstrata.rng import numpy_generator, uniform
 from fedstrata.spec import parameter
@@ -82,9 +83,9 @@ class FlashSPDST(SharedMask):
     def _first_masks(self, tensors: Tensors, seed: int) -> Tensors:
         return common_random_masks(tensors, self.sparsity, seed) if self.sparsity > 0 else {}
 
-    def weigh(self, server: Server, replies: Message) -> Tensor:
+    def weigh(self, server: Server) -> Tensor:
         """Let all clients count alike."""
-        return equal_shares(server)
+        return equal_weights(server)
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average with zeros for what is masked."""
@@ -165,6 +166,7 @@ class FlashJMWST(MovingMask, FlashSPDST):
 
     facts: ClassVar[Facts] = _FACTS
     claims: ClassVar[tuple[str, ...]] = FlashSPDST.claims
+    one_support: ClassVar[bool] = False
 
     every: int = parameter(1, "The mask moves in every so many rounds (r_int).", low=1)
 
@@ -185,14 +187,14 @@ class FlashJMWST(MovingMask, FlashSPDST):
         masks = self._moved(clients, masks_in(clients.memory), model, done, f"training/{number}")
         return keep(model, masks), as_memory(masks)
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Choose the next mask from the averaged weights, with the participants' mean densities."""
         if not self._moves(server.round):
-            return super().refine(server, replies, shares, new)
+            return new, server.memory
         known = masks_in(server.memory)
         densities = {name: replies.masks[name].double().mean() for name in known}
         masks = _with_densities(densities, {name: new[name].abs() for name in known}, _total(known))
-        return keep(new, masks), as_memory(masks)
+        return new, as_memory(masks)
 
 
 def _kept(mask: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fedstrata.functional import ldawa
 from fedstrata.functional.l_dawa import cosines
 from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.registry import methods
-from fedstrata.methods.shared import equal_shares, shared_parameters
+from fedstrata.methods.shared import equal_weights, shared_parameters
 from fedstrata.methods.views import Message, Server
 from fedstrata.stack import Tensors, align
 
@@ -43,9 +43,9 @@ class LDawa(Part):
         "https://arxiv.org/abs/2307.07393",
     )
 
-    def weigh(self, server: Server, replies: Message) -> Tensor:
+    def weigh(self, server: Server) -> Tensor:
         """Let all participants count equally."""
-        return equal_shares(server)
+        return equal_weights(server)
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average the parameters by their cosines, and everything else as it is."""

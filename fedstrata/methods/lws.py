@@ -65,7 +65,7 @@ class LayerWiseShrinking(Part):
         """Remember the last factors."""
         return {f"gamma/{name}": torch.ones((), dtype=torch.float64) for name, _ in self._groups(server)}
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Shrink the layers that clients sent."""
         shrunk, memory = dict(new), dict(server.memory)
         for depth, (layer, names) in enumerate(self._groups(server)):

@@ -71,7 +71,7 @@ class SharedMask(Masked):
         """Send only what the mask keeps."""
         return send_under(message, {name: mask[None] for name, mask in masks_in(server.memory).items()})
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, new: Tensors) -> tuple[Tensors, Tensors]:
         """Keep masked weights at zero at the server too, where momentum from before the mask would move them."""
         return keep(new, masks_in(server.memory)), server.memory
 
@@ -95,6 +95,8 @@ class OwnMasks(Masked):
     Each participant gets and sends only what its own mask keeps; an entry of the global model is the mean over those
     participants whose masks keep it, and stays as it is where none does. What a client gets is what it is tested with.
     """
+
+    one_support: ClassVar[bool] = False
 
     def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
         """The server holds every client's own mask as of its last message."""

@@ -74,7 +74,7 @@ class Peers(Mixing):
         peers = self.choose_peers(server)
         return relayed(server, message, {name: stack[peers] for name, stack in last_models(server.memory).items()})
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Note what the participants sent."""
         return new, {**server.memory, **noted(server, "last", replies.tensors)}
 

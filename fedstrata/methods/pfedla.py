@@ -94,7 +94,7 @@ class PFedLA(Mixing):
         }
         return send_under(message, sent)
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Teach the participants' hypernetworks, and note what was sent."""
         rows, old = rows_of(server), _network(server)
         with torch.enable_grad():

@@ -106,7 +106,7 @@ class PFedMe(Part):
         """Use the personal model."""
         return {name: clients.memory[f"personal/{name}"] for name in model}
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, new: Tensors) -> tuple[Tensors, Tensors]:
         """Go towards the merged parameters by beta, beyond them if it is larger than one."""
         if self.beta == 1:
             return new, server.memory

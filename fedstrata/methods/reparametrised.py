@@ -19,6 +19,7 @@ class Reparametrised(Part):
     """
 
     claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS, EXPLAINS_GAPS)
+    one_support: ClassVar[bool] = False
     deploys_alike: ClassVar[bool] = True
 
     def objects_to(self, other: Part) -> str | None:

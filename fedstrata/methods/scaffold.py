@@ -93,7 +93,7 @@ class Scaffold(DriftCorrection):
         }
         return {**merged, **moved}, server.memory
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Follow the clients' control variates."""
         return new, {
             name: control + replies.tensors[self._wire(name)].sum(0) / server.clients

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.registry import methods
 from fedstrata.methods.shared import shared_parameters
-from fedstrata.methods.views import Message, Server
+from fedstrata.methods.views import Server
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, squared_norm, subtract
 
@@ -29,7 +29,7 @@ class ServerDecay(Part):
     def rates(self, server: Server, old: Tensors, updates: Tensors) -> tuple[Tensors, Tensors]:
         """Compute how strongly each entry, or each tensor, decays, and the server's new memory."""
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, new: Tensors) -> tuple[Tensors, Tensors]:
         """Decay what came."""
         old = {name: server.model[name] for name in shared_parameters(server) if name in new}
         if not old:

@@ -14,6 +14,6 @@ def shared_parameters(view: Clients | Server) -> list[str]:
     return [name for name in view.layers.parameter_names if name in shared]
 
 
-def equal_shares(server: Server) -> Tensor:
-    """Give every participant the same share: ``[K]``."""
-    return torch.full_like(server.sizes, 1 / len(server.participants), dtype=torch.float64)
+def equal_weights(server: Server) -> Tensor:
+    """Let all participants count alike ``[K]``, for methods whose authors count clients, not samples."""
+    return torch.ones_like(server.sizes, dtype=torch.float64)

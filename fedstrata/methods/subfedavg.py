@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstrata.functional import prune
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part, equal_shares
+from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.masking import (
     OwnMasks,
     as_memory,
@@ -25,6 +25,7 @@ from fedstrata.methods.masking import (
 )
 from fedstrata.methods.registry import methods
 from fedstrata.methods.selection import EXPLAINS_GAPS
+from fedstrata.methods.shared import equal_weights
 from fedstrata.methods.views import Clients, Message, Phase, Server, Training
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, per_client
@@ -111,11 +112,11 @@ class SubFedAvg(OwnMasks):
         """Use what the mask keeps, also right after a pruning."""
         return keep(model, masks_in(clients.memory))
 
-    def weigh(self, server: Server, replies: Message) -> Tensor:
+    def weigh(self, server: Server) -> Tensor:
         """Let all clients count alike."""
-        return equal_shares(server)
+        return equal_weights(server)
 
-    def refine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
         """Note the participants' new masks."""
         rows = torch.tensor(server.participants, device=server.sizes.device)
         masks = masks_in(server.memory)

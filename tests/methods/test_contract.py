@@ -14,7 +14,7 @@ from fedstrata.engines.engine import pack, unpack
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.engines.operations import CORRECTED_OPERATIONS, CPU_OPERATIONS, GPU_OPERATIONS
 from fedstrata.errors import FedStrataError
-from fedstrata.methods import Method, methods
+from fedstrata.methods import Message, Method, methods
 
 COMBINATIONS = [
     "fedbn+fedprox(mu=0.1)",
@@ -164,13 +164,42 @@ def test_no_client_sees_another(method):
 def test_the_order_of_replies_does_not_matter(method):
     states = []
     for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
-        engine = prepare(method, "loop").engine
+        engine = prepare(method, "loop", precision="fp32").engine
         assert isinstance(engine, LoopEngine)
         messages = engine.central.messages(range(5), 1)
-        replies = {client: engine.members[client].answer(messages[client], 1)[0] for client in order}
-        engine.central.receive(replies, 1)
+        collector = engine.central.collector(1)
+        for client in order:
+            reply, _ = engine.members[client].answer(messages[client], 1)
+            collector.add(client, engine.central.decoded(reply, client, 1))
+        engine.central.state = collector.finish()
         states.append(pack(engine.server, engine.clients()))
     assert_same_bits(*states)
+
+
+@every_method
+def test_what_is_said_of_replies_is_true(method):
+    """Sums and secure aggregation rely on it: weights of single clients, and entries that all clients send."""
+    engine = prepare(method, "loop").engine
+    assert isinstance(engine, LoopEngine)
+    central, composed = engine.central, engine.setting.method
+    engine.exchange(1)
+    weights = [composed.weigh(central.side.view(central.state, [client], 1)) for client in range(5)]
+    together = composed.weigh(central.side.view(central.state, range(5), 1))
+    separable = all(part.separable for part in composed.parts)
+    assert not separable or torch.cat(weights).tolist() == together.tolist()
+    messages = central.messages(range(5), 1)
+    replies = [
+        central.decoded(member.answer(message, 1)[0], client, 1)
+        for client, (member, message) in enumerate(zip(engine.members, messages, strict=True))
+    ]
+    if composed.objection_to_secure_aggregation is None:
+        known = Message(central.side.masks_known(central.state, range(5), 1, upload=True))
+        assert known.common
+        for reply in replies:
+            assert not reply.numbers
+            assert reply.tensors.keys() == replies[0].tensors.keys() <= central.state.model.keys()
+            assert reply.masks.keys() <= known.tensors.keys()
+            assert all(torch.equal(mask, known.tensors[name]) for name, mask in reply.masks.items())
 
 
 @every_method

@@ -63,8 +63,8 @@ def test_fedir_trains_another_loss_and_ten_numbers_more_come_down(engine):
 
 
 def test_fedvc_counts_all_participants_alike():
-    shares = methods.make("fedvc").weigh(server_view(LAYERS, {}, sizes=torch.tensor([30, 10])), Message())
-    assert shares.tolist() == [0.5, 0.5]
+    weights = methods.make("fedvc").weigh(server_view(LAYERS, {}, sizes=torch.tensor([30, 10])))
+    assert weights.tolist() == [1.0, 1.0]
 
 
 def test_fedvc_draws_clients_by_their_sizes():

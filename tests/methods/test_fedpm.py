@@ -81,7 +81,7 @@ def test_the_server_turns_the_mean_of_masks_into_scores():
     masks[:3, 0, 0] = True
     masks[:, 0, 1] = True
     replies = Message({"weight": masks, "bias": torch.zeros(4, 3, dtype=torch.bool)})
-    merged = part.merge(server, replies, part.weigh(server, replies))
+    merged = part.merge(server, replies, part.weigh(server) / 4)
     chances = merged["weight"].sigmoid()
     assert chances[0].tolist() == pytest.approx([0.745, 0.99, 0.01, 0.01])
     assert merged["bias"].tolist() == pytest.approx([math.log(0.01 / 0.99)] * 3)

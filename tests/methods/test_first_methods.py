@@ -29,9 +29,8 @@ def server(model, memory=None, sizes=(30, 10)):
 def test_fedavg_weighs_by_samples():
     part = methods.make("fedavg")
     replies = Message({WEIGHT: torch.tensor([[[1.0, 2.0]], [[5.0, 10.0]]])})
-    shares = part.weigh(server([[0.0, 0.0]]), replies)
-    assert shares.tolist() == [0.75, 0.25]
-    assert part.merge(server([[0.0, 0.0]]), replies, shares)[WEIGHT].tolist() == [[2.0, 4.0]]
+    assert part.weigh(server([[0.0, 0.0]])).tolist() == [30.0, 10.0]
+    assert part.merge(server([[0.0, 0.0]]), replies, torch.tensor([0.75, 0.25]))[WEIGHT].tolist() == [[2.0, 4.0]]
 
 
 def test_entries_that_few_clients_sent_are_averaged_over_those():

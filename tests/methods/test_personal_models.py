@@ -122,7 +122,7 @@ def test_pfedme_sends_the_copy_and_uses_the_personal_model():
 def test_pfedme_goes_towards_the_merged_model_by_beta(beta, expected):
     server = server_view(LAYERS, {WEIGHT: torch.tensor([[1.0, 1.0]])})
     new = {WEIGHT: torch.tensor([[3.0, -1.0]]), "counter": torch.tensor(7)}
-    refined, _ = methods.make(f"pfedme(beta={beta})").refine(server, Message(), torch.ones(2), new)
+    refined, _ = methods.make(f"pfedme(beta={beta})").refine(server, new)
     assert refined[WEIGHT].tolist() == [expected]
     assert refined["counter"] == 7
 

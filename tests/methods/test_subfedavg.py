@@ -76,10 +76,10 @@ def test_clients_count_alike_and_what_nobody_kept_stays():
     masks["0.weight"][:, 0, 0] = False
     masks["0.weight"][1, 0, 1] = False
     replies = Message({name: tensor * masks[name] for name, tensor in sent.items()}, masks)
-    shares = part.weigh(server, replies)
+    shares = part.weigh(server) / 2
     merged = part.merge(server, replies, shares)
     assert merged["0.weight"][0].tolist() == [9.0, 2.0, 6.0, 8.0, 10.0]
-    _, memory = part.refine(server, replies, shares, merged)
+    _, memory = part.examine(server, replies, shares, merged)
     assert memory["mask/0.weight"][:, 0, :2].tolist() == [[False, True], [True, True], [False, False]]
 
 
