@@ -124,6 +124,20 @@ def uniform(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Ten
     return ((words >> 8).to(torch.float32) * 2.0**-24).reshape(*words.shape[:-1], *shape)
 
 
+def normal(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Tensor:
+    """Draw float64 numbers from the standard normal distribution, of shape ``[..., *shape]`` (Box and Muller, 1958).
+
+    The radius comes from 64 random bits, so that the tails reach beyond nine standard deviations.
+    """
+    count = math.prod(shape)
+    pairs = -(-count // 2)
+    words = philox(keys, 4 * pairs, stream)[..., : 4 * pairs].to(torch.float64)
+    above_zero = (words[..., 0::4] * 2.0**32 + words[..., 1::4] + 0.5) * 2.0**-64
+    radius, angle = (-2 * above_zero.log()).sqrt(), words[..., 2::4] * (2 * math.pi * 2.0**-32)
+    both = torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(-2)[..., :count]
+    return both.reshape(*both.shape[:-1], *shape)
+
+
 def permutation(keys: Tensor, count: int, stream: int | Tensor = 0, valid: Tensor | None = None) -> Tensor:
     """Shuffle ``0 .. count - 1`` for each key: a tensor ``[..., count]``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import signal
 import threading
 import time
@@ -55,12 +56,23 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Python objects that replace what an experiment would name: a user's own data, split, model or method."""
+    """Python objects that replace what an experiment would name: a user's own data, split, model or method.
+
+    ``secret`` is what a server or a site of a deployment knows for itself; nothing in a simulation is secret.
+    """
 
     dataset: Dataset | None = None
     split: Split | None = None
     model: nn.Module | ModelSpec | Callable[..., nn.Module] | None = None
     method: Method | Part | None = None
+    secret: str | None = field(default=None, repr=False)
+
+    def with_secret(self) -> Ingredients:
+        """Draw a secret, unless one was given.
+
+        It need not be kept: noise drawn with it leaves the machine only once its round, or the site's step, is saved.
+        """
+        return self if self.secret is not None else dataclasses.replace(self, secret=secrets.token_hex(16))
 
     def describe(self, experiment: Experiment) -> Experiment:
         """Write the objects' names into the experiment, so that its record tells what was run."""
@@ -172,6 +184,7 @@ class Simulation:
             "train.loss": float(report.loss.mean()),
             "bytes.up": float(report.bytes_up + up),
             "bytes.down": float(report.bytes_down + down),
+            **self.method.round_metrics(self.server_side.view(self.engine.server, participants, self.round)),
         }
         self._warn_if_diverged(report, participants)
         if evaluate:
@@ -389,6 +402,7 @@ def make_setting(
         join_round=experiment.join_round,
         precision=experiment.precision,
         device=device,
+        secret=ingredients.secret or "",
     )
 
 

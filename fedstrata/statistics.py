@@ -76,7 +76,8 @@ class Row:
 
     ``last``, ``last_ten`` and ``best`` are the headline accuracy in the last round, as the mean of the last ten
     evaluations and in the best round; ``worst`` is the mean over the worst tenth of the clients in the last round.
-    ``comparison`` is none for the reference.
+    ``comparison`` is none for the reference. ``epsilon`` is the privacy that the client which took part most often has
+    spent, for methods that keep an account of it.
     """
 
     label: str
@@ -90,6 +91,7 @@ class Row:
     bytes_down: Estimate | None
     seconds: Estimate | None
     comparison: Comparison | None
+    epsilon: Estimate | None = None
 
 
 def group_runs(runs: Sequence[R]) -> list[Group[R]]:
@@ -339,7 +341,13 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         bytes_down=total("bytes_down"),
         seconds=total("seconds"),
         comparison=comparison,
+        epsilon=estimate(spent for summary in summaries if (spent := epsilon_spent(summary)) is not None),
     )
+
+
+def epsilon_spent(summary: Mapping[str, Any]) -> float | None:
+    """Read off a run's summary what it has spent of privacy, if its method keeps an account."""
+    return metric_value(summary.get("final") or {}, "privacy.epsilon")
 
 
 def _listed(labels: Sequence[str], limit: int = 4) -> str:

@@ -16,7 +16,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.report import read_run, rich_table, write_report
 from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.labels import LABELS, meaning, short_name
-from fedstrata.statistics import Row, comparison_rows, notes
+from fedstrata.statistics import Row, comparison_rows, epsilon_spent, notes
 
 
 def show_run(folder: Path, page: Path | None, json: bool, quiet: bool) -> None:
@@ -94,7 +94,9 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
         values[0] = final.get(f"{label}.accuracy", values[0])
         table.add_row(short_name(label), *map(_percent, values), style="bold" if label == summary["headline"] else "")
     explained = Text(f"{short_name(summary['headline'])}: {meaning(summary['headline'])}", style="dim")
-    return Group(head, setting, "", table, "", explained)
+    spent = epsilon_spent(summary)
+    privacy = [] if spent is None else [Text(f"epsilon spent by the client that took part most often: {spent:.3g}")]
+    return Group(head, setting, *privacy, "", table, "", explained)
 
 
 def next_command(experiment: Experiment) -> str:

@@ -152,6 +152,7 @@ class ClientSide:
                 clients = replace(clients, memory=memory)
         model = method.settle(clients, start, model)
         training = Training(
+            received=received,
             start=start,
             trained=model,
             gradients=gradients,
@@ -219,6 +220,7 @@ class ClientSide:
             shared=self.setting.shared,
             memory=memory,
             initial=self.setting.initial,
+            secret=self.setting.secret,
         )
 
 

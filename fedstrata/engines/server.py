@@ -110,4 +110,5 @@ class ServerSide:
             model=state.model,
             memory=state.memory,
             proxy=self.proxy,
+            secret=self.setting.secret,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,7 +16,10 @@ from fedstrata.stack import Tensors
 
 @dataclass(frozen=True)
 class Setting:
-    """All that stays the same over a run, and that every client and the server know."""
+    """All that stays the same over a run, and that every client and the server know.
+
+    Only ``secret`` is each one's own, where server and clients are not one process: noise drawn with it cannot be told.
+    """
 
     method: Method
     layers: LayerMap
@@ -33,6 +36,7 @@ class Setting:
     device: torch.device
     late_clients: int = 0
     join_round: int | None = None
+    secret: str = field(default="", repr=False)
 
     def present(self, round: int) -> range:
         """The clients that are there in a round: the late ones, the last, only once they have joined."""

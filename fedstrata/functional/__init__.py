@@ -13,6 +13,7 @@ FedCAC, whose critical weights agree         :func:`overlap`, :func:`overlaps`
 L-DAWA, a layer counts by its angle          :func:`ldawa`
 FedDisco, shares that look at labels         :func:`disco_shares`
 FedLAMA, which layers can wait               :func:`lama_cut`
+What noise costs in privacy                  :func:`gaussian_epsilon`, :func:`gaussian_delta`, :func:`gaussian_noise`
 ===========================================  ======================================================================
 
 Nothing here has state, draws from a hidden stream or changes its arguments; results lie on the device of the
@@ -52,6 +53,7 @@ from fedstrata.functional.masks import (
     regrow,
 )
 from fedstrata.functional.player import federation_sensitivity, split_point
+from fedstrata.functional.privacy import gaussian_delta, gaussian_epsilon, gaussian_noise
 from fedstrata.functional.sparse_finetuning import fisher, scaled_rounds, select
 from fedstrata.functional.ssfl import aggregate_scores, mask_error, saliency, top_mask
 
@@ -62,6 +64,9 @@ __all__ = [
     "erk_masks",
     "federation_sensitivity",
     "fisher",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_noise",
     "keep_mask",
     "lama_cut",
     "ldawa",

@@ -32,6 +32,7 @@ FAMILIES = (
     "layers",
     "sparse",
     "decentralised",
+    "privacy",
 )
 """The families of the methods that come with the package, in the order in which they are listed."""
 
@@ -261,6 +262,10 @@ class Part(Spec):
     def refine(self, server: Server, new: Tensors) -> tuple[Tensors, Tensors]:
         """Change the new global model last, whoever sent what; return it and the server's new memory."""
         return new, server.memory
+
+    def round_metrics(self, server: Server) -> dict[str, float]:
+        """Tell numbers of the round worth keeping."""
+        return {}
 
     def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
         """Tell numbers of layers worth keeping: from the name of a metric to layers to values."""

@@ -318,6 +318,10 @@ class Method:
                 return f"under '{part.name}' each client sends entries of its own"
         return self.objection_to_summing
 
+    def round_metrics(self, server: Server) -> dict[str, float]:
+        """Collect the parts' numbers of the round."""
+        return {name: value for part in self.parts for name, value in part.round_metrics(_own(server, part)).items()}
+
     def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
         """Collect the parts' numbers of layers."""
         return {name: values for part in self.parts for name, values in part.layer_metrics(_own(server, part)).items()}

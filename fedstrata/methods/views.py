@@ -71,7 +71,8 @@ class Clients:
     """What a client hook may see of the K clients that it serves at once.
 
     ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel. ``initial`` is
-    the common initial model, without a client axis: everybody in a run knows it.
+    the common initial model, without a client axis: everybody in a run knows it. ``secret`` is what only this client
+    knows; in a simulation there is none.
     """
 
     round: int
@@ -85,6 +86,7 @@ class Clients:
     shared: frozenset[str]
     memory: Tensors = field(default_factory=dict)
     initial: Tensors = field(default_factory=dict)
+    secret: str = field(default="", repr=False)
 
     def rows(self, rows: Tensor | None) -> Clients:
         """Narrow the view to some of the clients."""
@@ -102,13 +104,18 @@ class Clients:
         """One key per client for this round's draws: ``[K, 2]``."""
         return client_keys(self.seed, self.round, self.ids, purpose, self.sizes.device)
 
+    def secret_keys(self, purpose: str) -> Tensor:
+        """The same for draws that nobody else may guess."""
+        return self.keys(f"{purpose}/{self.secret}")
+
 
 @dataclass(frozen=True)
 class Server:
     """What a server hook may see: its own model and memory, and what the K participants declared about their data.
 
     ``proxy`` is the server's own small labelled set, where a part asks for one (:meth:`Part.proxy_samples`).
-    ``testing`` says that what is sent will be tested, not trained.
+    ``testing`` says that what is sent will be tested, not trained. ``secret`` is what only the server knows; in a
+    simulation there is none.
     """
 
     round: int
@@ -123,10 +130,15 @@ class Server:
     memory: Tensors = field(default_factory=dict)
     proxy: Proxy | None = None
     testing: bool = False
+    secret: str = field(default="", repr=False)
 
     def key(self, purpose: str) -> tuple[int, int]:
         """The key of this round's draws at the server."""
         return key(self.seed, self.round, "server", purpose)
+
+    def secret_key(self, purpose: str) -> tuple[int, int]:
+        """The same for draws that nobody else may guess."""
+        return self.key(f"{purpose}/{self.secret}")
 
 
 class Proxy(Protocol):
@@ -232,12 +244,13 @@ class Probe(Protocol):
 class Training:
     """What local training did.
 
-    Its start and its end, the model after each phase, the gradients of the last step and the mean over all steps (if a
-    part wants them), how many steps each client made ``[K]``, how many steps' worth of gradients the optimiser made of
-    them (:meth:`fedstrata.optimisers.Optimiser.effective_steps`), the learning rate, and a probe of the client's own
-    data.
+    The model received, its start after any perturbation, its end, the model after each phase, the gradients of the last
+    step and the mean over all steps (if a part wants them), how many steps each client made ``[K]``, how many steps'
+    worth of gradients the optimiser made of them (:meth:`fedstrata.optimisers.Optimiser.effective_steps`), the learning
+    rate, and a probe of the client's own data.
     """
 
+    received: Tensors
     start: Tensors
     trained: Tensors
     gradients: Tensors

@@ -52,7 +52,8 @@ def ingredients(sizes: tuple[int, ...] = (9, 16, 12, 23), model: Any = Net) -> I
     order = np.random.default_rng(0).permutation(dataset.train)
     train = tuple(np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1]))
     test = tuple(dataset.test[10 * site : 10 * site + 10 + site % 3] for site in range(len(sizes)))
-    return Ingredients(dataset=dataset, split=Split(train, test), model=model)
+    # No secrets, so that noise is that of the simulation.
+    return Ingredients(dataset=dataset, split=Split(train, test), model=model, secret="")
 
 
 def simulated(method: str, own: Ingredients | None = None, **changes: Any) -> Simulation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Method, methods
 from fedstrata.runs import RunFolder
+from fedstrata.simulation import Ingredients
 
 COMBINATIONS = ["fedbn+fedprox(mu=0.1)", "fedbn+lips(every=1)+lws", "ssfl(sparsity=0.8, refresh_every=1)+fedbn+lws"]
 
@@ -33,8 +34,8 @@ def in_simulation(method: str, **changes: Any) -> Outcome:
     return Outcome(simulation.engine.server.model, simulation.metrics.to_tables())
 
 
-def on_flower(method: str, folder: Path, seed: int = 0, **changes: Any) -> Outcome:
-    own = ingredients()
+def on_flower(method: str, folder: Path, seed: int = 0, own: Ingredients | None = None, **changes: Any) -> Outcome:
+    own = own or ingredients()
     grid = InProcessGrid(client_app(folder / "sites", part_of_partition=True, ingredients=own), SITES, seed)
     names = [f"site-{number}" for number in range(SITES)]
     experiment = EXPERIMENT.with_changes({"method": method, **changes})
@@ -83,3 +84,13 @@ def test_some_of_the_sites_in_each_round(tmp_path):
 def test_the_order_of_answers_does_not_matter(tmp_path):
     one, other = (on_flower("ssfl+fedbn", tmp_path / str(seed), seed) for seed in (1, 2))
     assert_same(one, other)
+
+
+def test_the_noise_of_a_deployment_cannot_be_told_from_the_seed(tmp_path):
+    """Nobody gives a secret, so server and sites draw their own: two runs with one seed end differently."""
+    models = []
+    for number, method in enumerate(["fedbn+central-dp", "fedbn+central-dp", "fedbn+local-dp", "fedbn+local-dp"]):
+        own = replace(ingredients(), secret=None)
+        models.append(on_flower(method, tmp_path / str(number), own=own, rounds=1).model)
+    for left, right in (models[:2], models[2:]):
+        assert not any(torch.equal(left[name], right[name]) for name in left if left[name].is_floating_point())

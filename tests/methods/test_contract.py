@@ -25,6 +25,8 @@ COMBINATIONS = [
     "transient(every=1, local_sparsity=true, criterion=random)+fedprox",
     "transient(every=2, criterion=magnitude, layers=all)",
     "fedbn+freeze-middle(after=1)",
+    "fedbn+lips(every=1)+fedadam+central-dp(noise=0.5)",
+    "fedprox+freeze-middle(after=1)+local-dp(noise=0.1)",
     "fedavg+lws(layers=model, clamp=true)",
     "ssfl(sparsity=0.8, balanced=true, batches=2)+fedbn+lws",
     "ssfl(scope=all, warmup=1, adapt_at=3, growth=true)+fedprox",

@@ -126,7 +126,7 @@ def training_view(start: Tensors, trained: Tensors, gradients: Tensors | None = 
     clients = len(next(iter(start.values())))
     return Training(
         **{
-            "start": start, "trained": trained, "gradients": gradients or {}, "mean_gradients": {},
+            "received": start, "start": start, "trained": trained, "gradients": gradients or {}, "mean_gradients": {},
             "after_phase": (trained,), "steps": torch.ones(clients), "effective_steps": torch.ones(clients),
             "learning_rate": 0.1, "probe": GivenProbe({}), **changes,
         }

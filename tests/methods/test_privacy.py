@@ -1,0 +1,141 @@
+"""Central and local differential privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from watching import BOTH_ENGINES, clients_view, run, server_view, training_view
+from worlds import SIZES
+
+from fedstrata.errors import FedStrataError
+from fedstrata.functional import gaussian_epsilon
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Facts, Message, Method, Part, methods
+from fedstrata.rng import normal
+
+LAYERS = LayerMap.read(torch.nn.Linear(2, 2), (2,))
+
+
+def test_updates_are_scaled_down_to_the_norm_together():
+    """The first client moved by (3, 4) in two tensors: a norm of 5, so a fifth of it is sent; the second by 0.5."""
+    start = {"weight": torch.ones(2, 1), "bias": torch.zeros(2, 1), "counter": torch.tensor([7, 7])}
+    trained = {
+        "weight": torch.tensor([[4.0], [1.5]]),
+        "bias": torch.tensor([[4.0], [0.0]]),
+        "counter": torch.tensor([9, 9]),
+    }
+    part = methods.make("central-dp(clip=1)")
+    sent = part.upload(clients_view(LAYERS, 2), training_view(start, trained), Message(trained)).tensors
+    assert sent["weight"].flatten().tolist() == pytest.approx([1.6, 1.5])
+    assert sent["bias"].flatten().tolist() == pytest.approx([0.8, 0.0])
+    assert sent["counter"].tolist() == [7, 7]
+
+
+def test_what_a_mask_hides_does_not_count():
+    start, trained = {"weight": torch.zeros(1, 2)}, {"weight": torch.tensor([[3.0, 100.0]])}
+    masks = {"weight": torch.tensor([[True, False]])}
+    for text in ("central-dp(clip=6)", "local-dp(clip=6, noise=0.1)"):
+        message = methods.make(text).upload(
+            clients_view(LAYERS, 1), training_view(start, trained), Message(trained, masks)
+        )
+        assert float(message.tensors["weight"][0, 1]) == 0.0
+        assert message.masks == masks
+    assert methods.make("central-dp(clip=6)").upload(
+        clients_view(LAYERS, 1), training_view(start, trained), Message(trained, masks)
+    ).tensors["weight"].tolist() == [[3.0, 0.0]]
+
+
+def test_the_noise_of_the_mean_has_the_promised_size():
+    """z C / m = 3 * 2 / 4 over four participants; and with a secret it is another noise."""
+    part = methods.make("central-dp(clip=2, noise=3)")
+    model = {"weight": torch.full((200, 200), 5.0)}
+    server = server_view(LAYERS, model, participants=(0, 1, 2, 3), sizes=torch.tensor([1, 2, 3, 4]), clients=4)
+    noise = part.adjust(server, model)["weight"] - 5
+    assert float(noise.std()) == pytest.approx(1.5, rel=0.02)
+    assert abs(float(noise.mean())) < 0.03
+    other = part.adjust(replace(server, secret="known to nobody"), model)["weight"] - 5
+    assert abs(float((noise * other).mean())) < 0.05
+    assert part.weigh(server).tolist() == [1.0] * 4
+
+
+def test_the_noise_of_a_client_has_the_promised_size_and_is_its_own():
+    """2 z C = 2 * 0.5 * 3."""
+    part = methods.make("local-dp(clip=3, noise=0.5)")
+    still = {"weight": torch.zeros(2, 200, 200), "bias": torch.zeros(2, 200, 200)}
+    sent = part.upload(clients_view(LAYERS, 2), training_view(still, still), Message(still)).tensors
+    drawn = [tensor[client].flatten() for tensor in sent.values() for client in range(2)]
+    assert all(float(one.std()) == pytest.approx(3.0, rel=0.02) for one in drawn)
+    assert torch.corrcoef(torch.stack(drawn)).fill_diagonal_(0).abs().max() < 0.03
+
+
+def test_noise_is_normal():
+    draws = normal(torch.tensor([[1, 2], [3, 4]]), (50_001,))
+    assert draws.shape == (2, 50_001)
+    for row in draws:
+        quantiles = torch.quantile(row, torch.tensor([0.02275, 0.15866, 0.5, 0.84134, 0.97725], dtype=torch.float64))
+        assert quantiles.tolist() == pytest.approx([-2, -1, 0, 1, 2], abs=0.05)
+    assert not torch.equal(normal(torch.tensor([1, 2]), (3,)), normal(torch.tensor([1, 2]), (3,), stream=1))
+
+
+@BOTH_ENGINES
+def test_the_account_is_that_of_the_client_that_took_part_most_often(engine):
+    simulation = run("fedbn+central-dp(noise=2)", engine, rounds=4, participation=0.4)
+    rounds, spent = simulation.metrics.series("privacy.epsilon")
+    counts = torch.zeros(len(SIZES), dtype=torch.int64)
+    for round, epsilon in zip(rounds.tolist(), spent.tolist(), strict=True):
+        counts[list(simulation.server_side.select(0.4, round))] += 1
+        assert epsilon == pytest.approx(gaussian_epsilon(2.0, int(counts.max()), 1e-5))
+    assert int(counts.max()) < 4 or int(counts.min()) < 4
+
+
+def test_noise_is_chosen_so_that_all_rounds_spend_epsilon():
+    simulation = run("fedbn+central-dp(epsilon=3)", "stacked", rounds=3)
+    assert simulation.metrics.latest()["privacy.epsilon"] == pytest.approx(3.0, abs=1e-6)
+
+
+def test_without_clipping_and_hardly_any_noise_it_is_an_equal_mean():
+    left = run("fedbn+local-dp(clip=1e6, noise=1e-15)", "stacked", rounds=2).engine.server.model
+    right = run("fedbn+central-dp(clip=1e6, noise=1e-15)", "stacked", rounds=2).engine.server.model
+    torch.testing.assert_close(left, right, rtol=0, atol=1e-6)
+
+
+def test_a_variance_does_not_become_negative():
+    simulation = run("central-dp(clip=1000, noise=10)", "loop", rounds=1)
+    model = simulation.engine.server.model
+    assert all(bool((tensor >= 0).all()) for name, tensor in model.items() if name.endswith("running_var"))
+    assert all(bool(torch.isfinite(tensor.double()).all()) for tensor in model.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("lws+central-dp", "'lws' looks at the replies of single clients"),
+        ("ssfl+local-dp", "'ssfl' asks clients about their data before a round"),
+        ("top-k+central-dp", "under 'top-k' each client sends entries of its own"),
+        ("scaffold+central-dp", "each of them decides the shares of the clients"),
+        ("local+central-dp", "'local' shares nothing"),
+        ("d-psgd+local-dp", "under 'd-psgd' no client goes on with the average of all"),
+    ],
+)
+def test_what_it_cannot_cover_is_refused(text, sentence):
+    with pytest.raises(FedStrataError, match=sentence):
+        Method.make(text)
+
+
+@dataclass(frozen=True)
+class Talkative(Part):
+    """Sends a number beside the model."""
+
+    facts: ClassVar[Facts] = Facts("averaging", "nobody")
+
+    def upload(self, clients, training, message):
+        return replace(message, numbers={"mood": torch.ones(len(clients.ids))})
+
+
+def test_whatever_else_is_sent_stops_the_run():
+    method = Method("talkative+central-dp", (Talkative(), methods.make("central-dp")))
+    with pytest.raises(FedStrataError, match="a part also sends 'mood'"):
+        run(method, "stacked", rounds=1)
