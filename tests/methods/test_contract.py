@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -202,6 +203,20 @@ def test_what_is_said_of_replies_is_true(method):
             assert reply.tensors.keys() == replies[0].tensors.keys() <= central.state.model.keys()
             assert reply.masks.keys() <= known.tensors.keys()
             assert all(torch.equal(mask, known.tensors[name]) for name, mask in reply.masks.items())
+
+
+@pytest.mark.parametrize(("method", "kept"), [("fedprox+fedadam", 0), ("fedavg+lws", 5)])
+def test_only_methods_that_look_at_single_replies_keep_them(method, kept):
+    engine = prepare(method, "loop").engine
+    assert isinstance(engine, LoopEngine)
+    collector, replies = engine.central.collector(1), []
+    for client, message in enumerate(engine.central.messages(range(5), 1)):
+        reply, _ = engine.members[client].answer(message, 1)
+        decoded = engine.central.decoded(reply, client, 1)
+        collector.add(client, decoded)
+        replies.append(weakref.ref(decoded))
+        del decoded
+    assert sum(reply() is not None for reply in replies) == kept
 
 
 @every_method
