@@ -294,7 +294,7 @@ class Part(Spec):
         return server.model, server.memory
 
     def announce(self, server: Server) -> Message:
-        """Tell all clients what was concluded."""
+        """Tell all clients what was concluded, complete: who missed an exchange hears only the last announcement."""
         return Message()
 
     def adopt(self, clients: Clients, announcement: Message) -> Tensors:
