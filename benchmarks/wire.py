@@ -3,9 +3,11 @@
     python benchmarks/wire.py                      a ResNet-18 (11.2 million weights), a few minutes
     python benchmarks/wire.py --parameters 1200000 --json
 
-One message with random weights under a random mask, in five ways: ``dense``; ``COO``, a 32-bit index beside each value;
-``bitmask``, a bit per weight and the values; ``first``, what FedStrata sends when it sends the mask too; ``held``, what
-it sends when the receiver holds the mask. All ways have the same frame and checksum.
+One message with random weights under a random mask, in six ways: ``copy``, the weights as plain bytes and back, without
+frame or checksum; ``dense``; ``COO``, a 32-bit index beside each value; ``bitmask``, a bit per weight and the values;
+``first``, what FedStrata sends when it sends the mask too; ``held``, what it sends when the receiver holds the mask.
+All but ``copy`` have the same frame and checksum. Supports of masks (:mod:`fedstrata.wire.support`) are forgotten
+before each measurement, except with ``held``, where they are known from the message before, as they are in a run.
 
 Speeds are MB (10^6 bytes) per second of processor time on one core, the fastest of alternating repetitions: of all the
 fp32 weights that go in and come out (``weights``), or of the bytes that travel (``wire``).
@@ -19,6 +21,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TypeVar
 
 import fedstrata  # noqa: F401 - sets the environment before torch is imported
 
@@ -30,10 +34,13 @@ from fedstrata.methods.views import Message
 from fedstrata.wire import decode, encode
 from fedstrata.wire.frame import Reader, seal, unseal
 from fedstrata.wire.masks import unpack_bits
-from fedstrata.wire.values import read_numbers, tensor_of, values_under, write_numbers
+from fedstrata.wire.support import SUPPORTS, support_of
+from fedstrata.wire.values import read_numbers, tensor_of, write_values
 
+Result = TypeVar("Result")
 SPARSITIES = (0.5, 0.9, 0.95, 0.99)
 NAME = "weight"
+HELD = "held"
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,12 @@ class Way:
     name: str
     write: Callable[[], bytes]
     read: Callable[[bytes], Tensor]
+
+    def prepare(self) -> None:
+        """Leave the supports that this way would find."""
+        SUPPORTS.clear()
+        if self.name == HELD:
+            self.read(self.write())
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,7 @@ def ways(weights: Tensor, mask: Tensor) -> list[Way]:
 
     def write_coordinates() -> bytes:
         positions = np.flatnonzero(mask.numpy()).astype(np.uint32)
-        return seal(b"", [positions.view(np.uint8).data, *write_numbers(values_under(weights, mask), fp32)], None)
+        return seal(b"", [positions.view(np.uint8).data, *write_values(weights, support_of(mask), fp32)], None)
 
     def read_coordinates(data: bytes) -> Tensor:
         _, reader = unseal(data, None)
@@ -78,21 +91,33 @@ def ways(weights: Tensor, mask: Tensor) -> list[Way]:
         return torch.from_numpy(dense).view(fp32).reshape(shape)
 
     def write_bitmask() -> bytes:
-        return seal(b"", [np.packbits(mask.numpy()).data, *write_numbers(values_under(weights, mask), fp32)], None)
+        support = support_of(mask)
+        return seal(b"", [support.bits.data, *write_values(weights, support, fp32)], None)
 
     def read_bitmask(data: bytes) -> Tensor:
         reader: Reader
         _, reader = unseal(data, None)
-        bits = torch.from_numpy(unpack_bits(reader, mask.numel())).reshape(mask.shape)
-        return tensor_of(read_numbers(reader, int(np.count_nonzero(bits.numpy())), fp32, fp32), fp32, shape, bits)
+        support = SUPPORTS.find(unpack_bits(reader, mask.numel()).reshape(shape))
+        return tensor_of(read_numbers(reader, support.count, fp32, fp32), fp32, shape, support)
+
+    def read_copy(data: bytes) -> Tensor:
+        return torch.from_numpy(np.frombuffer(data, dtype=np.float32).copy()).reshape(shape)
 
     return [
+        Way("copy", lambda: weights.numpy().tobytes(), read_copy),
         Way("dense", lambda: encode(Message(message.tensors)), lambda data: decode(data).tensors[NAME]),
         Way("COO", write_coordinates, read_coordinates),
         Way("bitmask", write_bitmask, read_bitmask),
         Way("first", lambda: encode(message), lambda data: decode(data).tensors[NAME]),
-        Way("held", lambda: encode(message, held), lambda data: decode(data, held=held).tensors[NAME]),
+        Way(HELD, lambda: encode(message, held), lambda data: decode(data, held=held).tensors[NAME]),
     ]
+
+
+def timed(task: Callable[[], Result]) -> tuple[Result, float]:
+    """Return what a task returns, and its seconds of processor time."""
+    begin = time.process_time()
+    result = task()
+    return result, time.process_time() - begin
 
 
 def measure(parameters: int, sparsity: float, repetitions: int) -> list[Measurement]:
@@ -102,28 +127,35 @@ def measure(parameters: int, sparsity: float, repetitions: int) -> list[Measurem
     mask = torch.rand(1, parameters, generator=generator) >= sparsity
     kept = int(mask.sum())
     entropy = sum(-share * math.log2(share) for share in (kept / parameters, 1 - kept / parameters)) * parameters / 8
-    ideals = {"dense": 4 * parameters, "held": 4 * kept}
+    ideals = {"copy": 4 * parameters, "dense": 4 * parameters, HELD: 4 * kept}
     candidates = ways(weights, mask)
     seconds: dict[tuple[str, str], list[float]] = {}
     for _ in range(repetitions):
         for way in candidates:
-            begin = time.process_time()
-            data = way.write()
-            middle = time.process_time()
-            received = way.read(data)
-            end = time.process_time()
-            seconds.setdefault((way.name, "encode"), []).append(middle - begin)
-            seconds.setdefault((way.name, "decode"), []).append(end - middle)
-            assert torch.equal(received, weights if way.name == "dense" else weights * mask)
+            way.prepare()
+            data, encoding = timed(way.write)
+            way.prepare()
+            received, decoding = timed(partial(way.read, data))
+            seconds.setdefault((way.name, "encode"), []).append(encoding)
+            seconds.setdefault((way.name, "decode"), []).append(decoding)
+            assert torch.equal(received, weights if way.name in ("copy", "dense") else weights * mask)
             del data, received
 
     def result(way: Way) -> Measurement:
         size = len(way.write())
         encoding, decoding = (min(seconds[way.name, task]) for task in ("encode", "decode"))
-        rates = [4 * parameters / 1e6 / spent for spent in (encoding, decoding, encoding + decoding)]
-        of_ideal = size / ideals.get(way.name, 4 * kept + entropy)
-        wire = size / 1e6 / (encoding + decoding)
-        return Measurement(sparsity, way.name, size, size / (4 * parameters), of_ideal, *rates, wire)
+        dense = 4 * parameters
+        return Measurement(
+            sparsity,
+            way.name,
+            bytes=size,
+            of_dense=size / dense,
+            of_ideal=size / ideals.get(way.name, 4 * kept + entropy),
+            encode_weights=dense / 1e6 / encoding,
+            decode_weights=dense / 1e6 / decoding,
+            both_weights=dense / 1e6 / (encoding + decoding),
+            both_wire=size / 1e6 / (encoding + decoding),
+        )
 
     return [result(way) for way in candidates]
 

@@ -44,6 +44,10 @@ MinSites = Annotated[
 RoundTimeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="How long a round waits for all of its sites; by default 600.")
 ]
+Secure = Annotated[
+    bool,
+    typer.Option("--secure", help="Secure aggregation: of uploads the server sees only the sum over all sites."),
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without TLS: everything travels in plain text, weights included.")
 ]
@@ -91,6 +95,7 @@ def deploy(
     ] = None,
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,
+    secure: Secure = False,
     learning_rate: LearningRate = None,
     settings: Settings = None,
     no_report: NoReport = False,
@@ -112,7 +117,7 @@ def deploy(
 
     shaped = None if link is None else Link.read(link)
     folder = out or unused_folder(experiment)
-    deployment = Deployment(experiment, site_names(local), folder, _rules({}, min_sites, round_timeout))
+    deployment = Deployment(experiment, site_names(local), folder, _rules({}, min_sites, round_timeout, secure))
     with (
         stoppable(f"the same command, with --out {shlex.quote(str(folder))}", folder),
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
@@ -169,6 +174,7 @@ def server(
     out: Out = None,
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,
+    secure: Secure = False,
     insecure: Insecure = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, and stop before anybody connects.")
@@ -198,7 +204,7 @@ def server(
     certificate = None if tls is None or insecure else ServerCertificate(tls / CERTIFICATE, tls / SERVER_KEY)
     file = SitesFile.read(sites)
     folder = out or unused_folder(experiment)
-    deployment = Deployment(experiment, file.names, folder, _rules(vars(file.rules), min_sites, round_timeout))
+    deployment = Deployment(experiment, file.names, folder, _rules(vars(file.rules), min_sites, round_timeout, secure))
     deployment.check()
     for path in () if certificate is None else (certificate.certificate, certificate.key):
         if not path.is_file():
@@ -231,6 +237,9 @@ def client(
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, or cuda if there is one.")] = "auto",
     poll: Annotated[float, typer.Option(metavar="SECONDS", help="How often to ask the server for work.")] = 1.0,
+    secure_only: Annotated[
+        bool, typer.Option("--secure-only", help="Take part only if the server sees nothing but sums of uploads.")
+    ] = False,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     insecure: Insecure = False,
@@ -260,7 +269,7 @@ def client(
             messages.print(f"{site}: {line}", soft_wrap=True)
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    here = Site(folder, own, log)
+    here = Site(folder, own, log, secure_only=secure_only)
     node = SuperNode(server, app_of(lambda context: here), read_private_key(keys / SITE_KEY), authority, poll, log)
     node.run(_until_stopped(parent))
     lock.release()
@@ -314,10 +323,10 @@ def _require_tls(host: str, given: bool, insecure: bool, needed: str) -> None:
         )
 
 
-def _rules(given: dict[str, Any], min_sites: int | None, round_timeout: float | None) -> Any:
+def _rules(given: dict[str, Any], min_sites: int | None, round_timeout: float | None, secure: bool) -> Any:
     from fedstrata.deployment.rules import Rules
 
-    options = {"min_sites": min_sites, "round_timeout": round_timeout}
+    options = {"min_sites": min_sites, "round_timeout": round_timeout, "secure": secure or None}
     return Rules(**{**given, **{key: value for key, value in options.items() if value is not None}})
 
 

@@ -57,7 +57,8 @@ def _norm(tensors: list[Tensor]) -> float:
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
-Layout = tuple[tuple[str, str, tuple[int, ...], bool], ...]
+Layout = tuple[tuple[Any, ...], ...]
+"""What a message holds, without its values: entries that begin with the name of a tensor."""
 
 
 def layout(message: Message) -> Layout:
@@ -70,9 +71,9 @@ def layout(message: Message) -> Layout:
     return tuple(sorted((*tensors, *numbers)))
 
 
-def odd_ones_out(messages: Mapping[int, Message]) -> dict[int, str]:
+def odd_ones_out(layouts: Mapping[int, Layout]) -> dict[int, str]:
     """Find the sites whose replies hold other layers than those of most sites (of the first one, where most differ)."""
-    layouts = {site: layout(message) for site, message in sorted(messages.items())}
+    layouts = dict(sorted(layouts.items()))
     if len(set(layouts.values())) <= 1:
         return {}
     usual = Counter(layouts.values()).most_common(1)[0][0]

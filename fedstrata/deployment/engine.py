@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedstrata.deployment.checks import check_weights, number_in, odd_ones_out, read_reply
+from fedstrata.deployment.checks import Layout, check_weights, layout, number_in, odd_ones_out, read_reply
 from fedstrata.deployment.federation import Declaration, Federation
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.site import TRAIN_STEP, adopt_step, scores_from_facts, survey_step
 from fedstrata.deployment.store import Step
 from fedstrata.engines.client import ClientSide, ClientState
+from fedstrata.engines.collecting import Collector
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
@@ -23,6 +24,9 @@ from fedstrata.methods.views import Message
 from fedstrata.simulation import Prepared
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import encode
+
+if TYPE_CHECKING:
+    from fedstrata.deployment.secure_rounds import SecureRounds
 
 Announced = tuple[Exchange, Message, int]
 """What was announced to a site, and before which round."""
@@ -35,11 +39,18 @@ server's own test set, where the server has one.
 class NetworkEngine:
     """Runs rounds with sites that hold their own data and state; the server has nothing of them but their messages."""
 
-    def __init__(self, side: ServerSide, federation: Federation, test: GlobalTest | None = None) -> None:
+    def __init__(
+        self,
+        side: ServerSide,
+        federation: Federation,
+        test: GlobalTest | None = None,
+        secure: SecureRounds | None = None,
+    ) -> None:
         self.setting = side.setting
         self.federation = federation
         self.central = LoopServer(side)
         self.test = test
+        self.secure = secure
         self._concluded = (0, 0)
         federation.missed = self._announcements
 
@@ -68,12 +79,13 @@ class NetworkEngine:
             chosen = self.central.asked(exchange, round)
             messages = self.central.messages(chosen, round)
             asked = self._requests("survey", (round, survey_step(index)), chosen, messages)
-            replies = self._collect(asked, lambda site, reply: self._read(reply))
-            self._conclude(exchange, {site: message for site, (message, _) in replies.items()}, round)
+            answers = self.federation.ask(asked, lambda site, reply: self._read(reply))
+            usual = self._usual(asked, {site: layout(message) for site, (message, _) in answers.items()})
+            self._conclude(exchange, {site: answers[site][0] for site in usual}, round)
             self._concluded = (round, index + 1)
             told = {site: self._announcement(exchange, (round, adopt_step(index)), site) for site in self._everybody}
             self.federation.ask(told, lambda site, reply: None)
-            up += sum(size for _, size in replies.values())
+            up += sum(answers[site][1] for site in usual)
             down += sum(len(request.payload) for request in (*asked.values(), *told.values()))
         return up, down
 
@@ -84,26 +96,32 @@ class NetworkEngine:
         messages = self.central.messages(participants, round)
         facts = {"evaluate": evaluate, "losses": list(losses_so_far)}
         asked = self._requests("train", (round, TRAIN_STEP), participants, messages, facts)
+        if self.secure is not None:
+            self.central.state, report = self.secure.run(self.server, round, asked, evaluate)
+            return report
         losses: dict[int, float] = {}
         scores: dict[int, Scores] = {}
+        collectors: dict[Layout, Collector] = {}
 
-        def read(site: int, reply: Reply) -> tuple[Message, int]:
+        def read(site: int, reply: Reply) -> tuple[Layout, int]:
             losses[site] = number_in(reply.facts, "loss")
             scores[site] = scores_from_facts(site, reply.facts.get("scores") if evaluate else {})
             known = self.central.side.masks_known(self.server, [site], round, upload=True)
             message, size = self._read(reply, known)
             check_weights(message, self.server.model, self.federation.rules.norm_limit)
-            return message, size
+            note_declarations(self.central.side.declared, self.federation.declarations)
+            held = layout(message)  # normally there is one; whoever sends other layers than most is refused below
+            collectors.setdefault(held, self.central.collector(round)).add(site, message)
+            return held, size
 
-        replies = self._collect(asked, read)
-        note_declarations(self.central.side.declared, self.federation.declarations)
-        joined = Message.join([message for message, _ in replies.values()])
-        self.central.state = self.central.side.aggregate(self.central.state, list(replies), joined, round)
+        replies = self.federation.ask(asked, read)
+        usual = self._usual(asked, {site: held for site, (held, _) in replies.items()})
+        self.central.state = collectors[replies[usual[0]][0]].finish()
         return RoundReport(
-            loss=torch.tensor([losses[site] for site in replies], dtype=torch.float64),
-            bytes_up=sum(size for _, size in replies.values()),
+            loss=torch.tensor([losses[site] for site in usual], dtype=torch.float64),
+            bytes_up=sum(replies[site][1] for site in usual),
             bytes_down=sum(len(request.payload) for request in asked.values()),
-            before=Scores.join([scores[site] for site in replies]) if evaluate else None,
+            before=Scores.join([scores[site] for site in usual]) if evaluate else None,
         )
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
@@ -146,16 +164,14 @@ class NetworkEngine:
             for site, message in zip(sites, messages, strict=True)
         }
 
-    def _collect(
-        self, asked: Mapping[int, Request], read: Callable[[int, Reply], tuple[Message, int]]
-    ) -> dict[int, tuple[Message, int]]:
-        """Ask, and refuse the replies that hold other layers than the rest."""
-        replies = self.federation.ask(asked, read)
-        for site, reason in odd_ones_out({site: message for site, (message, _) in replies.items()}).items():
+    def _usual(self, asked: Mapping[int, Request], layouts: Mapping[int, Layout]) -> list[int]:
+        """Refuse the replies that hold other layers than the rest; return the sites of the rest."""
+        odd = odd_ones_out(layouts)
+        for site, reason in odd.items():
             self.federation.refuse(site, reason)
-            del replies[site]
-        self.federation.require(asked, len(replies))
-        return replies
+        usual = [site for site in layouts if site not in odd]
+        self.federation.require(asked, len(usual))
+        return usual
 
     def _read(self, reply: Reply, known: Tensors | None = None) -> tuple[Message, int]:
         return read_reply(reply.payload, self.setting.initial, self.setting.device, known), len(reply.payload)

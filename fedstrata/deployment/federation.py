@@ -24,6 +24,10 @@ _DETOURS = 8
 _IDLE_SECONDS = 1.0
 
 
+class TooFewAnswers(FedStrataError):  # noqa: N818 - a verdict
+    """So few usable answers to a question that nobody can go on with them."""
+
+
 @dataclass(frozen=True)
 class Event:
     """What came from the network: an answer; or a site that has connected; or one that failed, and why."""
@@ -177,7 +181,7 @@ class Federation:
         """Stop the run where so few usable answers to a question came that nobody can go on with them."""
         needed = self.rules.needed(len(requests))
         if answered < needed:
-            raise FedStrataError(
+            raise TooFewAnswers(
                 f"Only {answered} of the {needed} needed sites gave a usable answer to '{_question(requests)}', and "
                 "nobody else is left to wait for. The rounds so far are saved: look into the log, and start the server "
                 "again."
@@ -194,6 +198,7 @@ class Federation:
             "sites": len(self.names),
             "session": self.session,
             "committed": self.committed,
+            "secure": self.rules.secure_facts(),
         }
         return Request("hello", self.run, facts=facts)
 

@@ -8,12 +8,17 @@ hello      the experiment, the site's number, the last committed round    the sh
 survey     the current model                                              the site's answer to a survey before a round
 adopt      what the server concluded from a survey                        nothing
 train      the model of a round                                           the site's upload, its loss, its scores
+keys       nothing                                                        the site's public keys of the round
+shares     the neighbours' public keys                                    sealed shares of the site's secrets for them
+masked     their sealed shares for this site                              the site's upload, masked
+unmask     who has sent an upload                                         shares by which masks of the sum are removed
 test       the model after a round                                        the scores of the site's own model
 adapt      the same, after the last round                                 the scores after the final adaptation
 notice     a sentence for the site's log, such as why it was refused      nothing
 =========  =============================================================  =============================================
 
-A payload that the site got before is named by its digest instead of being sent again.
+A payload that the site got before is named by its digest instead of being sent again. Under secure aggregation
+(:mod:`fedstrata.deployment.secure`) the answer to ``train`` has no upload; it follows in the four steps after it.
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ from typing import Any
 
 from fedstrata.errors import FedStrataError
 
-KINDS = ("who", "hello", "survey", "adopt", "train", "test", "adapt", "notice")
+SECURE_KINDS = ("keys", "shares", "masked", "unmask")
+KINDS = ("who", "hello", "survey", "adopt", "train", *SECURE_KINDS, "test", "adapt", "notice")
 OK, REFUSED, UNREADY, BEHIND, MISSING = "ok", "refused", "unready", "behind", "missing"
 STATUSES = (OK, REFUSED, UNREADY, BEHIND, MISSING)
 """Done; not done, for the reason in the facts; a hello is needed first; an announcement is; the named payload is."""

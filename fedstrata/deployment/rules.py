@@ -1,20 +1,64 @@
-"""How long a server waits, for how many sites, and what it refuses."""
+"""How long a server waits, for how many sites, what it refuses, and what it lets itself see."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import Spec, parameter
 
+FEWEST_SITES = 3
+"""With fewer sites a sum hides too little: of two, each could subtract its own upload."""
+
 
 @dataclass(frozen=True)
-class Rules(Spec):
-    """What a server insists on, as the ``[rules]`` of a sites file say."""
+class SecureRules(Spec):
+    """The rules of secure aggregation, which sites hear too; see :mod:`fedstrata.deployment.secure`."""
 
     name: ClassVar[str] = "rules"
     kind: ClassVar[str] = "rules"
+
+    secure: bool = parameter(False, "Whether the server sees only the sum of the sites' uploads.")
+    secure_neighbours: int = parameter(
+        32, "With so many other sites each one shares its secrets of a round, or with all if there are fewer.", low=2
+    )
+    secure_threshold: float = parameter(
+        0.66, "This part of the shares of a secret must come together to restore it.", above=0.5, high=1
+    )
+    secure_clip: float = parameter(
+        8.0, "Entries are clipped to this range, or so many times the largest of their tensor, if that is above 1.",
+        above=0, high=1e6,
+    )  # fmt: skip
+    secure_bits: int = parameter(32, "The bits of every number that is uploaded.", choices=(16, 32, 64))
+
+    def secure_facts(self) -> dict[str, Any] | None:
+        """Tell the sites the rules of secure aggregation, if there is any."""
+        if not self.secure:
+            return None
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(SecureRules)}
+
+    def shares_needed(self, holders: int) -> int:
+        """Tell how many of the holders of a secret's shares must come together to restore it.
+
+        It is more than half of them, so that a secret cannot be restored twice from different holders: each of them
+        gives away a share of only one of two secrets.
+        """
+        return max(2, math.ceil(self.secure_threshold * holders - 1e-9))
+
+    def largest_number(self, sites: int) -> int:
+        """Tell the largest whole number that a site may upload, so that the sum of all fits twice into the bits.
+
+        The other half of the range shows where something was added that is no upload.
+        """
+        return int(2 ** (self.secure_bits - 2)) // sites
+
+
+@dataclass(frozen=True)
+class Rules(SecureRules):
+    """What a server insists on, as the ``[rules]`` of a sites file say."""
 
     min_sites: int | None = parameter(
         None, "A round goes on with so many sites after the timeout; none: it waits for all.", low=1
@@ -29,6 +73,26 @@ class Rules(Spec):
         """Refuse to wait for more sites than there are."""
         if self.min_sites is not None and self.min_sites > sites:
             raise FedStrataError(f"min_sites is {self.min_sites}, but there are only {sites} sites; lower it.")
+
+    def check_secure(self, participants: int) -> None:
+        """Refuse secure aggregation among so few participants of a round that it could not hide or restore anything."""
+        if not self.secure:
+            return
+        if participants < FEWEST_SITES:
+            raise FedStrataError(
+                f"Secure aggregation needs {FEWEST_SITES} sites in a round, and there would be {participants}; add "
+                "sites, or let more of them take part."
+            )
+        needed = self.shares_needed(participants)
+        if self.min_sites is not None and self.min_sites < needed:
+            raise FedStrataError(
+                f"min_sites is {self.min_sites}, but secure aggregation of {participants} sites needs {needed} of them "
+                "to the end of a round; raise min_sites, or lower secure_threshold."
+            )
+        if self.largest_number(participants) < 2**6:
+            raise FedStrataError(
+                f"The sum of {participants} sites does not fit into {self.secure_bits} bits; raise secure_bits."
+            )
 
     def needed(self, asked: int) -> int:
         """Tell how many of the sites that were asked must give a usable answer."""

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fedstrata.engines.server import Declared, ServerSide
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
+from fedstrata.methods.compatibility import defines
 from fedstrata.runs import RunFolder, describe_environment
 from fedstrata.simulation import (
     Ingredients,
@@ -38,8 +39,12 @@ from fedstrata.simulation import (
     refuse_unknown_names,
 )
 
+if TYPE_CHECKING:
+    from fedstrata.deployment.secure_rounds import SecureRounds
+
 DEPLOYMENT_FILE = "deployment.json"
 STATUS_FILE = "status.json"
+MASKED_SUM_FILE = "masked-sum.bin"
 LOG_FILE = "deployment.log"
 ENGINE = "flower"
 
@@ -74,6 +79,18 @@ class Deployment:
                 raise FedStrataError(
                     f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}; choose another method."
                 )
+        if self.rules.secure:
+            self._check_secure(method)
+
+    def _check_secure(self, method: Method) -> None:
+        """Refuse a method that cannot do with the sum of all uploads, and too few sites."""
+        objection = method.objection_to_secure_aggregation
+        if objection is not None:
+            raise FedStrataError(
+                f"'{method}' cannot run with secure aggregation: {objection}. Run it without, or choose another method."
+            )
+        there = len(self.names) - self.experiment.late_clients
+        self.rules.check_secure(int(self.experiment.participation * there + 0.5))
 
     def describe(self) -> dict[str, Any]:
         """Tell what would be run, checked as far as it can be without the sites.
@@ -88,6 +105,7 @@ class Deployment:
             "model": experiment.model,
             "rounds": experiment.rounds,
             "rules": str(self.rules),
+            **({"secure_aggregation": self._secrecy()} if self.rules.secure else {}),
         }
         try:
             dataset = self.ingredients.dataset or load_data(experiment)
@@ -95,14 +113,23 @@ class Deployment:
             return {**told, "data": f"{experiment.data}, which is not on this machine; the sites will declare theirs"}
         _, setting = make_setting(experiment, self.ingredients, dataset.input_shape, dataset.classes)
         sent = sum(setting.initial[name].nbytes for name in setting.shared)
+        summed = setting.method.objection_to_summing is None  # then a sum in double precision stands for all replies
+        copies = 6 if summed else len(self.names) + 5
         return {
             **told,
             "data": f"{experiment.data}: {list(dataset.input_shape)}, {dataset.classes} classes",
             "parameters": sum(setting.initial[name].numel() for name in setting.layers.parameter_names),
             "bytes_per_site_and_round": f"at most {sent} each way, beside what the method adds",
             "stays_at_sites": sorted(setting.personal) or "nothing of the model",
-            "memory": f"about {(len(self.names) + 3) * sent} bytes at the server",
+            "memory": f"about {copies * sent} bytes at the server",
         }
+
+    def _secrecy(self) -> str:
+        """Tell what the server sees under secure aggregation, and what it still sees of single sites."""
+        method = Method.make(self.ingredients.method or self.experiment.method)
+        surveying = [f"'{part.name}'" for part in method.parts if defines(part, "survey")]
+        surveys = f", and the answers to the surveys of {' and '.join(surveying)}" if surveying else ""
+        return f"of uploads the server sees only sums; losses and scores of single sites stay in the clear{surveys}"
 
     def run(
         self,
@@ -133,18 +160,23 @@ class Deployment:
         folder = self._begin(simulation, federation.run) if begun is None else RunFolder.resume(self.out)
         with folder:
             log(f"the run {federation.run} {'begins' if begun is None else f'goes on after round {begun.committed}'}")
+            if self.rules.secure:
+                log(self._secrecy())
             simulation.restore(folder)
-            return simulation.run(folder, self._noting_traffic(simulation, listener))
+            summary = simulation.run(folder, self._noting_traffic(simulation, listener))
+            (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
+            return summary
 
     def _prepare(self, experiment: Experiment, federation: Federation) -> Simulation:
         """Greet the sites, and build what the rounds need."""
-        ready = prepare_setting(experiment, self.ingredients) if self.rehearsal else None
+        own = self.ingredients.with_secret()
+        ready = prepare_setting(experiment, own) if self.rehearsal else None
         declarations = federation.open()
         if ready is None:
             assert federation.schema is not None
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
-            _, setting = make_setting(experiment, self.ingredients, schema.input_shape, len(schema.class_names))
+            _, setting = make_setting(experiment, own, schema.input_shape, len(schema.class_names))
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
         else:
@@ -157,10 +189,18 @@ class Deployment:
             split=split,
             method=setting.method,
             setting=setting,
-            engine=NetworkEngine(side, federation, test),
+            engine=NetworkEngine(side, federation, test, self._secure_rounds(side, federation)),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
             server_side=side,
         )
+
+    def _secure_rounds(self, side: ServerSide, federation: Federation) -> SecureRounds | None:
+        if not self.rules.secure:
+            return None
+        from fedstrata.deployment.secure_rounds import SecureRounds
+        from fedstrata.deployment.secure_server import SecureAggregation
+
+        return SecureRounds(side, SecureAggregation(federation, self.out / MASKED_SUM_FILE))
 
     def _begin(self, simulation: Simulation, run: str) -> RunFolder:
         environment = describe_environment(simulation.setting.device, dataclasses.asdict(simulation.plan))

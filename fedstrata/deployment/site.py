@@ -1,16 +1,17 @@
 """A site: it holds its own data and state, and answers the server's requests, each once.
 
 Whatever comes is checked as hostile input. A request that was answered before gets the stored answer; one for a round
-that is over is refused; nothing is kept of a request that fails half-way.
+that is over is refused; nothing is kept of a request that fails half-way. In a run with secure aggregation an upload
+leaves the site only under masks, whatever the server asks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,19 +19,36 @@ import torch
 from fedstrata._version import __version__
 from fedstrata.data import Split, datasets
 from fedstrata.deployment.checks import RefusedReply, number_in
-from fedstrata.deployment.protocol import BEHIND, MISSING, REFUSED, UNREADY, ProtocolError, Reply, Request, digest
+from fedstrata.deployment.protocol import (
+    BEHIND,
+    MISSING,
+    REFUSED,
+    SECURE_KINDS,
+    UNREADY,
+    ProtocolError,
+    Reply,
+    Request,
+    digest,
+)
+from fedstrata.deployment.rules import SecureRules
+from fedstrata.deployment.secure_sums import entries_of, refuse_infinite
 from fedstrata.deployment.store import Record, SiteStore, Step
 from fedstrata.engines.client import ClientSide, ClientState
 from fedstrata.engines.engine import pack, unpack
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopClient
-from fedstrata.engines.server import ServerState
+from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods.composition import Exchange
+from fedstrata.methods.views import Message
 from fedstrata.simulation import Ingredients, Prepared, load_data, prepare_setting
 from fedstrata.stack import Tensors, take_first
+from fedstrata.wire import decode, encode
+
+if TYPE_CHECKING:
+    from fedstrata.deployment.secure_site import SecureSteps
 
 TRAIN_STEP = 9000
 """The number of a round's training among its steps; surveys and announcements come before it."""
@@ -78,11 +96,11 @@ class SiteData:
                     f"This site was started with part {self.part} of the data, but the server counts it as {number}; "
                     "start the sites in the order of the sites file."
                 )
-            return prepare_setting(experiment, self.ingredients)
+            return prepare_setting(experiment, self.ingredients.with_secret())
         dataset = self.ingredients.dataset or load_data(experiment)
         # Every client of the split is this site: the server's numbering holds, and no other site's data is needed.
         split = Split((dataset.train,) * sites, (dataset.test,) * sites)
-        return prepare_setting(experiment, replace(self.ingredients, dataset=dataset, split=split))
+        return prepare_setting(experiment, replace(self.ingredients.with_secret(), dataset=dataset, split=split))
 
 
 class _Member:
@@ -112,6 +130,17 @@ class _Member:
         """Test a model on the site's own test samples."""
         return _as_facts(self.evaluator.own_models(self.forward, model, [self.number]))
 
+    def summed(self, reply: Message) -> Message:
+        """Take out of a reply what a server adds up that sees only sums: the shared tensors."""
+        shared = self.ready.setting.shared
+        tensors = {name: tensor for name, tensor in reply.tensors.items() if name in shared}
+        return Message(tensors, {name: mask for name, mask in reply.masks.items() if name in tensors})
+
+    def weight(self, round: int) -> float:
+        """Tell the site's own weight in a round."""
+        view = ServerSide(self.ready.setting, self.ready.declared).view(ServerState(), [self.number], round)
+        return float(self.ready.setting.method.weigh(view)[0])
+
     def exchange(self, round: int, number: int) -> Exchange:
         """Find the exchange that a step before a round belongs to."""
         exchanges = self.ready.setting.exchanges_before(round)
@@ -121,13 +150,22 @@ class _Member:
 
 
 class Site:
-    """Answers requests; its state is on disk, so that it may be stopped at any moment."""
+    """Answers requests; its state is on disk, so that it may be stopped at any moment.
+
+    With ``secure_only`` it takes part in no run without secure aggregation.
+    """
 
     def __init__(
-        self, root: Path, data: SiteData, log: Callable[[str], None] = lambda line: None, number: int = 0
+        self,
+        root: Path,
+        data: SiteData,
+        log: Callable[[str], None] = lambda line: None,
+        number: int = 0,
+        secure_only: bool = False,
     ) -> None:
         self.root = root
         self.number = number
+        self.secure_only = secure_only
         self.data = data
         self.log = log
         self.run = ""
@@ -136,6 +174,7 @@ class Site:
         self._member: _Member | None = None
         self._store: SiteStore | None = None
         self._newest: Record | None = None
+        self._secure: SecureSteps | None = None
         self._payload = b""
 
     def answer(self, request: Request) -> Reply:
@@ -157,6 +196,7 @@ class Site:
             "survey": self._do,
             "adopt": self._do,
             "train": self._do,
+            **dict.fromkeys(SECURE_KINDS, self._aggregate),
             "test": self._look,
             "adapt": self._look,
         }
@@ -174,6 +214,7 @@ class Site:
         if not 0 <= number < sites <= 10_000:
             raise ProtocolError(f"A hello came for site {number} of {sites}.")
         store = SiteStore(self.root, request.run)
+        secure = self._secure_steps(store, facts)
         member = self._member
         if member is None or self.run != request.run or _place(self._greeting) != _place(request):
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
@@ -181,9 +222,25 @@ class Site:
             self.log(f"takes part in the run {request.run} as site {number + 1} of {sites}")
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
-        self._member, self._store, self._newest = member, store, None
+        self._member, self._store, self._newest, self._secure = member, store, None, secure
         self.run, self._greeting = request.run, request
         return Reply(request.ticket, facts=member.declaration())
+
+    def _secure_steps(self, store: SiteStore, facts: Mapping[str, Any]) -> SecureSteps | None:
+        """Read the rules of secure aggregation; they stay as they were when the run began."""
+        rules, known = facts.get("secure"), store.greeting()
+        if known is not None and known.get("secure") != rules:
+            raise ProtocolError("The rules of secure aggregation cannot change during a run; begin another one.")
+        if rules is None:
+            if self.secure_only:
+                raise FedStrataError(
+                    "This site takes part only in secure aggregation, which this server does not do; its operator sets "
+                    "'secure = true' in the rules of the sites file."
+                )
+            return None
+        from fedstrata.deployment.secure_site import SecureSteps
+
+        return SecureSteps(store, SecureRules(**rules), facts["number"], facts["sites"])
 
     def _is_ready(self, request: Request) -> bool:
         """Tell whether the site takes part in a request's run; one that was restarted remembers its last hello."""
@@ -191,7 +248,27 @@ class Site:
             known = SiteStore(self.root, request.run).greeting()
             if known is not None:
                 self._hello(Request("hello", request.run, facts=known))
-        return self._member is not None and self.run == request.run
+        ready = self._member is not None and self.run == request.run
+        if ready and self._secure is not None:
+            self._secure.forget_before(request.round)
+        return ready
+
+    def _aggregate(self, request: Request) -> Reply:
+        """Take part in the secure aggregation of a round."""
+        if not self._is_ready(request):
+            return Reply(request.ticket, UNREADY)
+        if self._secure is None:
+            raise ProtocolError("This run has no secure aggregation.")
+        return self._secure.answer(request, self._trained)
+
+    def _trained(self, round: int) -> tuple[Message, float]:
+        """Read what the site learned in a round from its disk, and tell its weight."""
+        member, store = self._member, self._store
+        assert member is not None
+        assert store is not None
+        if (round, TRAIN_STEP) not in store.steps():
+            raise ProtocolError(f"This site has not trained in round {round}.")
+        return decode(store.read((round, TRAIN_STEP)).reply), member.weight(round)
 
     def _do(self, request: Request) -> Reply:
         """Do a step that belongs to the run's history, unless it is done already."""
@@ -200,11 +277,13 @@ class Site:
         member, store = self._member, self._store
         assert member is not None
         assert store is not None
+        if (request.kind == "train") != (request.step[1] == TRAIN_STEP):
+            raise ProtocolError(f"'{request.ticket}' came, and only a round's training is its step {TRAIN_STEP}.")
         asked = str(request.facts.get("payload", ""))
         if request.step in store.steps():
             done = store.read(request.step)
             if done.asked == asked:
-                return Reply(request.ticket, facts=done.facts, payload=done.reply)
+                return self._reply(request, done)
         if request.round < self._floor:
             raise ProtocolError(f"Round {request.round} is over; this site is at round {self._floor}.")
         payload = self._received(request, asked)
@@ -219,7 +298,12 @@ class Site:
         store.write(record)
         self._newest = record
         self._floor = max(self._floor, request.round if request.kind != "adopt" else 0)
-        return Reply(request.ticket, facts=record.facts, payload=record.reply)
+        return self._reply(request, record)
+
+    def _reply(self, request: Request, record: Record) -> Reply:
+        """Answer with what was done; under secure aggregation the upload stays here."""
+        withheld = self._secure is not None and record.step[1] == TRAIN_STEP
+        return Reply(request.ticket, facts=record.facts, payload=b"" if withheld else record.reply)
 
     def _perform(self, member: _Member, request: Request, payload: bytes, asked: str, adopted: Step) -> Record:
         facts: dict[str, Any] = {}
@@ -233,6 +317,11 @@ class Site:
                 adopted = request.step
             else:
                 reply, outcome = member.client.answer(payload, round, _losses(request))
+                if self._secure is not None:
+                    upload = member.summed(outcome.reply)
+                    refuse_infinite(upload)
+                    facts["entries"] = [entry.to_facts() for entry in entries_of(upload)]
+                    reply = encode(upload)
                 facts["loss"] = _number(float(outcome.loss))
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)

@@ -8,19 +8,22 @@ announcement, a round of training. Each is one folder that appears whole or not 
         reply.bin            the payload of its answer
         step.json            what was asked (its digest), what was answered, checksums
 
-Beside them lie ``hello.json``, what the server said of the run, and at its end ``model.safetensors``, the site's own
-final model. With the newest steps kept, a request that comes again gets the same answer, and one that comes again with
-another content (the server fell back to an earlier round) is answered from the state before it.
+Beside them lie ``hello.json``, what the server said of the run; under secure aggregation ``secrets.json``, the secrets
+of a round, which only their owner can read, until the round is over; and at the end ``model.safetensors``, the site's
+own final model. With the newest steps kept, a request that comes again gets the same answer, and one that comes again
+with another content (the server fell back to an earlier round) is answered from the state before it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +33,7 @@ from fedstrata.errors import FedStrataError
 
 Step = tuple[int, int]
 ROUNDS_KEPT = 2
+_SECRETS = "secrets.json"
 _STEP_NAME = re.compile(r"step-(\d{6,})-(\d{4,})")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -125,6 +129,22 @@ class SiteStore:
     def write_greeting(self, facts: Mapping[str, Any]) -> None:
         """Keep the facts of a hello."""
         files.write_atomically(self.path / "hello.json", files.to_json(facts))
+
+    def secrets(self) -> dict[str, Any] | None:
+        """Read the secrets of the newest round that was aggregated securely."""
+        path = self.path / _SECRETS
+        return files.from_json(files.read_bytes(path), path) if path.exists() else None
+
+    def write_secrets(self, facts: Mapping[str, Any]) -> None:
+        """Keep the secrets of a round, instead of those before, in a file that only its owner can read."""
+        path = self.path / _SECRETS
+        partial = self.path / f".{_SECRETS}.{token_hex(4)}.partial"
+        with files.explained(path):
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump(facts, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
 
     def write_model(self, model: Mapping[str, Tensor]) -> None:
         """Keep the site's own final model."""

@@ -4,8 +4,11 @@ The two factories can be used wherever Flower runs an app, in a deployment or in
 
     from fedstrata.engines.flower import client_app, server_app
 
-    server = server_app("experiment.toml", sites=4, out="runs/flower")
-    client = client_app("sites", part_of_partition=True)
+    server = server_app(sites=4)
+    client = client_app(part_of_partition=True)
+
+The configuration of Flower's run changes the experiment (``flwr run . --run-config 'method="fedbn" rounds=5'``), the
+configuration of a node what is the site's own.
 
 A request or a reply of :mod:`fedstrata.deployment.protocol` travels as a Flower message with two records: the facts as
 a text, and the encoded bytes as an array with a serialisation type of its own, which Flower carries untouched.
@@ -13,6 +16,7 @@ a text, and the encoded bytes as an array with a serialisation type of its own, 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.deployment.federation import Event
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.server import Deployment, StatusFile
+from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
 from fedstrata.deployment.site import Site, SiteData
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.simulation import Ingredients, Listener
+from fedstrata.simulation import Ingredients, Listener, Update
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -91,7 +95,7 @@ def from_record(content: RecordDict) -> tuple[str, bytes]:
 
 
 def client_app(
-    root: str | Path,
+    root: str | Path = "sites",
     *,
     data: str | None = None,
     data_root: str | None = None,
@@ -103,18 +107,30 @@ def client_app(
     """Make a ClientApp that keeps its state in ``root``, apart for every run and site.
 
     Its samples are all those of ``data`` in ``data_root``, or with ``part_of_partition`` those that the experiment's
-    partition gives to the node's ``partition-id``.
+    partition gives to the node's ``partition-id``. The node's configuration may name another ``state`` folder,
+    ``data``, ``data-root`` and ``device``; the configuration of the run, which is the server's, cannot.
     """
     sites: dict[int, Site] = {}
 
     def find(context: Context) -> Site:
-        number = _partition(context)
+        number, node = _partition(context), context.node_config
         if number not in sites:
-            own = SiteData(data, data_root, device, number if part_of_partition else None, ingredients or Ingredients())
-            sites[number] = Site(Path(root) / f"site-{number}", own, log, number)
+            own = SiteData(
+                data=_text(node, "data", data),
+                data_root=_text(node, "data-root", data_root),
+                device=_text(node, "device", device) or device,
+                part=number if part_of_partition else None,
+                ingredients=ingredients or Ingredients(),
+            )
+            folder = Path(_text(node, "state", str(root)) or root)
+            sites[number] = Site(folder / f"site-{number}", own, log, number)
         return sites[number]
 
     return app_of(find)
+
+
+def _text(config: Mapping[str, Any], key: str, otherwise: str | None) -> str | None:
+    return str(config[key]) if key in config else otherwise
 
 
 def app_of(find: Callable[[Context], Site]) -> ClientApp:
@@ -151,9 +167,9 @@ def answer(site: Site, content: RecordDict) -> RecordDict:
 
 
 def server_app(
-    experiment: Experiment | str | Path,
-    sites: int,
-    out: str | Path,
+    experiment: Experiment | str | Path | None = None,
+    sites: int = 2,
+    out: str | Path | None = None,
     *,
     rules: Rules | None = None,
     rehearsal: bool = False,
@@ -161,25 +177,58 @@ def server_app(
     listener: Listener | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> ServerApp:
-    """Make a ServerApp that runs an experiment over the first so many nodes that are there.
+    """Make a ServerApp that runs an experiment over so many nodes.
 
-    Nodes are numbered by the ``partition-id`` of their configuration. The run folder is ``out``; where a run was begun
-    there, it goes on.
+    Nodes are numbered by the ``partition-id`` of their configuration. The run folder is ``out``, by default one in
+    ``runs`` with the number of Flower's run; where a run was begun there, it goes on. The configuration of Flower's run
+    may change all of it (:func:`configured`).
     """
     need_flower()
     from flwr.serverapp import ServerApp
 
-    chosen = experiment if isinstance(experiment, Experiment) else Experiment.read(Path(experiment))
-    names = [f"site-{number}" for number in range(sites)]
-    deployment = Deployment(chosen, names, Path(out), rules or Rules(), rehearsal, ingredients or Ingredients())
+    if not isinstance(experiment, Experiment):
+        experiment = Experiment() if experiment is None else Experiment.read(Path(experiment))
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        network = GridNetwork(grid, AskedNodes(grid, sites))
-        deployment.run(network, listener, StatusFile(Path(out)), log)
+        names = [f"site-{number}" for number in range(sites)]
+        folder = Path(out or Path("runs") / f"flower-{context.run_id}")
+        given = Deployment(experiment, names, folder, rules or Rules(), rehearsal, ingredients or Ingredients())
+        deployment = configured(given, context.run_config)
+        tell = LogFile(deployment.out / LOG_FILE, log)
+        tell(f"waits for {len(deployment.names)} nodes, with a partition-id from 0 to {len(deployment.names) - 1}")
+        network = GridNetwork(grid, AskedNodes(grid, len(deployment.names)))
+        progress = listener or (lambda update: tell(_progress(update)))
+        deployment.run(network, progress, StatusFile(deployment.out), tell)
 
     return app
+
+
+def _progress(update: Update) -> str:
+    accuracy = update.metrics.get("client_after.accuracy.mean")
+    reached = "" if accuracy is None else f", accuracy {accuracy:.1%} (mean over the sites)"
+    return f"round {update.round} of {update.rounds}: loss {update.metrics['train.loss']:.4g}{reached}"
+
+
+def configured(deployment: Deployment, config: Mapping[str, Any]) -> Deployment:
+    """Change a deployment by the configuration of Flower's run.
+
+    ``sites`` is the number of sites and ``out`` the run folder; other keys may be those of an experiment or of the
+    rules, with ``-`` or ``_`` between words. Keys that are none of these belong to the app.
+    """
+    values = {key.replace("-", "_"): value for key, value in config.items()}
+    experiment, rules = (
+        {field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}
+        for kind in (Experiment, Rules)
+    )
+    return dataclasses.replace(
+        deployment,
+        experiment=deployment.experiment.with_changes(experiment),
+        rules=dataclasses.replace(deployment.rules, **rules),
+        names=[f"site-{number}" for number in range(int(values.get("sites", len(deployment.names))))],
+        out=Path(values.get("out") or deployment.out),
+    )
 
 
 Nodes = Callable[[], Mapping[int, tuple[int, str]]]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.views import Message
 from fedstrata.wire.frame import FRAME_BYTES, Bytes, Reader, WireError, seal, unseal
-from fedstrata.wire.masks import read_truth, true_counts, truth_sizes, write_truth
+from fedstrata.wire.masks import read_mask, read_truth, true_counts, truth_sizes, write_mask, write_truth
+from fedstrata.wire.support import Support, support_of
 from fedstrata.wire.values import (
     DTYPES,
     VALUES,
@@ -33,7 +35,7 @@ from fedstrata.wire.values import (
     sent_type,
     tensor_of,
     values_under,
-    write_numbers,
+    write_values,
 )
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -56,13 +58,12 @@ def encode(
     """
     _check_one_client(message)
     entries, numbers = _entries(message, values)
-    body: list[Bytes] = []
-    for entry in entries:
-        mask, known = message.masks.get(entry.name), (held or {}).get(entry.name)
-        body.extend(_write(entry, message.tensors[entry.name], mask, known))
-    for entry in numbers:
-        body.extend(_write(entry, message.numbers[entry.name], None, None))
-    return seal(_description(entries, numbers), body, round)
+    held, tensors, masks = held or {}, message.tensors, message.masks
+    body = [
+        *(_write(one, tensors[one.name], masks.get(one.name), held.get(one.name)) for one in entries),
+        *(_write(one, message.numbers[one.name]) for one in numbers),
+    ]
+    return seal(_description(entries, numbers), chain.from_iterable(body), round)
 
 
 def decode(
@@ -89,13 +90,13 @@ def decode(
         raise WireError(f"A message of {len(data)} bytes would unpack to {unpacked}, and the limit is {limit}.")
     message = Message()
     for entry in entries:
-        mask = None
+        support = None
         if entry.mask_shape is not None:
-            mask = read_truth(reader, entry.mask_shape, held.get(entry.name))
+            mask, support = read_mask(reader, entry.mask_shape, held.get(entry.name))
             message.masks[entry.name] = mask.to(device)
-        message.tensors[entry.name] = _read(reader, entry, mask).to(device)
+        message.tensors[entry.name] = _read(reader, entry, support).to(device)
     for entry in numbers:
-        message.numbers[entry.name] = _read(reader, entry, None).to(device)
+        message.numbers[entry.name] = _read(reader, entry).to(device)
     reader.finish()
     return message
 
@@ -126,7 +127,8 @@ def quantisation_error(message: Message, values: str) -> dict[str, float]:
     errors = {}
     for entry in _entries(message, values)[0]:
         if entry.dtype.is_floating_point:
-            sent = values_under(message.tensors[entry.name], message.masks.get(entry.name))
+            mask = message.masks.get(entry.name)
+            sent = values_under(message.tensors[entry.name], None if mask is None else support_of(mask))
             norm = sent.double().norm()
             errors[entry.name] = (
                 float((as_received(sent, entry.sent_as).double() - sent).norm() / norm) if norm else 0.0
@@ -137,18 +139,22 @@ def quantisation_error(message: Message, values: str) -> dict[str, float]:
 # One tensor ----------------------------------------------------------------------------------------------------------
 
 
-def _write(entry: _Entry, tensor: Tensor, mask: Tensor | None, held: Tensor | None) -> list[Bytes]:
+def _write(entry: _Entry, tensor: Tensor, mask: Tensor | None = None, held: Tensor | None = None) -> Iterator[Bytes]:
     if entry.is_truth:
-        return write_truth(tensor)
-    sent_mask = [] if mask is None else write_truth(mask, held)
-    return [*sent_mask, *write_numbers(values_under(tensor, mask), entry.sent_as)]
+        yield from write_truth(tensor)
+        return
+    support = None if mask is None else support_of(mask)
+    if support is not None:
+        yield from write_mask(support, held)
+    yield from write_values(tensor, support, entry.sent_as)
 
 
-def _read(reader: Reader, entry: _Entry, mask: Tensor | None) -> Tensor:
+def _read(reader: Reader, entry: _Entry, support: Support | None = None) -> Tensor:
     if entry.is_truth:
         return read_truth(reader, entry.shape)
-    kept = entry.count if mask is None else int(true_counts(mask)[0]) * entry.values_per_mask_entry
-    return tensor_of(read_numbers(reader, kept, entry.dtype, entry.sent_as), entry.dtype, entry.shape, mask)
+    kept = entry.count if support is None else support.count * entry.values_per_mask_entry
+    items = read_numbers(reader, kept, entry.dtype, entry.sent_as)
+    return tensor_of(items, entry.dtype, entry.shape, support)
 
 
 def _sizes(entry: _Entry, tensor: Tensor, mask: Tensor | None, held: Tensor | None) -> int | npt.NDArray[np.int64]:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,43 +25,66 @@ from torch import Tensor
 
 from fedstrata.stack import per_client
 from fedstrata.wire.frame import Bytes, Reader, WireError
+from fedstrata.wire.support import HASH_BYTES, SUPPORTS, Positions, Support, Truth, support_of, true_positions
 
-_Truth = npt.NDArray[np.bool_]
 _Counts = npt.NDArray[np.int64]
 
 _BITS, _GAPS_OF_FALSE, _GAPS_OF_TRUE, _HELD = range(4)
 _KIND = struct.Struct("<B")
 _GAPS = struct.Struct("<II")
-_HASH_BYTES = 8
 # How many entries are looked at together when sizes are computed: a bound on memory.
 _ENTRIES_AT_ONCE = 2**24
 
 
-def write_truth(truth: Tensor, held: Tensor | None = None) -> list[Bytes]:
-    """Write truth values ``[1, ...]`` in the smallest way; ``held`` is the mask that the receiver is known to hold."""
-    entries = _entries(truth)
-    bits = np.packbits(entries)
-    records: list[list[Bytes]] = [[_KIND.pack(_BITS), bits.data]]
-    if held is not None and _equal(truth, held):
-        records.append([_KIND.pack(_HELD), _hash(truth.shape, bits)])
-    else:
-        records.extend(_gap_records(entries))
-    return min(records, key=lambda record: sum(len(part) for part in record))
+def write_truth(truth: Tensor) -> list[Bytes]:
+    """Write truth values ``[1, ...]`` in the smallest way."""
+    entries = truth.detach().cpu().contiguous().reshape(-1).numpy()
+
+    def positions(of_true: bool) -> Positions:
+        return true_positions(entries if of_true else ~entries)
+
+    gaps = _gap_records(len(entries), int(np.count_nonzero(entries)), positions)
+    return _smallest(_bits_record(np.packbits(entries)), *gaps)
 
 
-def read_truth(reader: Reader, shape: Sequence[int], held: Tensor | None = None) -> Tensor:
-    """Read truth values of a shape; a mask that is named by its hash is the held one itself, not a copy."""
+def write_mask(support: Support, held: Tensor | None) -> list[Bytes]:
+    """Write a mask in the smallest way; ``held`` is the mask that the receiver is known to hold."""
+    if held is not None and support_of(held).same_as(support):
+        return _smallest(_bits_record(support.bits), [_KIND.pack(_HELD), support.hash])
+
+    def positions(of_true: bool) -> Positions:
+        return support.positions() if of_true else true_positions(~support.mask().reshape(-1))
+
+    return _smallest(_bits_record(support.bits), *_gap_records(math.prod(support.shape), support.count, positions))
+
+
+def read_truth(reader: Reader, shape: Sequence[int]) -> Tensor:
+    """Read truth values of a shape."""
+    (kind,) = reader.unpack(_KIND)
+    entries, _ = _read_entries(reader, kind, math.prod(shape))
+    return torch.from_numpy(entries).reshape(tuple(shape))
+
+
+def read_mask(reader: Reader, shape: Sequence[int], held: Tensor | None) -> tuple[Tensor, Support]:
+    """Read a mask of a shape; one that is named by its hash is the held one itself, not a copy."""
     (kind,) = reader.unpack(_KIND)
     if kind == _HELD:
         return _read_held(reader, shape, held)
-    count = math.prod(shape)
+    entries, positions = _read_entries(reader, kind, math.prod(shape))
+    mask = entries.reshape(tuple(shape))
+    return torch.from_numpy(mask), SUPPORTS.find(mask, positions)
+
+
+def _read_entries(reader: Reader, kind: int, count: int) -> tuple[Truth, Positions | None]:
+    """Read so many truth values, and the positions of the true ones where these are what was sent."""
     if kind == _BITS:
-        entries = unpack_bits(reader, count)
-    elif kind in (_GAPS_OF_FALSE, _GAPS_OF_TRUE):
-        entries = _read_gaps(reader, count, kind == _GAPS_OF_TRUE)
-    else:
+        return unpack_bits(reader, count), None
+    if kind not in (_GAPS_OF_FALSE, _GAPS_OF_TRUE):
         raise WireError(f"A message holds truth values of an unknown kind ({kind}).")
-    return torch.from_numpy(entries).reshape(tuple(shape))
+    positions, of_true = _read_gaps(reader, count), kind == _GAPS_OF_TRUE
+    entries = np.full(count, not of_true)
+    entries[positions] = of_true
+    return entries, positions if of_true else None
 
 
 def truth_sizes(truth: Tensor, held: Tensor | None = None) -> _Counts:
@@ -73,18 +95,12 @@ def truth_sizes(truth: Tensor, held: Tensor | None = None) -> _Counts:
     if held is not None and held.shape[1:] == truth.shape[1:]:
         same = _equal_rows(rows, per_client(held))
     wanted = ~same if len(same) == len(rows) else np.ones(len(rows), dtype=np.bool_)
-    return _KIND.size + np.where(same, min(bits, _HASH_BYTES), np.minimum(bits, _gap_sizes(rows, wanted)))
+    return _KIND.size + np.where(same, min(bits, HASH_BYTES), np.minimum(bits, _gap_sizes(rows, wanted)))
 
 
 def mask_hash(mask: Tensor) -> bytes:
     """Name a mask ``[1, ...]`` by eight bytes of BLAKE2b over its shape, without the client axis, and its bits."""
-    return _hash(mask.shape, np.packbits(_entries(mask)))
-
-
-def _hash(shape: Sequence[int], bits: npt.NDArray[np.uint8]) -> bytes:
-    digest = blake2b(repr(tuple(shape[1:])).encode(), digest_size=_HASH_BYTES)
-    digest.update(bits.data)
-    return digest.digest()
+    return support_of(mask).hash
 
 
 def true_counts(truth: Tensor) -> _Counts:
@@ -95,61 +111,44 @@ def true_counts(truth: Tensor) -> _Counts:
     return np.array([np.count_nonzero(row) for row in rows.numpy()], dtype=np.int64)
 
 
-def true_positions(entries: _Truth) -> _Counts:
-    """Find the true entries ``[n]``.
-
-    Where one in ten or fewer is true, NumPy takes three times as long as elsewhere; it is faster to find the words of
-    eight entries that are not empty, and then to look into these.
-    """
-    if 10 * np.count_nonzero(entries) > len(entries):
-        return np.flatnonzero(entries)
-    whole = len(entries) // 8 * 8
-    words = entries[:whole].view(np.uint64)
-    filled = np.flatnonzero(words != 0)
-    inside = np.flatnonzero(words[filled].view(np.bool_))
-    rest = np.flatnonzero(entries[whole:])
-    return np.concatenate([(filled[inside >> 3] << 3) + (inside & 7), rest + whole])
-
-
-def _equal_rows(left: Tensor, right: Tensor) -> _Truth:
+def _equal_rows(left: Tensor, right: Tensor) -> Truth:
     if left.device.type != "cpu":
         return (left == right.to(left.device)).all(1).cpu().numpy()
-    same: _Truth = np.all(left.numpy() == right.cpu().numpy(), axis=1)
+    same: Truth = np.all(left.numpy() == right.cpu().numpy(), axis=1)
     return same
 
 
-def _entries(truth: Tensor) -> _Truth:
-    return truth.detach().cpu().contiguous().reshape(-1).numpy()
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    return left is right or (left.shape == right.shape and np.array_equal(_entries(left), _entries(right)))
-
-
-def _read_held(reader: Reader, shape: Sequence[int], held: Tensor | None) -> Tensor:
-    named = reader.take(_HASH_BYTES).tobytes()
-    if held is None or list(held.shape) != list(shape) or mask_hash(held) != named:
+def _read_held(reader: Reader, shape: Sequence[int], held: Tensor | None) -> tuple[Tensor, Support]:
+    named = reader.take(HASH_BYTES).tobytes()
+    support = None if held is None or list(held.shape) != list(shape) else support_of(held)
+    if held is None or support is None or support.hash != named:
         raise WireError(
             f"A message names a mask of shape {list(shape)} by the hash {named.hex()}, and that mask is not held here; "
             "the sender has to send it."
         )
-    return held
+    return held, support
+
+
+def _bits_record(bits: npt.NDArray[np.uint8]) -> list[Bytes]:
+    return [_KIND.pack(_BITS), bits.data]
+
+
+def _smallest(*records: list[Bytes]) -> list[Bytes]:
+    return min(records, key=lambda record: sum(len(part) for part in record))
 
 
 # Gaps ----------------------------------------------------------------------------------------------------------------
 
 
-def _gap_records(entries: _Truth) -> list[list[Bytes]]:
+def _gap_records(size: int, ones: int, positions: Callable[[bool], Positions]) -> list[list[Bytes]]:
     """Write the gaps between the positions of the rarer value, if that can be smaller than bits."""
-    ones = int(np.count_nonzero(entries))
-    rarer = min(ones, len(entries) - ones)
-    width = int(_remainder_width(rarer, len(entries)))
+    rarer = min(ones, size - ones)
+    width = int(_remainder_width(rarer, size))
     if not width:
         return []
     of_true = ones == rarer
-    positions = true_positions(entries if of_true else ~entries)
-    gaps = np.diff(positions, prepend=-1) - 1
-    ends = np.cumsum((gaps >> width) + 1) - 1
+    gaps = (np.diff(positions(of_true), prepend=-1) - 1).astype(np.uint32)
+    ends = np.cumsum((gaps >> width) + 1, dtype=np.int64) - 1
     quotients = np.zeros(ends[-1] + 1 if rarer else 0, dtype=np.bool_)
     quotients[ends] = True
     unary = np.packbits(quotients)
@@ -157,10 +156,10 @@ def _gap_records(entries: _Truth) -> list[list[Bytes]]:
     return [[kind, _GAPS.pack(rarer, len(unary)), unary.data, _pack_planes(gaps, width).data]]
 
 
-def _read_gaps(reader: Reader, count: int, of_true: bool) -> _Truth:
+def _read_gaps(reader: Reader, count: int) -> Positions:
     rarer, unary_bytes = reader.unpack(_GAPS)
     width = int(_remainder_width(rarer, count))
-    ends = np.flatnonzero(np.unpackbits(reader.take(unary_bytes)).view(np.bool_))
+    ends = true_positions(np.unpackbits(reader.take(unary_bytes)).view(np.bool_))
     last = int(ends[-1]) + 1 if len(ends) else 0
     if len(ends) != rarer or unary_bytes != -(-last // 8):
         raise WireError(f"A message does not hold the {rarer} gaps that it announces.")
@@ -169,10 +168,7 @@ def _read_gaps(reader: Reader, count: int, of_true: bool) -> _Truth:
     if ((last - rarer) << width) + int(remainders.sum()) + rarer > count:
         raise WireError(f"The gaps in a message lead past the last of {count} truth values.")
     quotients = np.diff(ends, prepend=-1) - 1
-    positions = np.cumsum((quotients << width) + remainders + 1) - 1
-    entries = np.full(count, not of_true)
-    entries[positions] = of_true
-    return entries
+    return np.cumsum((quotients << width) + remainders + 1) - 1
 
 
 def _remainder_width(rarer: int | _Counts, entries: int) -> _Counts:
@@ -222,20 +218,20 @@ def _quotient_sums(rows: Tensor, widths: Tensor) -> _Counts:
 # Bits ----------------------------------------------------------------------------------------------------------------
 
 
-def _pack_planes(numbers: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint8]:
+def _pack_planes(numbers: npt.NDArray[np.uint32], width: int) -> npt.NDArray[np.uint8]:
     """Pack the lowest bits of numbers: the highest of these of all numbers, then the next of all, and so on."""
-    low = numbers.astype(np.uint32)
-    return np.packbits([(low & (1 << plane)) != 0 for plane in reversed(range(width))])
+    return np.packbits([(numbers & np.uint32(1 << plane)) != 0 for plane in reversed(range(width))])
 
 
-def _unpack_planes(reader: Reader, count: int, width: int) -> npt.NDArray[np.int64]:
-    numbers = np.zeros(count, dtype=np.int64)
+def _unpack_planes(reader: Reader, count: int, width: int) -> npt.NDArray[np.uint32]:
+    numbers = np.zeros(count, dtype=np.uint32)
     for bits in unpack_bits(reader, count * width).reshape(width, count):
-        numbers = (numbers << 1) | bits
+        numbers <<= 1
+        numbers |= bits
     return numbers
 
 
-def unpack_bits(reader: Reader, count: int) -> _Truth:
+def unpack_bits(reader: Reader, count: int) -> Truth:
     """Read packed truth values; the last byte must be filled up with zeros, so that they have one encoding."""
     bits = np.unpackbits(reader.take(-(-count // 8))).view(np.bool_)
     if bits[count:].any():

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.wire.frame import Bytes, Reader, WireError
-from fedstrata.wire.masks import true_positions, unpack_bits
+from fedstrata.wire.masks import unpack_bits
+from fedstrata.wire.support import Support
 
 DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -36,7 +37,6 @@ _Counts = npt.NDArray[np.int64]
 _ITEMS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LARGEST_INT8 = 127
 _SCALE = struct.Struct("<d")
-_CHUNK = 2**16
 
 
 def sent_type(dtype: torch.dtype, values: str) -> torch.dtype:
@@ -81,52 +81,48 @@ def read_numbers(reader: Reader, count: int, dtype: torch.dtype, sent_as: torch.
 # Under a mask --------------------------------------------------------------------------------------------------------
 
 
-def values_under(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """Pick the values under a mask, all of them without one: ``[n]``."""
+def write_values(tensor: Tensor, support: Support | None, sent_as: torch.dtype) -> Iterator[Bytes]:
+    """Write the values on the support of a mask, all of them without one; piece by piece where nothing changes them."""
+    if support is None or tensor.device.type != "cpu" or tensor.dtype == torch.bool or tensor.dtype != sent_as:
+        yield from write_numbers(values_under(tensor, support), sent_as)
+    else:
+        for picked in _picked(tensor, support):
+            yield picked.view(np.uint8).data
+
+
+def values_under(tensor: Tensor, support: Support | None) -> Tensor:
+    """Pick the values on the support of a mask, all of them without one: ``[n]``."""
     tensor = tensor.detach()
-    if mask is None:
+    if support is None:
         return tensor.cpu().contiguous().reshape(-1)
     if tensor.device.type != "cpu":
-        return tensor.masked_select(mask.to(tensor.device)).cpu()
-    entries, items = _entries(mask, tensor.shape), _items(values_under(tensor, None))
-    picked = np.empty(np.count_nonzero(entries), dtype=items.dtype)
-    if len(picked) == len(items):
-        return values_under(tensor, None)
-    for place, kept, positions in _chunks(entries):
-        np.take(items[place], positions, out=picked[kept], mode="clip")
-    return torch.from_numpy(picked).view(tensor.dtype)
+        mask = torch.from_numpy(support.expanded(tensor.shape).mask()).to(tensor.device)
+        return tensor.masked_select(mask).cpu()
+    nothing = _items(tensor.new_empty(0))
+    return torch.from_numpy(np.concatenate([nothing, *_picked(tensor, support)])).view(tensor.dtype)
 
 
-def tensor_of(items: _Items, dtype: torch.dtype, shape: Sequence[int], mask: Tensor | None) -> Tensor:
-    """Build a tensor from the values under a mask, with zeros elsewhere, or from all values without one."""
-    if mask is None:
+def _picked(tensor: Tensor, support: Support) -> Iterator[_Items]:
+    items = _items(values_under(tensor, None))
+    for stretch, _, positions in support.expanded(tensor.shape).stretches():
+        yield np.take(items[stretch], positions, mode="clip")
+
+
+def tensor_of(items: _Items, dtype: torch.dtype, shape: Sequence[int], support: Support | None) -> Tensor:
+    """Build a tensor from the values on the support of a mask, with zeros elsewhere, or from all values without one."""
+    if support is None:
         whole = items.copy()
     else:
-        entries = _entries(mask, shape)
-        whole = np.zeros(len(entries), dtype=items.dtype)
-        for place, kept, positions in _chunks(entries):
+        whole = np.zeros(math.prod(shape), dtype=items.dtype)
+        for stretch, place, positions in support.expanded(shape).stretches():
             # A copy, because items that lie at odd addresses in a message are slow to take apart.
-            whole[place][positions] = items[kept].copy()
+            whole[stretch][positions] = items[place].copy()
     return torch.from_numpy(whole).view(dtype).reshape(tuple(shape))
 
 
 def _items(numbers: Tensor) -> _Items:
     """View numbers ``[n]`` as whole numbers of the same width."""
     return numbers.view(_ITEMS[numbers.dtype.itemsize]).numpy()
-
-
-def _entries(mask: Tensor, shape: Sequence[int]) -> npt.NDArray[np.bool_]:
-    return mask.cpu().expand(tuple(shape)).contiguous().reshape(-1).numpy()
-
-
-def _chunks(entries: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, slice, _Counts]]:
-    """Walk over a mask: a stretch of its entries, its place among the kept values, the positions kept inside it."""
-    done = 0
-    for start in range(0, len(entries), _CHUNK):
-        place = slice(start, start + _CHUNK)
-        positions = true_positions(entries[place])
-        yield place, slice(done, done + len(positions)), positions
-        done += len(positions)
 
 
 # In a narrower type --------------------------------------------------------------------------------------------------

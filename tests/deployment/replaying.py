@@ -31,14 +31,19 @@ class Chosen(ServerSide):
         return tuple(self.rounds[round])
 
 
+def with_participants(simulation: Simulation, rounds: dict[int, list[int]]) -> None:
+    """Let a simulation choose these participants in each round."""
+    chosen = Chosen(simulation.setting, simulation.server_side.declared)
+    object.__setattr__(chosen, "rounds", rounds)
+    simulation.server_side = chosen
+
+
 def replayed(
     rounds: dict[int, list[int]], method: str = "fedavg", own: Ingredients | None = None, **changes: Any
 ) -> Simulation:
     """Run the loop engine with the same participants in each round."""
     simulation = simulated(method, own, rounds=len(rounds), **changes)
-    chosen = Chosen(simulation.setting, simulation.server_side.declared)
-    object.__setattr__(chosen, "rounds", rounds)
-    simulation.server_side = chosen
+    with_participants(simulation, rounds)
     simulation.run()
     return simulation
 

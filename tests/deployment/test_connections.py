@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ import pytest
 pytest.importorskip("flwr")
 
 import httpx
+from flwr.app import Message
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from small_world import EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.cli.deployment import is_loopback, read_address
@@ -44,25 +48,48 @@ def link(keys: Path) -> Iterator[SuperLink]:
         yield running
 
 
-def node(address: str, keys: Path, site: Site, authority: Path | None = None, plain: bool = False) -> SuperNode:
+def node(
+    address: str,
+    keys: Path,
+    site: Site,
+    authority: Path | None = None,
+    plain: bool = False,
+    kind: type[SuperNode] = SuperNode,
+) -> SuperNode:
     root = None if plain else authority or keys / "server" / "ca.pem"
     name = NAMES[site.number]
     key = read_private_key(keys / "sites" / name / "site.key")
-    return SuperNode(address, app_of(lambda context: site), key, root, poll_seconds=0.1)
+    return kind(address, app_of(lambda context: site), key, root, poll_seconds=0.1)
 
 
-def test_sites_in_threads_over_tls_give_the_weights_of_the_simulation(keys, link, tmp_path):
+@dataclass(frozen=True)
+class RepeatingNode(SuperNode):
+    """Sends every reply twice, and in between those to all earlier questions."""
+
+    sent: list[Message] = field(default_factory=list)
+
+    def _send(self, client: FleetHttpClient, node: Node, reply: Message) -> None:
+        for one in (reply, *self.sent, reply):
+            super()._send(client, node, one)
+        self.sent.append(reply)
+
+
+@pytest.mark.parametrize("kind", [SuperNode, RepeatingNode])
+def test_sites_in_threads_over_tls_give_the_weights_of_the_simulation(kind, keys, link, tmp_path):
     own, stop = ingredients(), threading.Event()
     sites = [
         Site(tmp_path / name, SiteData(part=number, ingredients=own), number=number)
         for number, name in enumerate(NAMES)
     ]
-    threads = [threading.Thread(target=node(link.address, keys, site).run, args=(stop,), daemon=True) for site in sites]
+    threads = [
+        threading.Thread(target=node(link.address, keys, site, kind=kind).run, args=(stop,), daemon=True)
+        for site in sites
+    ]
     for thread in threads:
         thread.start()
     experiment = EXPERIMENT.with_changes({"method": "ssfl(sparsity=0.5)+fedbn", "rounds": 2})
     deployment = Deployment(experiment, NAMES, tmp_path / "run", rehearsal=True, ingredients=own)
-    serve(deployment, link)
+    summary = serve(deployment, link)
     stop.set()
     simulation = simulated("ssfl(sparsity=0.5)+fedbn", rounds=2)
     simulation.run()
@@ -73,6 +100,7 @@ def test_sites_in_threads_over_tls_give_the_weights_of_the_simulation(keys, link
         thread.join(timeout=10)
         assert not thread.is_alive()
     assert len(threads) == SITES
+    assert summary["bytes_up"] == sum(simulation.metrics.series("bytes.up")[1]), "each reply is counted once"
 
 
 def site_of(folder: Path) -> Site:

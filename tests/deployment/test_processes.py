@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -13,10 +14,14 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
+
+from cutting import CutLine
+from replaying import with_participants
 
 from fedstrata.deployment.keys import make_keys
 from fedstrata.deployment.server import status_of
@@ -41,17 +46,21 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "fedstrata", *arguments]
 
 
-def written(folder: Path, rounds: int) -> str:
+def experiment(rounds: int, **changes: Any) -> Experiment:
+    return EXPERIMENT.with_changes({"rounds": rounds, **changes})
+
+
+def written(folder: Path, experiment: Experiment) -> str:
     path = folder / "experiment.toml"
-    path.write_text(EXPERIMENT.with_changes({"rounds": rounds}).to_toml())
+    path.write_text(experiment.to_toml())
     return str(path)
 
 
-def simulated(sites: int, rounds: int) -> Simulation:
-    """Run the loop engine here, with one thread, as the sites do."""
-    simulation = Simulation.prepare(
-        EXPERIMENT.with_changes({"rounds": rounds, "clients": sites}), plan=Plan("loop", 1, threads=1)
-    )
+def simulated(experiment: Experiment, sites: int, merged: dict[int, list[int]] | None = None) -> Simulation:
+    """Run the loop engine here, with one thread, as the sites do; with the participants of each round, where given."""
+    simulation = Simulation.prepare(experiment.with_changes({"clients": sites}), plan=Plan("loop", 1, threads=1))
+    if merged is not None:
+        with_participants(simulation, merged)
     simulation.run()
     return simulation
 
@@ -90,10 +99,10 @@ def started(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
 
 def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
     out = tmp_path / "run"
-    asked = command("deploy", "--local", "3", written(tmp_path, 2), "--out", str(out), "--json")
+    asked = command("deploy", "--local", "3", written(tmp_path, experiment(2)), "--out", str(out), "--json")
     done = subprocess.run(asked, capture_output=True, text=True, env=ENVIRONMENT, timeout=LONGEST)
     assert done.returncode == 0, done.stderr
-    told, simulation = json.loads(done.stdout), simulated(3, 2)
+    told, simulation = json.loads(done.stdout), simulated(experiment(2), 3)
     assert told["rounds"] == 2
     assert told["engine"] == "flower"
     assert_same_model(out, simulation)
@@ -110,22 +119,38 @@ def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
 class Consortium:
     """A server and some sites with keys, each started by its own command."""
 
-    def __init__(self, folder: Path, names: list[str], rounds: int) -> None:
+    def __init__(self, folder: Path, names: list[str], experiment: Experiment) -> None:
         self.folder, self.names, self.out = folder, names, folder / "run"
         self.keys, self.address = folder / "keys", f"127.0.0.1:{free_port()}"
-        self.experiment = written(folder, rounds)
+        self.experiment = written(folder, experiment)
+        self.addresses = dict.fromkeys(names, self.address)
+        self.rules: list[str] = []
         make_keys(self.keys, ["127.0.0.1"], names)
 
     def start(self, name: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
         return started(self.folder, name, *(self.server() if name == "server" else self.client(name)))
 
+    @property
+    def log(self) -> str:
+        """What the server has told so far."""
+        path = self.out / "deployment.log"
+        return path.read_text() if path.exists() else ""
+
+    def await_line(self, pattern: str, told: int) -> None:
+        """Wait until the server tells something, after so many characters of its log."""
+        began = time.monotonic()
+        while not re.search(pattern, self.log[told:]):
+            assert time.monotonic() - began < LONGEST, f"'{pattern}' is not told"
+            assert not (self.out / "summary.json").exists(), "the run is over too early"
+            time.sleep(0.02)
+
     def server(self) -> list[str]:
         sites = self.keys / "server" / "sites.toml"
         return ["server", self.experiment, "--tls", str(self.keys / "server"), "--sites", str(sites),
-                "--address", self.address, "--out", str(self.out), "--no-report"]  # fmt: skip
+                "--address", self.address, "--out", str(self.out), "--no-report", *self.rules]  # fmt: skip
 
     def client(self, name: str) -> list[str]:
-        return ["client", "--server", self.address, "--site", name, "--keys", str(self.keys / "sites" / name),
+        return ["client", "--server", self.addresses[name], "--site", name, "--keys", str(self.keys / "sites" / name),
                 "--state", str(self.folder / name), "--part", str(self.names.index(name)), "--poll", "0.2"]  # fmt: skip
 
     def checkpoint(self, round: int) -> Path:
@@ -135,7 +160,7 @@ class Consortium:
 def test_sites_and_server_may_be_killed_at_any_time(tmp_path):
     """One site and then the server are killed with SIGKILL; the run ends with the weights of an unbroken simulation."""
     names, rounds = ["berlin", "paris", "rome"], 8
-    us = Consortium(tmp_path, names, rounds)
+    us = Consortium(tmp_path, names, experiment(rounds))
     with us.start("berlin") as first, us.start("paris") as second, us.start("server") as serving:
         with us.start("rome") as third:
             wait_for(us.checkpoint(2), serving, first, second, third)
@@ -149,17 +174,75 @@ def test_sites_and_server_may_be_killed_at_any_time(tmp_path):
             with us.start("server") as again:
                 wait_for(us.out / "summary.json", first, second, third)
                 assert again.wait(timeout=LONGEST) == 0
-    assert_same_model(us.out, simulated(len(names), rounds))
+    assert_same_model(us.out, simulated(experiment(rounds), len(names)))
     log = (us.out / "deployment.log").read_text()
     assert "goes on after round" in log
     assert log.count("rome has connected") >= 2
+
+
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_rounds_go_on_without_sites_that_hang_or_are_cut_off_while_they_upload(killed, tmp_path):
+    """One site is stopped and answers late; one is cut off in the middle of an upload, and one perhaps killed there.
+
+    They come back, and every round has the result of the replies that were merged, each of them whole and once.
+    """
+    names, half_an_upload = ["berlin", "paris", "rome"], 400_000
+    asked = experiment(
+        20 if killed else 9,
+        method="fedavg",
+        model="mlp(hidden=400-400)",
+        optimiser="sgd(learning_rate=0.05)",
+        evaluate_every=20,
+    )
+    us = Consortium(tmp_path, names, asked)
+    us.rules = ["--min-sites", "2", "--round-timeout", "2.5"]
+    with ExitStack() as stack:
+        lines = {name: stack.enter_context(CutLine(us.address)) for name in ("berlin", "rome")}
+        us.addresses |= {name: line.address for name, line in lines.items()}
+        running = {name: stack.enter_context(us.start(name)) for name in ("server", *names)}
+        wait_for(us.checkpoint(1), *running.values())
+
+        told = len(us.log)
+        running["paris"].send_signal(signal.SIGSTOP)
+        us.await_line("paris is late for 'train", told)
+        running["paris"].send_signal(signal.SIGCONT)
+
+        told = len(us.log)
+        lines["rome"].cut_after(half_an_upload)
+        assert lines["rome"].is_cut.wait(LONGEST)
+        us.await_line("rome is late for 'train", told)
+        lines["rome"].mend()
+        us.await_line("rome has connected", told)
+
+        if killed:
+            told = len(us.log)
+            lines["berlin"].cut_after(half_an_upload)
+            assert lines["berlin"].is_cut.wait(LONGEST)
+            running["berlin"].send_signal(signal.SIGKILL)
+            running["berlin"].wait()
+            lines["berlin"].mend()
+            running["berlin"] = stack.enter_context(us.start("berlin"))
+            us.await_line("berlin has connected", told)
+        assert running["server"].wait(timeout=LONGEST) == 0
+        assert all(running[name].poll() is None for name in ("paris", "rome")), "they came back by themselves"
+
+    late = {(name, int(round)) for name, round in re.findall(r"(\w+) is late for 'train (\d+)\.", us.log)}
+    merged = {
+        round: [site for site, name in enumerate(names) if (name, round) not in late]
+        for round in range(1, asked.rounds + 1)
+    }
+    for name in ("paris", "rome"):
+        first = min(round for absent, round in late if absent == name)
+        assert any((name, round) not in late for round in range(first, asked.rounds + 1)), f"{name} is back"
+    assert "refused" not in us.log
+    assert_same_model(us.out, simulated(asked, len(names), merged))
 
 
 @pytest.mark.slow
 def test_five_sites_for_twenty_rounds_with_random_kills(tmp_path):
     """Anybody is killed at random, again and again; the result is that of an unbroken simulation."""
     names, rounds, chance = ["a", "b", "c", "d", "e"], 20, random.Random(0)
-    us = Consortium(tmp_path, names, rounds)
+    us = Consortium(tmp_path, names, experiment(rounds))
     with ExitStack() as stack:
         running = {name: stack.enter_context(us.start(name)) for name in ("server", *names)}
         kills, began = 0, time.monotonic()
@@ -173,4 +256,4 @@ def test_five_sites_for_twenty_rounds_with_random_kills(tmp_path):
                 running[victim] = stack.enter_context(us.start(victim))
                 kills += 1
     assert kills
-    assert_same_model(us.out, simulated(len(names), rounds))
+    assert_same_model(us.out, simulated(experiment(rounds), len(names)))

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MessageType
 from in_process import InProcessGrid
 from replaying import assert_same_model, merged_sites, replayed
 from small_world import EXPERIMENT, ingredients
@@ -22,6 +22,7 @@ from fedstrata.deployment.server import Deployment
 from fedstrata.engines.flower import GridNetwork, client_app
 from fedstrata.runs import RunFolder
 
+FAULTS = ("crash before", "crash after", "raises", "double", "old", "delay", "hang")
 STATELESS = "sgd(learning_rate=0.05)"
 
 
@@ -36,7 +37,7 @@ class Small(nn.Module):
 
 
 class FaultyGrid(InProcessGrid):
-    """Loses, delays and doubles answers, and restarts sites without what they had in memory.
+    """Loses, delays and doubles answers, gives old ones, and restarts sites without what they had in memory.
 
     ``marks`` changes for a site whenever it connects anew.
     """
@@ -49,6 +50,7 @@ class FaultyGrid(InProcessGrid):
         self.marks = dict.fromkeys(self.contexts, 0)
         self.faults: Counter[str] = Counter()
         self.delayed: dict[str, int] = {}
+        self.earlier: dict[int, Message] = {}
 
     def deliver(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
@@ -65,13 +67,16 @@ class FaultyGrid(InProcessGrid):
             return Message(Error(2, "out of memory"), reply_to=message)
         if fault == "double":
             reply = self.apps[node](message, self.contexts[node])
+        if fault == "old" and node in self.earlier:
+            reply = Message(self.earlier[node].content, reply_to=message)
+        if message.metadata.message_type == MessageType.TRAIN:
+            self.earlier[node] = reply
         if fault in ("delay", "hang"):
             self.delayed[message.metadata.message_id] = 10**9 if fault == "hang" else self.chance.randint(1, 60)
         return reply
 
     def fault(self) -> str:
-        kinds = ("crash before", "crash after", "raises", "double", "delay", "hang")
-        return self.chance.choice(kinds) if self.chance.random() < self.trouble else "none"
+        return self.chance.choice(FAULTS) if self.chance.random() < self.trouble else "none"
 
     def restart(self, node: int) -> None:
         self.apps[node] = self.start()
@@ -133,7 +138,7 @@ def soak(folder: Path, sites: int, rounds: int, trouble: float, seed: int) -> tu
 
 def assert_accounted_for(folder: Path, grid: FaultyGrid, sites: int, rounds: int, seed: int) -> None:
     """Every round is there, and its result is that of the replies which were merged, each counted once."""
-    assert all(grid.faults[kind] for kind in ("crash before", "crash after", "raises", "double", "delay", "hang"))
+    assert all(grid.faults[kind] for kind in FAULTS)
     run = RunFolder.open(folder / "run")
     merged = merged_sites(run)
     assert sorted(merged) == list(range(1, rounds + 1))

@@ -1,0 +1,135 @@
+"""Rounds in which the server sees only the sum of the sites' uploads.
+
+To be imported only where Flower is there (:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedstrata.deployment.checks import RefusedReply, check_weights, number_in, odd_ones_out
+from fedstrata.deployment.engine import note_declarations
+from fedstrata.deployment.protocol import Reply, Request
+from fedstrata.deployment.secure_server import Asked, Gathered, SecureAggregation
+from fedstrata.deployment.secure_sums import Entries, count_numbers, ranges_of, read_entries, read_sum
+from fedstrata.deployment.site import scores_from_facts
+from fedstrata.engines.collecting import RunningMean
+from fedstrata.engines.engine import RoundReport
+from fedstrata.engines.evaluation import Scores
+from fedstrata.engines.server import ServerSide, ServerState
+from fedstrata.errors import FedStrataError
+from fedstrata.methods.views import Message
+from fedstrata.stack import Tensors
+
+
+@dataclass
+class SecureRounds:
+    """Runs rounds with secure aggregation: the sites train, and then their uploads are added up under masks.
+
+    ``refused`` counts the sums in a row that were not used.
+    """
+
+    side: ServerSide
+    aggregation: SecureAggregation
+    refused: int = 0
+
+    def run(
+        self, state: ServerState, round: int, asked: Mapping[int, Request], evaluate: bool
+    ) -> tuple[ServerState, RoundReport]:
+        """Run one round; one whose uploads were collected before the server was stopped is only finished."""
+        aggregation = self.aggregation
+        up, down = aggregation.bytes_up, aggregation.bytes_down
+        masks = self.side.masks_known(state, list(asked)[:1], round, upload=True)
+        gathered = aggregation.saved(round)
+        if gathered is None:
+            gathered = aggregation.gather(self._train(state, round, asked, masks, evaluate))
+        opened = aggregation.open(gathered)
+        note_declarations(self.side.declared, aggregation.federation.declarations)
+        after = self._advanced(state, opened, masks)
+        said = {site: opened.asked.facts[site] for site in opened.present}
+        scores = [_scores(site, facts, evaluate) for site, facts in said.items()]
+        return after, RoundReport(
+            loss=torch.tensor([number_in(facts, "loss") for facts in said.values()], dtype=torch.float64),
+            bytes_up=aggregation.bytes_up - up,
+            bytes_down=aggregation.bytes_down - down + sum(len(request.payload) for request in asked.values()),
+            before=Scores.join(scores) if evaluate else None,
+        )
+
+    def _train(
+        self, state: ServerState, round: int, asked: Mapping[int, Request], masks: Tensors, evaluate: bool
+    ) -> Asked:
+        """Let sites train, and prepare to add up what those learned who will send the same entries as most."""
+        federation = self.aggregation.federation
+
+        def read(site: int, reply: Reply) -> tuple[Entries, Mapping[str, Any]]:
+            number_in(reply.facts, "loss")
+            _scores(site, reply.facts, evaluate)
+            return read_entries(reply.facts.get("entries"), state.model, masks), reply.facts
+
+        answers = federation.ask(asked, read)
+        for site, reason in odd_ones_out({site: entries for site, (entries, _) in answers.items()}).items():
+            federation.refuse(site, reason)
+            del answers[site]
+        federation.require(asked, len(answers))
+        note_declarations(self.side.declared, federation.declarations)
+        entries, _ = next(iter(answers.values()))
+        sent = {entry.name: state.model[entry.name] for entry in entries}
+        return Asked(
+            round,
+            {site: facts for site, (_, facts) in answers.items()},
+            {site: self._weight(state, site, round) for site in answers},
+            ranges_of(sent, federation.rules.secure_clip, self.side.setting.layers.buffer_names),
+            count_numbers(entries, masks),
+        )
+
+    def _weight(self, state: ServerState, site: int, round: int) -> float:
+        return float(self.side.setting.method.weigh(self.side.view(state, [site], round))[0])
+
+    def _advanced(self, state: ServerState, opened: Gathered, masks: Tensors) -> ServerState:
+        """Go on from the mean of the uploads, or where that cannot be right from where the round began."""
+        federation, round = self.aggregation.federation, opened.asked.round
+        try:
+            merged = self._merged(state, opened, masks)
+        except RefusedReply as refusal:
+            self.refused += 1
+            text = (
+                f"The sum of the uploads of round {round} is refused: {refusal}. Under secure aggregation nobody can "
+                "tell whose fault that is"
+            )
+            if self.refused >= federation.rules.max_refusals:
+                raise FedStrataError(
+                    f"{text}. It was so {self.refused} times in a row; the rounds so far are saved."
+                ) from None
+            federation.log(f"{text}; the model stays as it was")
+            return state
+        self.refused = 0
+        return self.side.advance(state, opened.present, merged, round)
+
+    def _merged(self, state: ServerState, opened: Gathered, masks: Tensors) -> Tensors:
+        """Read the mean out of the sum, and check it as a reply is checked elsewhere."""
+        federation, asked = self.aggregation.federation, opened.asked
+        entries = read_entries(asked.facts[opened.present[0]].get("entries"), state.model, masks)
+        scale = self.aggregation.scale(asked)
+        mean, clipped = read_sum(opened.total, entries, masks, scale, len(opened.present), opened.weight)
+        if clipped:
+            federation.log(f"round {asked.round}: {clipped} entries were clipped; if that goes on, raise secure_clip")
+        device = self.side.setting.device
+        running = RunningMean()
+        running.add(
+            Message(
+                {name: tensor.to(device) for name, tensor in mean.items()},
+                {entry.name: masks[entry.name] for entry in entries if entry.mask is not None},
+            ),
+            torch.ones((), dtype=torch.float64, device=device),
+        )
+        merged = running.mean(state.model)
+        check_weights(Message({name: t[None] for name, t in merged.items()}), state.model, federation.rules.norm_limit)
+        return merged
+
+
+def _scores(site: int, facts: Mapping[str, Any], evaluate: bool) -> Scores:
+    return scores_from_facts(site, facts.get("scores") if evaluate else {})
