@@ -235,6 +235,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
                 reasons.setdefault(comparison.note, []).append(row.label)
         for note, labels in reasons.items():
             said.append(note if len(labels) == len(compared) else f"{_listed(labels)}: {note}")
+    spent = [f"{row.label} {row.epsilon.mean:.3g}" for row in rows if row.epsilon is not None]
+    if spent:
+        said.append(f"Epsilon spent by the client that took part most often: {_listed(spent)}.")
     return said
 
 

@@ -203,6 +203,14 @@ def test_notes_say_how_many_seeds_and_which_test() -> None:
     assert said[3].startswith("fedprox: One seed in common with fedavg")
 
 
+def test_notes_tell_what_privacy_was_spent() -> None:
+    private = run("central-dp", 0, 0.4)
+    private.summary["final"]["privacy.epsilon"] = 7.9996
+    assert notes(comparison_rows([run("fedavg", 0, 0.5), private]))[-1] == (
+        "Epsilon spent by the client that took part most often: central-dp 8."
+    )
+
+
 def test_many_methods_stand_by_rank_behind_fedavg():
     runs = [run(f"fedprox(mu={number})", 0, 0.5 + number / 100) for number in range(12)]
     few = comparison_rows([*runs[:11], run("fedavg", 0, 0.55)])

@@ -68,9 +68,6 @@ def _columns(view: View, headlines: list[str]) -> list[_Shown]:
     if len(headlines) > 1:
         hint = "After what each client's own model was tested, on its own test set"
         columns.insert(1, (Column("After", hint, numeric=False), lambda row: Cell(_on_one_line(row.headline))))
-    if any(row.epsilon for row in rows):
-        hint = "Privacy that the client which took part most often has spent; the smaller, the more private"
-        columns.append((Column("Epsilon", hint), _epsilon))
     if len({len(row.seeds) for row in rows}) > 1:
         columns.append((Column("Seeds"), lambda row: Cell(str(len(row.seeds)), float(len(row.seeds)))))
     return columns
@@ -92,10 +89,6 @@ def _p_value(row: Row) -> Cell:
     if row.comparison is None:
         return Cell(formats.ABSENT)
     return Cell(formats.p_value(row.comparison.adjusted), row.comparison.adjusted, hint=row.comparison.note)
-
-
-def _epsilon(row: Row) -> Cell:
-    return Cell(formats.number(row.epsilon), None if row.epsilon is None else row.epsilon.mean)
 
 
 def _size(value: Estimate | None) -> Cell:
