@@ -153,6 +153,7 @@ def _describe(registry: Registry[Any], name: str) -> dict[str, Any]:
 
 def method_facts(method: Part) -> dict[str, Any]:
     """Tell what is true of a method: what its author says, and what its hooks show."""
+    from fedstrata.methods import Method
     from fedstrata.methods import methods as registry
     from fedstrata.methods.compatibility import defines, objection
 
@@ -165,6 +166,7 @@ def method_facts(method: Part) -> dict[str, Any]:
         return any(objection(one, part) for one in parts for part in other.parts() if one != part)
 
     obstacles = [part.facts.not_on_network for part in (method, *parts) if part.facts.not_on_network]
+    seen = obstacles[0] if obstacles else Method.make(method).objection_to_secure_aggregation
     return {
         "family": method.facts.family,
         "paper": method.facts.paper,
@@ -175,6 +177,8 @@ def method_facts(method: Part) -> dict[str, Any]:
         "refuses": [name for name in registry.names() if name != method.name and refuses(registry.make(name))],
         "on_network": not obstacles,
         "not_on_network": obstacles[0] if obstacles else None,
+        "secure_aggregation": seen is None,
+        "not_under_secure_aggregation": seen,
     }
 
 
@@ -237,6 +241,7 @@ def _facts(entry: dict[str, Any]) -> dict[str, str]:
         "client remembers": "yes, from round to round" if entry["client_state"] else "no",
         "server remembers": "yes, from round to round" if entry["server_state"] else "no",
         "by messages alone": "yes" if entry["on_network"] else f"no: {entry['not_on_network']}",
+        "secure aggregation": "yes" if entry["secure_aggregation"] else f"no: {entry['not_under_secure_aggregation']}",
         "combining": f"with any other method but {refused}" if refused else "with any other method",
     }
     return {name: value for name, value in facts.items() if value}

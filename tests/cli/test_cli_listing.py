@@ -93,6 +93,24 @@ class AmongPeers(Part):
 def test_a_method_that_cannot_run_on_a_network_says_why() -> None:
     facts = method_facts(AmongPeers())
     assert (facts["on_network"], facts["not_on_network"]) == (False, "clients see one another")
+    assert facts["not_under_secure_aggregation"] == "clients see one another"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("fedbn", None),
+        ("ssfl", None),
+        ("lips", None),
+        ("lws", "'lws' looks at the replies of single clients"),
+        ("l-dawa", "'l-dawa' merges replies in a way of its own"),
+        ("random-k", "under 'random-k' each client sends entries of its own"),
+        ("feddisco", "the weights of 'feddisco' depend on who else takes part"),
+    ],
+)
+def test_the_registry_knows_what_secure_aggregation_needs(name, reason):
+    facts = method_facts(methods.make(name))
+    assert (facts["secure_aggregation"], facts["not_under_secure_aggregation"]) == (reason is None, reason)
 
 
 def test_layers_of_a_model(call: Call) -> None:
