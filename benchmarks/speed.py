@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py                     the CPU table (and the GPU table where there is a GPU)
     python benchmarks/speed.py --growth            how time and memory grow with the number of clients
+    python benchmarks/speed.py --steps             on a GPU: the time of a step, and how much of it the GPU computes
 
 Three ways to train the same clients for one round: ``usual`` is the loop that most federated-learning code has (one
 ``nn.Module``, ``torch.optim``, client after client, no messages); ``loop`` is FedStrata's reference engine, which also
@@ -23,6 +24,8 @@ import fedstrata  # noqa: F401 - sets the environment before torch is imported
 
 import torch  # isort: skip
 import torch.nn.functional as F  # isort: skip
+from torch.autograd import DeviceType  # isort: skip
+from torch.profiler import ProfilerActivity, profile  # isort: skip
 
 from fedstrata.data import Split, from_arrays
 from fedstrata.engines.planning import Plan
@@ -44,6 +47,8 @@ class Case:
     batch_size: int
     epochs: int = 5
     precision: str = "fp32"
+    method: str = "fedbn"
+    optimiser: str = "sgd(learning_rate=0.1, momentum=0.9)"
 
 
 CPU_CASES = [
@@ -66,6 +71,17 @@ GPU_CASES = [
     for precision in ("fp32", "tf32", "bf16")
 ]
 
+CLIPPED = "sgd(learning_rate=0.1, weight_decay=0.0005, clip=10.0)"
+STEP_CASES = [  # every client has a single batch, and ten steps on it make a round
+    Case("ResNet-8", "resnet8", (3, 32, 32), 100, 100, 100, 100, 10, "tf32"),
+    Case("ResNet-18", "resnet18", (3, 32, 32), 10, 10, 50, 50, 10, "tf32", "fedavg", CLIPPED),
+    Case("ResNet-18", "resnet18", (3, 32, 32), 10, 10, 16, 16, 10, "tf32", "fedavg", CLIPPED),
+    Case("ResNet-18", "resnet18", (3, 32, 32), 10, 10, 16, 16, 10, "tf32", "ssfl(sparsity=0.5)", CLIPPED),
+    Case("ResNet-20", "resnet20", (3, 32, 32), 10, 20, 128, 128, 10, "tf32", "fedavg"),
+    Case("ResNet-20", "resnet20", (3, 32, 32), 10, 20, 128, 128, 10, "bf16", "fedavg"),
+    Case("ViT", "vit", (3, 32, 32), 100, 10, 64, 64, 10, "tf32", "sparse-ft(head_rounds=0)"),
+]
+
 
 def simulation(case: Case, engine: str, device: str, chunk: int | None = None) -> Simulation:
     """Prepare a federation with random data of the right shape."""
@@ -78,7 +94,8 @@ def simulation(case: Case, engine: str, device: str, chunk: int | None = None) -
     split = Split(tuple(positions), tuple(positions[:, :0]))
     experiment = Experiment(
         model=case.model,
-        method="fedbn",
+        method=case.method,
+        optimiser=case.optimiser,
         epochs=case.epochs,
         batch_size=case.batch_size,
         precision=case.precision,
@@ -184,15 +201,49 @@ def growth(device: str, repetitions: int) -> None:
         print(f"| {clients} | {spent:.3f} | {prepared.plan.chunk} | {peak:.2f} |", flush=True)
 
 
+def steps(repetitions: int) -> None:
+    """Print the time of a step on the clock, and the part of it in which the GPU computes."""
+    print(
+        "| model | clients x batch | method, precision | step, ms | GPU busy, ms | launches | peak memory, GiB |\n"
+        "|---|---|---|---|---|---|---|"
+    )
+    for case in STEP_CASES:
+        prepared = simulation(case, "stacked", "cuda")
+        prepared.engine.exchange(1)
+        one_round = rounds_of(prepared)
+        one_round()
+        torch.cuda.reset_peak_memory_stats()
+        spent = statistics.median(seconds(one_round, "cuda") for _ in range(repetitions)) / case.epochs
+        busy, launches = device_work(one_round)
+        print(
+            f"| {case.name} | {case.clients} x {case.batch_size} | `{case.method}`, {case.precision} "
+            f"| {1e3 * spent:.1f} | {1e3 * busy / case.epochs:.1f} | {launches / case.epochs:.0f} "
+            f"| {torch.cuda.max_memory_allocated() / 2**30:.1f} |",
+            flush=True,
+        )
+
+
+def device_work(one_round: Callable[[], None]) -> tuple[float, int]:
+    """Tell for how many seconds the GPU computes in a round, and how often something was launched on it."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        seconds(one_round, "cuda")
+    kernels = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
+    return sum(event.time_range.elapsed_us() for event in kernels) / 1e6, len(kernels)
+
+
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--growth", action="store_true", help="how time and memory grow with clients, instead of the ratios"
     )
+    parser.add_argument("--steps", action="store_true", help="on a GPU: time of a step, and the GPU's part of it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.steps:
+        steps(arguments.repetitions)
+        return
     if arguments.growth:
         growth(arguments.device, arguments.repetitions)
         return
