@@ -370,7 +370,7 @@ def bernoulli_mask(x):
         (bernoulli_mask, "bernoulli_"),
         (lambda x: torch.normal(x, 1.0), "normal"),
         (lambda x: x + torch.empty(4).uniform_(), "uniform_"),
-        (lambda x: torch.distributions.Normal(x, 1.0).rsample(), "normal_"),
+        (lambda x: torch.distributions.Normal(x, 1.0, validate_args=False).rsample(), "normal_"),
         (lambda x: F.gumbel_softmax(x), "gumbel_softmax"),
         (lambda x: F.alpha_dropout(x, 0.5, True), "alpha_dropout"),
         (lambda x: F.rrelu(x, training=True), "rrelu"),

@@ -26,6 +26,19 @@ def test_windows_are_those_of_the_general_operation(kernel, stride, padding, dty
     assert torch.equal(columns, expected)
 
 
+@pytest.mark.parametrize("order", [(1, 0, 2, 3, 4), (2, 0, 1, 3, 4), (1, 2, 0, 3, 4), (0, 1, 2, 4, 3)])
+def test_windows_of_images_that_lie_in_another_order(order):
+    """Group norm leaves ``[B, K, C, H, W]`` in memory, the input ``[K, B, C, H, W]``."""
+    from fedstrata.kernels import windows
+
+    shape = torch.tensor([4, 8, 10, 9, 7])
+    laid = torch.randn(*shape[list(order)].tolist(), device="cuda")
+    images = laid.permute(*torch.tensor(order).argsort().tolist())
+    assert images.shape == (4, 8, 10, 9, 7)
+    columns, _ = windows(images, (3, 3), (1, 1), (1, 1))
+    assert torch.equal(columns, unfolded_windows(images, (3, 3), (1, 1), (1, 1))[0])
+
+
 def test_more_planes_than_a_grid_axis_allows():
     from fedstrata.kernels import windows
 

@@ -171,6 +171,35 @@ def test_batch_norm_without_running_statistics():
     )
 
 
+@pytest.mark.parametrize("shape", [(BATCH, 4, 4, 3), (BATCH, 4, 5), (BATCH, 4)])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("affine", [(), ("weight",), ("weight", "bias")], ids=str)
+def test_group_norm(shape, groups, affine):
+    stacks = draw(CLIENTS, *shape), *(draw(CLIENTS, 4, seed=seed) for seed, _ in enumerate(affine, start=1))
+    ours, theirs = (
+        lambda inputs, *scale, norm=norm: norm(inputs, groups, **dict(zip(affine, scale, strict=True)), eps=1e-3)
+        for norm in (GPU_OPERATIONS[F.group_norm], F.group_norm)
+    )
+    assert_equal_with_gradients(vmap(ours), lambda *stacks: per_client(theirs, *stacks), *stacks)
+
+
+def test_group_norm_of_clients_that_share_inputs_or_weights():
+    inputs, weights, biases = draw(BATCH, 4, 3, 3), draw(CLIENTS, 4, seed=1), draw(4, seed=2)
+    ours, theirs = (
+        lambda weight, norm=norm: norm(inputs, 2, weight, biases)
+        for norm in (GPU_OPERATIONS[F.group_norm], F.group_norm)
+    )
+    assert_equal_with_gradients(vmap(ours), lambda stack: per_client(theirs, stack), weights)
+
+
+def test_group_norm_under_autocast_is_float32():
+    inputs = draw(CLIENTS, BATCH, 4, 3, 3).to(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = vmap(lambda own: GPU_OPERATIONS[F.group_norm](own, 2))(inputs)
+    assert outputs.dtype == torch.float32
+    torch.testing.assert_close(outputs, per_client(lambda own: F.group_norm(own.float(), 2), inputs))
+
+
 @pytest.mark.parametrize(
     "options",
     [
