@@ -150,6 +150,14 @@ class MetricLog:
         """Return the mean of the last ten values (fewer, where there are fewer) of each metric of the round table."""
         return {metric: float(self.series(metric)[1][-10:].mean()) for metric in self._last_round}
 
+    def traffic(self) -> dict[str, int]:
+        """Sum up the bytes of the encoded messages and, where there was a real network, those that it carried."""
+        ways = [(kind, way) for kind in ("bytes", "network") for way in ("up", "down")]
+        values = {(kind, way): self.series(f"{kind}.{way}")[1] for kind, way in ways}
+        return {
+            f"{kind}_{way}": int(sent.sum()) for (kind, way), sent in values.items() if len(sent) or kind == "bytes"
+        }
+
     def best(self) -> dict[str, float]:
         """Return the best value of each metric of the round table that knows better and worse.
 

@@ -271,7 +271,6 @@ class Simulation:
         """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name."""
         headline = "client_adapted" if self.method.adaptation() is not None else "client_after"
         rounds, accuracy = self.metrics.series("client_after.accuracy.mean")
-        totals = {way: float(self.metrics.series(f"bytes.{way}")[1].sum()) for way in ("up", "down")}
         return {
             "method": str(self.method),
             "data": self.experiment.data,
@@ -283,8 +282,7 @@ class Simulation:
             "last_ten": self.metrics.last_ten(),
             "best": self.metrics.best(),
             "best_round": int(rounds[accuracy.argmax()]) if len(rounds) else None,
-            "bytes_up": int(totals["up"]),
-            "bytes_down": int(totals["down"]),
+            **self.metrics.traffic(),
             "seconds": sum(self.timings.totals().values()),
             "parameters": sum(self.setting.initial[name].numel() for name in self.setting.layers.parameter_names),
             "engine": self.plan.engine,

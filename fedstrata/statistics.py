@@ -77,7 +77,8 @@ class Row:
     ``last``, ``last_ten`` and ``best`` are the headline accuracy in the last round, as the mean of the last ten
     evaluations and in the best round; ``worst`` is the mean over the worst tenth of the clients in the last round.
     ``comparison`` is none for the reference. ``epsilon`` is the privacy that the client which took part most often has
-    spent, for methods that keep an account of it.
+    spent, for methods that keep an account of it. ``bytes`` are those of the encoded messages, ``network`` those that a
+    real network carried, where there was one.
     """
 
     label: str
@@ -92,6 +93,8 @@ class Row:
     seconds: Estimate | None
     comparison: Comparison | None
     epsilon: Estimate | None = None
+    network_up: Estimate | None = None
+    network_down: Estimate | None = None
 
 
 def group_runs(runs: Sequence[R]) -> list[Group[R]]:
@@ -342,6 +345,8 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         worst=over_seeds("final", ".worst10"),
         bytes_up=total("bytes_up"),
         bytes_down=total("bytes_down"),
+        network_up=total("network_up"),
+        network_down=total("network_down"),
         seconds=total("seconds"),
         comparison=comparison,
         epsilon=estimate(spent for summary in summaries if (spent := epsilon_spent(summary)) is not None),

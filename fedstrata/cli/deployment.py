@@ -294,6 +294,9 @@ def status(
             f"accuracy {100 * told['accuracy']:.1f} % (mean over the sites' own test samples)", soft_wrap=True
         )
     results.print(f"{data_size(told['bytes_up'])} up, {data_size(told['bytes_down'])} down", soft_wrap=True)
+    if told["network_up"]:
+        carried = (data_size(told[f"network_{way}"]) for way in ("up", "down"))
+        results.print("on the network: {} up, {} down".format(*carried), soft_wrap=True)
     if told["state"] != "finished":
         for word, names in (("in", "answered"), ("waited for", "waiting"), ("left out", "left_out")):
             results.print(f"{word}: {', '.join(told[names]) or 'nobody'}", soft_wrap=True)

@@ -99,8 +99,7 @@ class Run:
             "final": metrics.latest(),
             "last_ten": metrics.last_ten(),
             "best": metrics.best(),
-            "bytes_up": float(metrics.series("bytes.up")[1].sum()),
-            "bytes_down": float(metrics.series("bytes.down")[1].sum()),
+            **metrics.traffic(),
             "seconds": sum(self.timings.totals().values()),
         }
 

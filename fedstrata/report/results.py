@@ -68,6 +68,12 @@ def _columns(view: View, headlines: list[str]) -> list[_Shown]:
     if len(headlines) > 1:
         hint = "After what each client's own model was tested, on its own test set"
         columns.insert(1, (Column("After", hint, numeric=False), lambda row: Cell(_on_one_line(row.headline))))
+    if any(row.network_up for row in rows):
+        group = "On the network"
+        columns += [
+            (Column("Up", "Bytes that the server received, over HTTP", group=group), lambda row: _size(row.network_up)),
+            (Column("Down", "Bytes that the server sent, over HTTP", group=group), lambda row: _size(row.network_down)),
+        ]
     if len({len(row.seeds) for row in rows}) > 1:
         columns.append((Column("Seeds"), lambda row: Cell(str(len(row.seeds)), float(len(row.seeds)))))
     return columns

@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable
-from io import BytesIO
 from itertools import chain
 from typing import Any
 
@@ -26,7 +25,6 @@ _MAGIC = b"FSM2"
 _PREFIX = struct.Struct("<4sII")
 _CHECKSUM = struct.Struct("<I")
 _NO_ROUND = 2**32 - 1
-_PIECE = 2**18  # so little stays in the processor's cache between checksum and copy
 FRAME_BYTES = _PREFIX.size + _CHECKSUM.size
 
 
@@ -35,16 +33,14 @@ class WireError(FedStrataError):
 
 
 def seal(description: bytes, body: Iterable[Bytes], round: int | None) -> bytes:
-    """Put description and body into a frame; what is in the body is copied once, piece by piece as it comes."""
+    """Put description and body into a frame; each part of the body is read as it comes, and copied once in the end."""
     prefix = _PREFIX.pack(_MAGIC, _NO_ROUND if round is None else round, len(description))
-    whole, checksum = BytesIO(), 0
+    parts: list[Bytes] = []
+    checksum = 0
     for part in chain([prefix, description], body):
-        for start in range(0, len(part), _PIECE):
-            piece = part[start : start + _PIECE]
-            checksum = zlib.crc32(piece, checksum)
-            whole.write(piece)
-    whole.write(_CHECKSUM.pack(checksum))
-    return whole.getvalue()
+        checksum = zlib.crc32(part, checksum)
+        parts.append(part)
+    return b"".join([*parts, _CHECKSUM.pack(checksum)])
 
 
 def unseal(data: bytes, round: int | None) -> tuple[bytes, Reader]:

@@ -49,7 +49,7 @@ def write_truth(truth: Tensor) -> list[Bytes]:
 
 def write_mask(support: Support, held: Tensor | None) -> list[Bytes]:
     """Write a mask in the smallest way; ``held`` is the mask that the receiver is known to hold."""
-    if held is not None and support_of(held).same_as(support):
+    if held is not None and support.is_of(held):
         return _smallest(_bits_record(support.bits), [_KIND.pack(_HELD), support.hash])
 
     def positions(of_true: bool) -> Positions:

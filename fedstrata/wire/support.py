@@ -67,13 +67,9 @@ class Support:
         digest.update(self.bits.data)
         return digest.digest()
 
-    def same_as(self, other: Support) -> bool:
-        """Tell whether both are supports of the same mask."""
-        return self is other or self.is_of(other.shape, other.bits)
-
-    def is_of(self, shape: tuple[int, ...], bits: Bits) -> bool:
-        """Tell whether it is the support of a mask of that shape with these bits."""
-        return self.shape == shape and np.array_equal(self.bits, bits)
+    def is_of(self, mask: Tensor) -> bool:
+        """Tell whether it is the support of a mask."""
+        return self.shape == mask.shape and np.array_equal(self.bits, np.packbits(_entries(mask)))
 
     def mask(self) -> Truth:
         """Unpack the mask."""
@@ -116,7 +112,7 @@ class Supports:
         with self._lock:
             support = self._kept.pop(key, None)
             self.nbytes -= 0 if support is None else support.nbytes
-            if support is None or not support.is_of(mask.shape, bits):
+            if support is None or not np.array_equal(support.bits, bits):
                 support = Support(mask, bits, positions)
             self._kept[key] = support
             self.nbytes += support.nbytes
@@ -137,7 +133,11 @@ SUPPORTS = Supports(2**28)
 
 def support_of(mask: Tensor) -> Support:
     """Find the support of a mask."""
-    return SUPPORTS.find(mask.detach().cpu().numpy())
+    return SUPPORTS.find(_entries(mask))
+
+
+def _entries(mask: Tensor) -> Truth:
+    return mask.detach().cpu().numpy()
 
 
 def true_positions(entries: Truth) -> Positions:

@@ -109,7 +109,9 @@ def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
     final, expected = told["final"], simulation.metrics.latest()
     assert final["network.up"] > final["bytes.up"] > 0
     assert {name: final[name] for name in expected} == pytest.approx(expected)
-    assert (out / "report.html").exists()
+    assert told["network_up"] > told["bytes_up"] > 0
+    assert told["network_down"] > told["bytes_down"] > 0
+    assert "On the network" in (out / "report.html").read_text()
     assert all((tmp_path / "run-sites" / f"site-{number}").is_dir() for number in (1, 2, 3))
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"PRIVATE KEY" not in everything
