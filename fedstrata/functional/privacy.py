@@ -63,6 +63,8 @@ def gaussian_epsilon(noise: float, releases: int, delta: float) -> float:
 def gaussian_noise(epsilon: float, releases: int, delta: float) -> float:
     r"""Return the smallest noise multiplier z with which some releases spend no more than :math:`\varepsilon`.
 
+    Citation: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Algorithm 1.
+
     >>> round(gaussian_noise(epsilon=4.377, releases=1, delta=1e-5), 3)
     1.0
     >>> round(gaussian_noise(epsilon=4.377, releases=4, delta=1e-5), 3)
