@@ -50,6 +50,14 @@ class Experiment(Spec):
         "Running statistics of norm layers that the method shares: averaged, or kept local.",
         choices=("averaged", "local"),
     )
+    upload_values: str = parameter(
+        "as-is",
+        "How weights travel from the clients: as they are, or in a narrower type, with its error in the metrics.",
+        choices=("as-is", "fp16", "bf16", "int8"),
+    )
+    download_values: str = parameter(
+        "as-is", "How weights travel to the clients.", choices=("as-is", "fp16", "bf16", "int8")
+    )
     seed: int = parameter(0, "The seed of every draw.", low=0)
     engine: str = parameter(
         "auto",

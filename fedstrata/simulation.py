@@ -184,6 +184,7 @@ class Simulation:
             "train.loss": float(report.loss.mean()),
             "bytes.up": float(report.bytes_up + up),
             "bytes.down": float(report.bytes_down + down),
+            **report.errors,
             **self.method.round_metrics(self.server_side.view(self.engine.server, participants, self.round)),
         }
         self._warn_if_diverged(report, participants)
@@ -398,6 +399,8 @@ def make_setting(
         clients=experiment.clients or DEFAULT_CLIENTS,
         late_clients=experiment.late_clients,
         join_round=experiment.join_round,
+        upload_values=experiment.upload_values,
+        download_values=experiment.download_values,
         precision=experiment.precision,
         device=device,
         secret=ingredients.secret or "",

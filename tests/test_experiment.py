@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
+from fedstrata.wire import VALUES
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 counts = st.integers(min_value=1, max_value=2**64)
@@ -100,3 +101,9 @@ def test_a_missing_file_and_a_folder_are_answered_with_a_sentence(tmp_path: Path
         Experiment.read(tmp_path / "absent.toml")
     with pytest.raises(FedStrataError, match="cannot be read"):
         Experiment.read(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["upload_values", "download_values"])
+def test_values_can_travel_in_every_way_that_the_wire_knows(key):
+    [field] = (field for field in dataclasses.fields(Experiment) if field.name == key)
+    assert tuple(field.metadata["choices"]) == VALUES

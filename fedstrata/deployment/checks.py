@@ -24,12 +24,14 @@ class RefusedReply(FedStrataError):  # noqa: N818 - a verdict
     """A reply that is not used, and why."""
 
 
-def read_reply(payload: bytes, model: Tensors, device: torch.device, known: Tensors | None = None) -> Message:
-    """Decode a reply, which may name masks that are known here, and insist on finite numbers."""
+def read_reply(
+    payload: bytes, model: Tensors, device: torch.device, known: Tensors | None = None, round: int | None = None
+) -> Message:
+    """Decode a reply of a round, which may name masks that are known here, and insist on finite numbers."""
     most = _LARGEST * sum(tensor.nbytes for tensor in model.values()) + _ROOM
     if len(payload) > most:
         raise RefusedReply(f"it has {len(payload)} bytes, and {most} are the most for this model")
-    message = decode(payload, device, known)
+    message = decode(payload, device, known, round)
     for name, tensor in (*message.tensors.items(), *message.numbers.items()):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise RefusedReply(f"'{name}' holds a NaN or an infinity")

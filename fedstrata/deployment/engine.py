@@ -14,7 +14,7 @@ from fedstrata.deployment.site import TRAIN_STEP, adopt_step, scores_from_facts,
 from fedstrata.deployment.store import Step
 from fedstrata.engines.client import ClientSide, ClientState
 from fedstrata.engines.collecting import Collector
-from fedstrata.engines.engine import RoundReport
+from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
@@ -23,7 +23,7 @@ from fedstrata.methods.composition import Exchange
 from fedstrata.methods.views import Message
 from fedstrata.simulation import Prepared
 from fedstrata.stack import Tensors, take_first
-from fedstrata.wire import encode
+from fedstrata.wire import AS_IS, encode, received
 
 if TYPE_CHECKING:
     from fedstrata.deployment.secure_rounds import SecureRounds
@@ -79,7 +79,7 @@ class NetworkEngine:
             chosen = self.central.asked(exchange, round)
             messages = self.central.messages(chosen, round)
             asked = self._requests("survey", (round, survey_step(index)), chosen, messages)
-            answers = self.federation.ask(asked, lambda site, reply: self._read(reply))
+            answers = self.federation.ask(asked, lambda site, reply: self._read(reply, round))
             usual = self._usual(asked, {site: layout(message) for site, (message, _) in answers.items()})
             self._conclude(exchange, {site: answers[site][0] for site in usual}, round)
             self._concluded = (round, index + 1)
@@ -101,13 +101,16 @@ class NetworkEngine:
             return report
         losses: dict[int, float] = {}
         scores: dict[int, Scores] = {}
+        lost: dict[int, float] = {}
         collectors: dict[Layout, Collector] = {}
 
         def read(site: int, reply: Reply) -> tuple[Layout, int]:
             losses[site] = number_in(reply.facts, "loss")
             scores[site] = scores_from_facts(site, reply.facts.get("scores") if evaluate else {})
             known = self.central.side.masks_known(self.server, [site], round, upload=True)
-            message, size = self._read(reply, known)
+            message, size = self._read(reply, round, known)
+            if self.setting.upload_values != AS_IS:
+                lost[site] = number_in(reply.facts, "error", low=0.0)
             check_weights(message, self.server.model, self.federation.rules.norm_limit)
             note_declarations(self.central.side.declared, self.federation.declarations)
             held = layout(message)  # normally there is one; whoever sends other layers than most is refused below
@@ -116,12 +119,18 @@ class NetworkEngine:
 
         replies = self.federation.ask(asked, read)
         usual = self._usual(asked, {site: held for site, (held, _) in replies.items()})
+        errors = wire_errors(
+            self.setting,
+            up=lambda: torch.tensor([lost[site] for site in usual]),
+            down=lambda: self.central.lost(participants, round),
+        )
         self.central.state = collectors[replies[usual[0]][0]].finish()
         return RoundReport(
             loss=torch.tensor([losses[site] for site in usual], dtype=torch.float64),
             bytes_up=sum(replies[site][1] for site in usual),
             bytes_down=sum(len(request.payload) for request in asked.values()),
             before=Scores.join([scores[site] for site in usual]) if evaluate else None,
+            errors=errors,
         )
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
@@ -131,7 +140,8 @@ class NetworkEngine:
         alike = self.setting.everybody_alike and len(set(messages)) == 1
         if self.test is None or not alike:
             return scores, None
-        broadcast = self.central.side.broadcast(self.server, [0], round + 1, testing=True)
+        sent = self.central.side.broadcast(self.server, [0], round + 1, testing=True)
+        broadcast = received(sent, self.setting.download_values)
         heard = [(exchange, self._announced(exchange, place, 0), place[0]) for place, exchange in self._last(round + 1)]
         return scores, self.test(broadcast, heard, round)
 
@@ -173,8 +183,9 @@ class NetworkEngine:
         self.federation.require(asked, len(usual))
         return usual
 
-    def _read(self, reply: Reply, known: Tensors | None = None) -> tuple[Message, int]:
-        return read_reply(reply.payload, self.setting.initial, self.setting.device, known), len(reply.payload)
+    def _read(self, reply: Reply, round: int, known: Tensors | None = None) -> tuple[Message, int]:
+        message = read_reply(reply.payload, self.setting.initial, self.setting.device, known, round)
+        return message, len(reply.payload)
 
     # Exchanges --------------------------------------------------------------------------------------------------------
 
@@ -191,7 +202,8 @@ class NetworkEngine:
         return message if message.common else message.rows(torch.tensor([site], device=self.setting.device))
 
     def _announcement(self, exchange: Exchange, step: Step, site: int) -> Request:
-        return Request("adopt", self.federation.run, step, {}, encode(self._announced(exchange, step, site)))
+        payload = encode(self._announced(exchange, step, site), round=step[0])
+        return Request("adopt", self.federation.run, step, {}, payload)
 
     def _announcements(self, site: int, round: int) -> list[Request]:
         """List what a site that was away must take in before a round."""

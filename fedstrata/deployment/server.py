@@ -38,6 +38,7 @@ from fedstrata.simulation import (
     prepare_setting,
     refuse_unknown_names,
 )
+from fedstrata.wire import AS_IS
 
 if TYPE_CHECKING:
     from fedstrata.deployment.secure_rounds import SecureRounds
@@ -88,6 +89,11 @@ class Deployment:
         if objection is not None:
             raise FedStrataError(
                 f"'{method}' cannot run with secure aggregation: {objection}. Run it without, or choose another method."
+            )
+        if self.experiment.upload_values != AS_IS:
+            raise FedStrataError(
+                f"Under secure aggregation uploads are masked whole numbers, not {self.experiment.upload_values}; "
+                "leave upload_values as it is, and set 'secure_bits' in the rules instead."
             )
         there = len(self.names) - self.experiment.late_clients
         self.rules.check_secure(int(self.experiment.participation * there + 0.5))

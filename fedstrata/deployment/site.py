@@ -45,7 +45,7 @@ from fedstrata.methods.composition import Exchange
 from fedstrata.methods.views import Message
 from fedstrata.simulation import Ingredients, Prepared, load_data, prepare_setting
 from fedstrata.stack import Tensors, take_first
-from fedstrata.wire import decode, encode
+from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
 if TYPE_CHECKING:
     from fedstrata.deployment.secure_site import SecureSteps
@@ -322,6 +322,9 @@ class Site:
                     refuse_infinite(upload)
                     facts["entries"] = [entry.to_facts() for entry in entries_of(upload)]
                     reply = encode(upload)
+                if member.ready.setting.upload_values != AS_IS:
+                    [lost] = quantisation_error(outcome.reply, member.ready.setting.upload_values)
+                    facts["error"] = _number(float(lost))
                 facts["loss"] = _number(float(outcome.loss))
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)

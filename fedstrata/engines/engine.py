@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -11,20 +11,33 @@ from torch import Tensor
 from fedstrata.engines.client import ClientState
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.server import ServerState
+from fedstrata.engines.setting import Setting
 from fedstrata.stack import Tensors
+from fedstrata.wire import AS_IS
 
 
 @dataclass(frozen=True)
 class RoundReport:
     """What a round cost and gave.
 
-    ``loss`` is each participant's mean training loss, ``before`` the scores before aggregation, if asked.
+    ``loss`` is each participant's mean training loss, ``before`` the scores before aggregation, if asked. ``errors``
+    are the metrics of what was lost by sending values in a narrower type, if anything was.
     """
 
     loss: Tensor
     bytes_up: int
     bytes_down: int
     before: Scores | None
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+
+def wire_errors(setting: Setting, up: Callable[[], Tensor], down: Callable[[], Tensor]) -> dict[str, float]:
+    """Tell what messages lost on their way, in the mean, where values travel in a narrower type.
+
+    ``up`` and ``down`` measure it for each participant (:func:`fedstrata.wire.quantisation_error`).
+    """
+    ways = {"up": (setting.upload_values, up), "down": (setting.download_values, down)}
+    return {f"wire_error.{way}": float(measure().mean()) for way, (values, measure) in ways.items() if values != AS_IS}
 
 
 class Engine(Protocol):

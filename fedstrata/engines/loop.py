@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide, ClientState, Outcome
 from fedstrata.engines.collecting import Collector
-from fedstrata.engines.engine import RoundReport
+from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.proxy import server_proxy
@@ -23,7 +23,7 @@ from fedstrata.engines.setting import Setting
 from fedstrata.methods.composition import Exchange
 from fedstrata.methods.views import Message
 from fedstrata.stack import Tensors, take_first
-from fedstrata.wire import decode, encode
+from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
 
 class LoopClient:
@@ -38,26 +38,27 @@ class LoopClient:
         """Take part in a round: the bytes that leave the client, and what it knows itself."""
         outcome = self.side.round(self.ids, self.state, self._decoded(message, round), round, losses_so_far)
         self.state = outcome.state
-        return encode(outcome.reply, outcome.known), outcome
+        return encode(outcome.reply, outcome.known, self.side.setting.upload_values, round), outcome
 
     def answer_survey(self, exchange: Exchange, message: bytes, round: int) -> bytes:
         """Answer a survey before a round."""
-        return encode(self.side.answer_survey(self.ids, self.state, exchange, self._decoded(message, round), round))
+        reply = self.side.answer_survey(self.ids, self.state, exchange, self._decoded(message, round), round)
+        return encode(reply, round=round)
 
     def adopt(self, exchange: Exchange, message: bytes, round: int) -> None:
         """Take in what the server concluded."""
         self.state = self.side.adopt(self.ids, self.state, exchange, self._decoded(message, round), round)
 
     def model(self, message: bytes, round: int) -> Tensors:
-        """Put the model that the client uses together from a broadcast."""
-        return self.side.deployed_model(self.ids, self.state, self._decoded(message, round), round)
+        """Put the model that the client uses after a round together from the broadcast of the next."""
+        return self.side.deployed_model(self.ids, self.state, self._decoded(message, round + 1), round)
 
     def adapted_model(self, message: bytes, round: int) -> Tensors:
         """Adapt the client's own model once more."""
-        return self.side.adapted_model(self.ids, self.state, self._decoded(message, round), round)
+        return self.side.adapted_model(self.ids, self.state, self._decoded(message, round + 1), round)
 
     def _decoded(self, message: bytes, round: int) -> Message:
-        return decode(message, self.side.setting.device, self.side.masks_known(self.ids, self.state, round))
+        return decode(message, self.side.setting.device, self.side.masks_known(self.ids, self.state, round), round)
 
 
 class LoopServer:
@@ -70,7 +71,8 @@ class LoopServer:
     def messages(self, participants: Sequence[int], round: int, testing: bool = False) -> list[bytes]:
         """Encode what each participant gets."""
         known = self.side.masks_known(self.state, participants, round, upload=False)
-        return self._encoded(self.side.broadcast(self.state, participants, round, testing), len(participants), known)
+        message = self.side.broadcast(self.state, participants, round, testing)
+        return self._encoded(message, len(participants), known, self.side.setting.download_values, round)
 
     def asked(self, exchange: Exchange, round: int) -> tuple[int, ...]:
         """Choose the clients that a survey asks."""
@@ -78,9 +80,9 @@ class LoopServer:
 
     def conclude(self, exchange: Exchange, replies: list[bytes], round: int) -> list[bytes]:
         """Conclude a survey, and encode the announcement for every client."""
-        joined = Message.join([decode(reply, self.side.setting.device) for reply in replies])
+        joined = Message.join([decode(reply, self.side.setting.device, round=round) for reply in replies])
         self.state, announcement = self.side.conclude(self.state, exchange, joined, round)
-        return self._encoded(announcement, self.side.setting.clients, {})
+        return self._encoded(announcement, self.side.setting.clients, {}, AS_IS, round)
 
     def collector(self, round: int) -> Collector:
         """Prepare to take the replies of a round."""
@@ -89,15 +91,20 @@ class LoopServer:
     def decoded(self, reply: bytes, client: int, round: int) -> Message:
         """Read a client's reply to the current broadcast."""
         known = self.side.masks_known(self.state, [client], round, upload=True)
-        return decode(reply, self.side.setting.device, known)
+        return decode(reply, self.side.setting.device, known, round)
 
-    def _encoded(self, message: Message, clients: int, known: Tensors) -> list[bytes]:
+    def _encoded(self, message: Message, clients: int, known: Tensors, values: str, round: int) -> list[bytes]:
         """Encode a message for each client; what is the same for everybody is encoded once."""
         held = Message(known)
         if message.common and held.common:
-            return [encode(message, known)] * clients
+            return [encode(message, known, values, round)] * clients
         rows = torch.arange(clients, device=self.side.setting.device)[:, None]
-        return [encode(message.rows(row), held.rows(row).tensors) for row in rows]
+        return [encode(message.rows(row), held.rows(row).tensors, values, round) for row in rows]
+
+    def lost(self, participants: Sequence[int], round: int) -> Tensor:
+        """Measure what the participants' broadcasts lose where values travel in a narrower type."""
+        message = self.side.broadcast(self.state, participants, round)
+        return quantisation_error(message, self.side.setting.download_values)
 
 
 class LoopEngine:
@@ -139,20 +146,24 @@ class LoopEngine:
         """Run one round."""
         messages = self.central.messages(participants, round)
         collector = self.central.collector(round)
-        bytes_up, losses, scores = 0, [], []
+        bytes_up, losses, scores, lost = 0, [], [], []
         for client, message in zip(participants, messages, strict=True):
             reply, outcome = self.members[client].answer(message, round, losses_so_far)
             collector.add(client, self.central.decoded(reply, client, round))
             bytes_up += len(reply)
             losses.append(outcome.loss)
+            if self.setting.upload_values != AS_IS:
+                lost.append(quantisation_error(outcome.reply, self.setting.upload_values))
             if evaluate:
                 scores.append(self.evaluator.own_models(self.forward, outcome.trained, [client]))
+        errors = wire_errors(self.setting, lambda: torch.cat(lost), lambda: self.central.lost(participants, round))
         self.central.state = collector.finish()
         return RoundReport(
             loss=torch.cat(losses),
             bytes_up=bytes_up,
             bytes_down=sum(map(len, messages)),
             before=Scores.join(scores) if evaluate else None,
+            errors=errors,
         )
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:

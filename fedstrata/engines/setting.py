@@ -36,6 +36,8 @@ class Setting:
     device: torch.device
     late_clients: int = 0
     join_round: int | None = None
+    upload_values: str = "as-is"
+    download_values: str = "as-is"
     secret: str = field(default="", repr=False)
 
     def present(self, round: int) -> range:

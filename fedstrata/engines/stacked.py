@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide, ClientState
-from fedstrata.engines.engine import RoundReport
+from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import StackedForward
 from fedstrata.engines.proxy import server_proxy
@@ -17,7 +17,7 @@ from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.methods.views import Message
 from fedstrata.stack import Tensors, take_first
-from fedstrata.wire import encoded_sizes
+from fedstrata.wire import AS_IS, encoded_sizes, quantisation_error, received
 
 
 class StackedEngine:
@@ -42,15 +42,17 @@ class StackedEngine:
             asked = self.server_side.asked(self.server, exchange, round)
             message = self.server_side.broadcast(self.server, asked, round)
             known = self.server_side.masks_known(self.server, asked, round, upload=False)
+            got = received(message, self.setting.download_values)
             replies = [
-                self.client_side.answer_survey(ids, self._clients.rows(rows), exchange, message.rows(places), round)
+                self.client_side.answer_survey(ids, self._clients.rows(rows), exchange, got.rows(places), round)
                 for places, ids, rows in self._chunks(asked)
             ]
             joined = Message.join(replies)
             self.server, announcement = self.server_side.conclude(self.server, exchange, joined, round)
             self._clients = self.client_side.adopt(self._everybody, self._clients, exchange, announcement, round)
             up += self._bytes(joined, asked)
-            down += self._bytes(message, asked, known) + self._bytes(announcement, self._everybody)
+            down += self._bytes(message, asked, known, self.setting.download_values)
+            down += self._bytes(announcement, self._everybody)
         return up, down
 
     def round(
@@ -58,10 +60,12 @@ class StackedEngine:
     ) -> RoundReport:
         """Run one round."""
         message = self.server_side.broadcast(self.server, participants, round)
+        upload_values, download_values = self.setting.upload_values, self.setting.download_values
+        got = received(message, download_values)
         replies, losses, scores = [], [], []
         for places, ids, rows in self._chunks(participants):
             state = self._clients.rows(rows)
-            outcome = self.client_side.round(ids, state, message.rows(places), round, losses_so_far)
+            outcome = self.client_side.round(ids, state, got.rows(places), round, losses_so_far)
             self._clients.put_(rows, outcome.state)
             replies.append(outcome.reply)
             losses.append(outcome.loss)
@@ -71,17 +75,22 @@ class StackedEngine:
         known_down, known_up = (
             self.server_side.masks_known(self.server, participants, round, upload) for upload in (False, True)
         )
-        self.server = self.server_side.aggregate(self.server, participants, joined, round)
+        self.server = self.server_side.aggregate(self.server, participants, received(joined, upload_values), round)
         return RoundReport(
             loss=torch.cat(losses),
-            bytes_up=self._bytes(joined, participants, known_up),
-            bytes_down=self._bytes(message, participants, known_down),
+            bytes_up=self._bytes(joined, participants, known_up, upload_values),
+            bytes_down=self._bytes(message, participants, known_down, download_values),
             before=Scores.join(scores) if evaluate else None,
+            errors=wire_errors(
+                self.setting,
+                up=lambda: quantisation_error(joined, upload_values),
+                down=lambda: quantisation_error(message, download_values),
+            ),
         )
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
-        message = self.server_side.broadcast(self.server, self._everybody, round + 1, testing=True)
+        message = self._for_testing(round)
         if message.common and self.setting.everybody_alike:
             model = self.client_side.deployed_model([0], self._clients.rows(self._first), message, round)
             return self.evaluator.common_model(self.forward, take_first(model))
@@ -93,7 +102,7 @@ class StackedEngine:
 
     def adapted(self, round: int) -> Scores:
         """Let every client adapt its model once more, and test it."""
-        message = self.server_side.broadcast(self.server, self._everybody, round + 1, testing=True)
+        message = self._for_testing(round)
         scores = []
         for places, ids, rows in self._chunks(self._everybody):
             models = self.client_side.adapted_model(ids, self._clients.rows(rows), message.rows(places), round)
@@ -108,8 +117,15 @@ class StackedEngine:
         """Go on from a saved state."""
         self.server, self._clients = server, clients
 
-    def _bytes(self, message: Message, clients: Sequence[int], known: Tensors | None = None) -> int:
-        return sum(encoded_sizes(message, len(clients), known))
+    def _for_testing(self, round: int) -> Message:
+        """Return what all clients get after a round."""
+        message = self.server_side.broadcast(self.server, self._everybody, round + 1, testing=True)
+        return received(message, self.setting.download_values)
+
+    def _bytes(
+        self, message: Message, clients: Sequence[int], known: Tensors | None = None, values: str = AS_IS
+    ) -> int:
+        return sum(encoded_sizes(message, len(clients), known, values))
 
     def _chunks(self, participants: Sequence[int]) -> Iterator[tuple[Tensor | None, list[int], Tensor | None]]:
         """Divide participants into chunks: their places in the message, their numbers, their rows in the state.

@@ -1,7 +1,18 @@
 """What travels between clients and the server, as bytes."""
 
-from fedstrata.wire.codec import decode, encode, encoded_sizes, quantisation_error
+from fedstrata.wire.codec import decode, encode, encoded_sizes, quantisation_error, received
 from fedstrata.wire.frame import WireError
 from fedstrata.wire.masks import mask_hash
+from fedstrata.wire.values import AS_IS, VALUES
 
-__all__ = ["WireError", "decode", "encode", "encoded_sizes", "mask_hash", "quantisation_error"]
+__all__ = [
+    "AS_IS",
+    "VALUES",
+    "WireError",
+    "decode",
+    "encode",
+    "encoded_sizes",
+    "mask_hash",
+    "quantisation_error",
+    "received",
+]

@@ -12,7 +12,8 @@ import json
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.views import Message
+from fedstrata.stack import Tensors, per_client, subtract
 from fedstrata.wire.frame import FRAME_BYTES, Bytes, Reader, WireError, seal, unseal
 from fedstrata.wire.masks import read_mask, read_truth, true_counts, truth_sizes, write_mask, write_truth
 from fedstrata.wire.support import Support, support_of
@@ -34,7 +36,6 @@ from fedstrata.wire.values import (
     read_numbers,
     sent_type,
     tensor_of,
-    values_under,
     write_values,
 )
 
@@ -118,22 +119,40 @@ def encoded_sizes(
     return [int(size) for size in sizes]
 
 
-def quantisation_error(message: Message, values: str) -> dict[str, float]:
-    r"""Tell what a narrower type costs: :math:`\lVert v - \hat v \rVert / \lVert v \rVert` of each tensor.
+def received(message: Message, values: str) -> Message:
+    """Return the message of some clients as its receivers get it, where values travel in a narrower type."""
+    return replace(message, tensors={name: _received(message, name, values) for name in message.tensors})
 
-    Only floating-point values count, and of those only what one client's message sends.
+
+def _received(message: Message, name: str, values: str) -> Tensor:
+    tensor, mask = message.tensors[name], message.masks.get(name)
+    sent_as = sent_type(tensor.dtype, values)
+    if sent_as == tensor.dtype:
+        return tensor
+    sent = tensor if mask is None else tensor.where(mask, 0.0)
+    return as_received(per_client(sent), sent_as).reshape(tensor.shape)
+
+
+def quantisation_error(message: Message, values: str) -> Tensor:
+    r"""Tell what a narrower type costs each client's message: :math:`\lVert v - \hat v \rVert / \lVert v \rVert`,
+    ``[K]``, over all its floating-point tensors.
     """
-    _check_one_client(message)
-    errors = {}
-    for entry in _entries(message, values)[0]:
-        if entry.dtype.is_floating_point:
-            mask = message.masks.get(entry.name)
-            sent = values_under(message.tensors[entry.name], None if mask is None else support_of(mask))
-            norm = sent.double().norm()
-            errors[entry.name] = (
-                float((as_received(sent, entry.sent_as).double() - sent).norm() / norm) if norm else 0.0
-            )
-    return errors
+    numbers = {
+        name: tensor.where(message.masks[name], 0.0) if name in message.masks else tensor
+        for name, tensor in message.tensors.items()
+        if tensor.is_floating_point()
+    }
+    if not numbers:
+        return torch.zeros(1, dtype=torch.float64)
+    got = received(Message(numbers), values).tensors
+    error, norm = _norm(subtract(got, numbers)), _norm(numbers)
+    return error / norm.where(norm > 0, 1.0)
+
+
+def _norm(tensors: Tensors) -> Tensor:
+    """Compute the norm of each client's tensors ``[K]``, some of which may be the same for everybody."""
+    squares = (per_client(tensor.to(torch.float64).square()).sum(1) for tensor in tensors.values())
+    return torch.sqrt(reduce(torch.add, squares))
 
 
 # One tensor ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ DTYPES = {
 """The types that can be sent, by their names on the wire."""
 
 _NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
-VALUES = ("as-is", *_NARROW)
+AS_IS = "as-is"
+VALUES = (AS_IS, *_NARROW)
 """The ways to send floating-point values."""
 
 _Items = npt.NDArray[Any]
@@ -59,8 +60,8 @@ def write_numbers(numbers: Tensor, sent_as: torch.dtype) -> list[Bytes]:
     if numbers.dtype == torch.bool:
         return [np.packbits(numbers.numpy()).data]
     if _is_scaled(numbers.dtype, sent_as):
-        whole, scale = _scaled(numbers)
-        return [_SCALE.pack(scale), _items(whole).view(np.uint8).data]
+        [whole], [scale] = _scaled(numbers[None])
+        return [_SCALE.pack(float(scale)), _items(whole).view(np.uint8).data]
     return [_items(_narrowed(numbers, sent_as)).view(np.uint8).data]
 
 
@@ -71,11 +72,13 @@ def read_numbers(reader: Reader, count: int, dtype: torch.dtype, sent_as: torch.
     scale = reader.unpack(_SCALE)[0] if _is_scaled(dtype, sent_as) else None
     if scale is not None and not 0 <= scale < math.inf:
         raise WireError(f"A message holds int8 values with the impossible scale {scale}.")
-    raw = reader.take(count * sent_as.itemsize)
+    items = reader.take(count * sent_as.itemsize).view(f"i{sent_as.itemsize}")
     if dtype == sent_as:
-        return raw.view(f"i{dtype.itemsize}")
-    numbers = torch.from_numpy(raw.copy()).view(sent_as)
-    return _items(numbers.to(dtype) if scale is None else _unscaled(numbers, scale, dtype))
+        return items
+    numbers = torch.from_numpy(items.copy()).view(sent_as)
+    if scale is None:
+        return _items(numbers.to(dtype))
+    return _items(_unscaled(numbers[None], torch.tensor([scale], dtype=torch.float64), dtype)[0])
 
 
 # Under a mask --------------------------------------------------------------------------------------------------------
@@ -128,11 +131,11 @@ def _items(numbers: Tensor) -> _Items:
 # In a narrower type --------------------------------------------------------------------------------------------------
 
 
-def as_received(numbers: Tensor, sent_as: torch.dtype) -> Tensor:
-    """Return numbers as the receiver gets them."""
-    if _is_scaled(numbers.dtype, sent_as):
-        return _unscaled(*_scaled(numbers), numbers.dtype)
-    return _narrowed(numbers, sent_as).to(numbers.dtype)
+def as_received(rows: Tensor, sent_as: torch.dtype) -> Tensor:
+    """Return the numbers ``[K, n]`` of K messages as their receivers get them."""
+    if _is_scaled(rows.dtype, sent_as):
+        return _unscaled(*_scaled(rows), rows.dtype)
+    return _narrowed(rows, sent_as).to(rows.dtype)
 
 
 def _is_scaled(dtype: torch.dtype, sent_as: torch.dtype) -> bool:
@@ -149,18 +152,19 @@ def _narrowed(numbers: Tensor, sent_as: torch.dtype) -> Tensor:
     return narrow
 
 
-def _scaled(numbers: Tensor) -> tuple[Tensor, float]:
-    r"""Round to whole multiples of a scale, :math:`\max |v| / 127`."""
-    wide = numbers.to(torch.promote_types(numbers.dtype, torch.float32))
-    largest = float(wide.abs().max()) if len(wide) else 0.0
-    if not math.isfinite(largest):
+def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Round each row ``[K, n]`` to whole multiples of its scale ``[K]``, :math:`\max |v| / 127`."""
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    largest = wide.abs().amax(1) if wide.shape[1] else wide.new_zeros(len(wide))
+    if not bool(torch.isfinite(largest).all()):
         raise FedStrataError("Values that are not finite cannot be sent as int8; send them as they are.")
-    scale = largest / _LARGEST_INT8
-    if scale < torch.finfo(wide.dtype).tiny:
-        return torch.zeros_like(numbers, dtype=torch.int8), 0.0
-    return (wide / scale).round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scale
+    scales = largest.to(torch.float64) / _LARGEST_INT8
+    scales = scales.where(scales >= torch.finfo(wide.dtype).tiny, 0.0)
+    multiples = wide / scales.where(scales > 0, 1.0).to(wide.dtype)[:, None]
+    return multiples.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales
 
 
-def _unscaled(whole: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+def _unscaled(whole: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    wide = torch.promote_types(dtype, torch.float32)
     largest = torch.finfo(dtype).max
-    return (whole.to(torch.promote_types(dtype, torch.float32)) * scale).clamp_(-largest, largest).to(dtype)
+    return (whole.to(wide) * scales.to(wide)[:, None]).clamp_(-largest, largest).to(dtype)

@@ -46,7 +46,9 @@ def lying(change: Callable[[Message], Message | bytes], rounds: tuple[int, ...] 
     def tamper(site: int, request: Request, reply: Reply) -> list[tuple[float, Reply]]:
         if site == LIAR and request.kind == "train" and request.round in rounds and reply.status == "ok":
             changed = change(decode(reply.payload))
-            reply = replace(reply, payload=changed if isinstance(changed, bytes) else encode(changed))
+            reply = replace(
+                reply, payload=changed if isinstance(changed, bytes) else encode(changed, round=request.round)
+            )
         return [(0.1, reply)]
 
     return tamper

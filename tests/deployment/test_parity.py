@@ -86,6 +86,12 @@ def test_the_order_of_answers_does_not_matter(tmp_path):
     assert_same(one, other)
 
 
+@pytest.mark.parametrize("method", ["fedbn", "ssfl(sparsity=0.5)"])
+def test_narrower_values_lose_the_same_on_flower(method, tmp_path):
+    narrow = {"upload_values": "int8", "download_values": "bf16"}
+    assert_same(on_flower(method, tmp_path, **narrow), in_simulation(method, **narrow))
+
+
 def test_the_noise_of_a_deployment_cannot_be_told_from_the_seed(tmp_path):
     """Nobody gives a secret, so server and sites draw their own: two runs with one seed end differently."""
     models = []

@@ -354,6 +354,12 @@ def test_a_method_that_cannot_do_with_sums_is_refused_before_anybody_connects(me
     deployment(tmp_path, method, Rules()).check()
 
 
+def test_uploads_in_a_narrower_type_are_refused(tmp_path):
+    with pytest.raises(FedStrataError, match="uploads are masked whole numbers, not int8"):
+        deployment(tmp_path, upload_values="int8").check()
+    deployment(tmp_path, download_values="int8").check()
+
+
 def test_too_few_sites_are_refused(tmp_path):
     with pytest.raises(FedStrataError, match="3 sites in a round"):
         deployment(tmp_path, participation=0.5).check()

@@ -123,7 +123,7 @@ def test_no_other_question_gets_the_upload(kind, group, broadcast):
 
 def test_what_is_not_finite_stays_at_the_site(group, broadcast):
     model = {name: tensor[None] for name, tensor in simulated("fedbn").engine.server.model.items()}
-    broken = encode(Message({**model, "head.bias": torch.full((1, 10), torch.nan)}))
+    broken = encode(Message({**model, "head.bias": torch.full((1, 10), torch.nan)}), round=2)
     reply = group.sites[0].answer(request("train", (2, TRAIN_STEP), broken))
     assert "NaN" in refusal(reply)
     assert SiteStore(group.folder / "0", "run").steps() == [(1, TRAIN_STEP)]
@@ -185,7 +185,7 @@ def test_one_upload_under_one_pair_of_keys(group, broadcast):
         group.sites[0].answer(replace(masked[0], facts={**masked[0].facts, "sealed": fewer}))
     )
     changed = {name: tensor[None] + 0.1 for name, tensor in simulated("fedbn").engine.server.model.items()}
-    assert group.sites[0].answer(request("train", (1, TRAIN_STEP), encode(Message(changed)))).status == OK
+    assert group.sites[0].answer(request("train", (1, TRAIN_STEP), encode(Message(changed), round=1))).status == OK
     assert "one upload" in refusal(group.sites[0].answer(masked[0])), "the site has learned something else since"
 
 

@@ -54,8 +54,8 @@ def test_a_site_answers_like_a_client_of_the_loop_engine(engine, tmp_path):
     here = site(tmp_path)
     assert here.answer(hello()).status == OK
     for round in (1, 2):
-        expected, outcome = engine.members[0].answer(broadcast(engine), round)
-        answer = here.answer(request("train", (round, TRAIN_STEP), broadcast(engine)))
+        expected, outcome = engine.members[0].answer(broadcast(engine, round), round)
+        answer = here.answer(train(engine, round))
         assert (answer.status, answer.payload) == (OK, expected)
         assert answer.facts["loss"] == float(outcome.loss)
 
@@ -91,7 +91,7 @@ def test_a_restarted_site_goes_on_with_its_own_state(engine, tmp_path):
         here.answer(train(engine, 1))
     restarted = site(tmp_path / "b")
     restarted.answer(hello())
-    second = request("train", (2, TRAIN_STEP), broadcast(engine))
+    second = train(engine, 2)
     assert restarted.answer(second).payload == unbroken.answer(second).payload
     assert restarted.answer(train(engine, 1)).status == OK, "the stored answer to the round before is still there"
 
@@ -102,7 +102,7 @@ def test_without_its_state_a_site_would_answer_otherwise(engine, tmp_path):
     kept.answer(hello())
     kept.answer(train(engine, 1))
     lost.answer(hello())
-    second = request("train", (2, TRAIN_STEP), broadcast(engine))
+    second = train(engine, 2)
     assert kept.answer(second).payload != lost.answer(second).payload
 
 
@@ -157,7 +157,7 @@ def test_a_site_that_missed_an_announcement_says_so(tmp_path):
     engine.exchange(1)
     asked = request("train", (1, TRAIN_STEP), broadcast(engine), adopted=[1, adopt_step(0)])
     assert here.answer(asked).status == BEHIND
-    announcement = encode(exchange.announce(engine.central.side.view(engine.server, range(SITES), 1)))
+    announcement = encode(exchange.announce(engine.central.side.view(engine.server, range(SITES), 1)), round=1)
     assert here.answer(request("adopt", (1, adopt_step(0)), announcement)).status == OK
     answer = here.answer(asked)
     assert answer.payload == engine.members[0].answer(broadcast(engine), 1)[0]
@@ -168,7 +168,7 @@ def test_only_the_last_rounds_are_kept(engine, tmp_path):
     here = site(tmp_path)
     here.answer(hello())
     for round in range(1, 8):
-        here.answer(request("train", (round, TRAIN_STEP), broadcast(engine)))
+        here.answer(train(engine, round))
     assert [step[0] for step in SiteStore(tmp_path, "run").steps()] == [5, 6, 7]
 
 
@@ -191,7 +191,7 @@ def test_nothing_on_disk_is_pickled_and_the_final_model_is_there(engine, tmp_pat
     here = site(tmp_path)
     here.answer(hello())
     here.answer(train(engine))
-    here.answer(request("test", (4, 0), broadcast(engine)))
+    here.answer(request("test", (4, 0), broadcast(engine, 4)))
     for path in tmp_path.rglob("*"):
         if path.is_file():
             with pytest.raises(ValueError, match=r".*"):
@@ -268,3 +268,11 @@ def test_the_whole_dataset_of_a_site_is_its_own(tmp_path):
 def test_a_store_refuses_a_name_that_is_a_path(tmp_path):
     with pytest.raises(FedStrataError, match="name of a run"):
         SiteStore(tmp_path, "../elsewhere")
+
+
+def test_a_message_of_another_round_is_refused(engine, tmp_path):
+    here = site(tmp_path)
+    here.answer(hello())
+    answer = here.answer(request("train", (2, TRAIN_STEP), broadcast(engine, 1)))
+    assert answer.status == REFUSED
+    assert "A message of round 1 came where one of round 2 is expected." in answer.facts["reason"]

@@ -163,6 +163,24 @@ def test_no_client_sees_another(method):
         assert same if client != 2 or nothing_is_sent else not same
 
 
+@pytest.mark.parametrize("values", ["fp16", "bf16", "int8"])
+@pytest.mark.parametrize("method", ["fedbn+lips(every=1)+lws", "ssfl(sparsity=0.8)", "scaffold", "random-k"])
+def test_engines_agree_on_narrower_values_and_what_they_lose(method, values):
+    changes = {"upload_values": values, "download_values": values, "precision": "fp32"}
+    loop, stacked = (run(prepare(method, engine, 2, **changes)) for engine in ("loop", "stacked"))
+    plain = run(prepare(method, "stacked", 2, precision="fp32"))
+    for way in ("up", "down"):
+        lost = loop.metrics.series(f"wire_error.{way}")[1]
+        assert lost == pytest.approx(stacked.metrics.series(f"wire_error.{way}")[1], rel=0.05)
+        assert 0 < lost.max() < 0.03
+        sent = [one.metrics.series(f"bytes.{way}")[1] for one in (loop, stacked, plain)]
+        assert sent[0].tolist() == sent[1].tolist()
+        assert (sent[0][1:] < 0.9 * sent[2][1:]).all()
+        assert f"wire_error.{way}" not in plain.metrics.latest()
+    first = (one.metrics.series("train.loss")[1][0] for one in (loop, stacked))
+    assert next(first) == pytest.approx(next(first), rel=1e-5)
+
+
 @every_method
 def test_the_order_of_replies_does_not_matter(method):
     states = []

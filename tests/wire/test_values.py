@@ -10,7 +10,7 @@ from payloads import DTYPES, assert_equal, numbers, random_mask, unframed
 
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.views import Message
-from fedstrata.wire import decode, encode, quantisation_error
+from fedstrata.wire import VALUES, decode, encode, quantisation_error, received
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -61,10 +61,12 @@ def test_int8_is_off_by_half_a_step_at_most(seed, exponent, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("tensor", [torch.zeros(1, 3), torch.zeros(1, 0)], ids=["zeros", "nothing"])
-def test_nothing_but_zeros_as_int8(dtype, tensor):
-    message = Message({"a": tensor.to(dtype)})
-    assert_equal(decode(encode(message, values="int8")), message)
-    assert quantisation_error(message, "int8") == {"a": 0.0}
+@pytest.mark.parametrize("masked", [False, True])
+def test_nothing_but_zeros_in_a_narrower_type(dtype, tensor, masked):
+    message = Message({"a": tensor.to(dtype)}, {"a": torch.zeros_like(tensor, dtype=torch.bool)} if masked else {})
+    for values in VALUES:
+        assert_equal(decode(encode(message, values=values)), message)
+    assert quantisation_error(message, "int8").tolist() == [0.0]
 
 
 def test_values_too_small_for_a_scale_are_zeros():
@@ -98,8 +100,8 @@ def test_the_error_is_the_relative_distance_of_what_was_sent():
     """Of 3 and 4 with a step of 4 / 127, 3 becomes 95 steps: an error of 1 / 127 beside a norm of 5."""
     mask = torch.tensor([[True, True, False]])
     message = Message({"a": torch.tensor([[3.0, 4.0, 99.0]]), "n": torch.tensor([[3]])}, {"a": mask})
-    assert quantisation_error(message, "int8") == {"a": pytest.approx(abs(3 - 95 * 4 / 127) / 5, rel=1e-5)}
-    assert quantisation_error(message, "as-is") == {"a": 0.0}
+    assert quantisation_error(message, "int8").tolist() == pytest.approx([abs(3 - 95 * 4 / 127) / 5], rel=1e-5)
+    assert quantisation_error(message, "as-is").tolist() == [0.0]
 
 
 @pytest.mark.parametrize(("values", "low", "high"), [("fp16", 1e-5, 5e-4), ("bf16", 1e-4, 4e-3), ("int8", 1e-3, 2e-2)])
@@ -107,5 +109,17 @@ def test_the_error_is_that_of_the_message(values, low, high):
     message = Message({"a": torch.randn(1, 10_000)})
     received = decode(encode(message, values=values)).tensors["a"]
     error = float((received - message.tensors["a"]).norm() / message.tensors["a"].norm())
-    assert quantisation_error(message, values)["a"] == pytest.approx(error, rel=1e-4)
+    assert quantisation_error(message, values).tolist() == pytest.approx([error], rel=1e-4)
     assert low < error < high
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_what_receivers_get_is_what_the_bytes_say_for_each_client(values):
+    """Each client's message has scales of its own."""
+    sizes, kept = torch.tensor([1.0, 30.0, 0.0, 1e-3])[:, None, None], torch.rand(4, 5, 3) < 0.5
+    tensors = {"a": torch.randn(4, 5, 3) * sizes * kept, "b": torch.randn(4, 2).double(), "n": torch.arange(4)[:, None]}
+    message = Message(tensors, {"a": kept})
+    together = received(message, values)
+    for client in range(4):
+        row = torch.tensor([client])
+        assert_equal(decode(encode(message.rows(row), values=values)), together.rows(row))
