@@ -74,18 +74,18 @@ def test_a_site_survives_altered_broadcasts_and_keeps_its_state(tmp_path):
     assert isinstance(engine, LoopEngine)
     here = Site(tmp_path, SiteData(part=0, ingredients=ingredients()))
     here.answer(hello())
-    broadcast = engine.central.messages([0], 1)[0]
-    here.answer(request("train", (1, TRAIN_STEP), broadcast))
-    expected = here.answer(request("train", (2, TRAIN_STEP), broadcast)).payload
+    first, second, third = (engine.central.messages([0], round)[0] for round in (1, 2, 3))
+    here.answer(request("train", (1, TRAIN_STEP), first))
+    expected = here.answer(request("train", (2, TRAIN_STEP), second)).payload
     chance, statuses = random.Random(1), []
     for _ in range(150):
         kind, step = chance.choice(
             [("train", (3, TRAIN_STEP)), ("test", (3, 0)), ("adopt", (3, 1)), ("survey", (3, 0))]
         )
-        statuses.append(here.answer(request(kind, step, altered(broadcast, chance))).status)
+        statuses.append(here.answer(request(kind, step, altered(third, chance))).status)
     assert set(statuses) <= {OK, REFUSED}
     assert statuses.count(REFUSED) > 50
-    assert here.answer(request("train", (2, TRAIN_STEP), broadcast)).payload == expected
+    assert here.answer(request("train", (2, TRAIN_STEP), second)).payload == expected
     assert SiteStore(tmp_path, "run").steps()[:2] == [(1, TRAIN_STEP), (2, TRAIN_STEP)]
 
 
