@@ -132,7 +132,8 @@ class ClientSide:
             first = number if phase.span[0] == 0 else first  # the spans of one piece of work share its draws
             second = method.second_model(phase)
             begin = model if second is None else _of(second, clients.memory)
-            optimiser = last if phase.continues else (kept if second is None else _of(second, kept))
+            own = _outside(method.second_models(), kept) if second is None else _of(second, kept)
+            optimiser = last if phase.continues else own
             rate = learning_rate * phase.rate
             trained = self._trainer.train(clients, received, begin, phase, rate, f"phase {first}", optimiser)
             memory, last = {**clients.memory, **trained.learned}, trained.optimiser
@@ -241,6 +242,15 @@ def _of(prefix: str, tensors: Tensors) -> Tensors:
     """Take what is named under a prefix, without it."""
     return {
         name.removeprefix(f"{prefix}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}/")
+    }
+
+
+def _outside(prefixes: Sequence[str], tensors: Tensors) -> Tensors:
+    """Take what is named under none of some prefixes."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not any(name.startswith(f"{prefix}/") for prefix in prefixes)
     }
 
 
