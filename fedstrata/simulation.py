@@ -322,7 +322,7 @@ def prepare_setting(experiment: Experiment, ingredients: Ingredients | None = No
         transform.check(dataset)
     split = ingredients.split or divide(experiment, dataset)
     experiment = experiment.with_changes({"clients": split.clients})
-    refuse_odd_joining(experiment)
+    refuse_odd_joining(experiment, Method.make(ingredients.method or experiment.method))
     model, setting = make_setting(experiment, ingredients, dataset.input_shape, dataset.classes)
     data = device_data(setting, dataset, split, transforms, _DTYPES[experiment.precision])
     declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
@@ -342,8 +342,8 @@ def device_data(
     return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy)
 
 
-def refuse_odd_joining(experiment: Experiment) -> None:
-    """Refuse clients that join never, or nobody who could begin."""
+def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
+    """Refuse clients that join never or where nobody can, and federations in which nobody could begin."""
     if (experiment.late_clients > 0) != (experiment.join_round is not None):
         raise FedStrataError("late_clients says how many clients join later, join_round when: give both or neither.")
     if experiment.clients is not None and experiment.late_clients >= experiment.clients:
@@ -351,6 +351,12 @@ def refuse_odd_joining(experiment: Experiment) -> None:
             f"{experiment.late_clients} of {experiment.clients} clients are to join later, so that nobody could begin; "
             "give fewer late_clients."
         )
+    for part in method.parts:
+        if experiment.late_clients and not part.lets_join:
+            raise FedStrataError(
+                f"Under '{part.name}' the models of all clients count from the first round on, so that nobody can join "
+                "later; choose another method, or leave late_clients and join_round out."
+            )
 
 
 def refuse_unknown_names(experiment: Experiment, ingredients: Ingredients) -> None:

@@ -60,6 +60,8 @@ class Part(Spec):
     """Whether all that it does concerns what clients share, so that without that it would silently do nothing."""
     averages: ClassVar[bool] = True
     """Whether clients go on with an average of all; if not, nothing can work on that average."""
+    lets_join: ClassVar[bool] = True
+    """Whether clients can join later; not where the models of all clients count from the first round on."""
     one_support: ClassVar[bool] = True
     """Whether all participants of a round send the same entries, under masks that the server knows."""
     separable: ClassVar[bool] = True

@@ -51,6 +51,7 @@ class Peers(Mixing):
     """
 
     averages: ClassVar[bool] = False
+    lets_join: ClassVar[bool] = False
 
     neighbours: int = parameter(10, "How many others each client hears in a round, if there are as many.", low=1)
 

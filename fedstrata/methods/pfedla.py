@@ -47,6 +47,7 @@ class PFedLA(Mixing):
         "Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, CVPR 2022",
         "https://arxiv.org/abs/2205.03993",
     )
+    lets_join: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
     heur: int = parameter(0, "How many layers stay with each client (HeurpFedLA); 0: none.", low=0)

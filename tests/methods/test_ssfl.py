@@ -407,3 +407,9 @@ def test_clients_that_join_bring_a_new_mask(engine):
 def test_odd_joining_is_refused(changes, words):
     with pytest.raises(FedStrataError, match=words):
         prepare("fedavg", **changes)
+
+
+@pytest.mark.parametrize("method", ["d-psgd", "dispfl", "fedfomo", "pfedla"])
+def test_nobody_joins_later_where_the_models_of_all_count_from_the_beginning(method):
+    with pytest.raises(FedStrataError, match=f"Under '{method}' the models of all clients count from the first round"):
+        prepare(method, late_clients=2, join_round=2)
