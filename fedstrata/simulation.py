@@ -38,6 +38,7 @@ from fedstrata.optimisers import optimisers
 from fedstrata.runs import RunFolder, describe_environment
 from fedstrata.schedules import schedules
 from fedstrata.stack import Tensors, clone
+from fedstrata.wire import AS_IS
 
 DEFAULT_CLIENTS = 20
 _REFERENCE = "reference:"
@@ -360,8 +361,14 @@ def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
 
 
 def refuse_unknown_names(experiment: Experiment, ingredients: Ingredients) -> None:
-    """Refuse an experiment that names what does not exist, before any data is read for it."""
-    Method.make(ingredients.method or experiment.method)
+    """Refuse an experiment that names what does not exist or fit together, before any data is read for it."""
+    method = Method.make(ingredients.method or experiment.method)
+    objection = method.objection_to_rounding
+    if objection is not None and experiment.upload_values != AS_IS:
+        raise FedStrataError(
+            f"With '{method}' uploads cannot travel as {experiment.upload_values}: {objection}. "
+            "Leave upload_values as it is."
+        )
     optimisers.make(experiment.optimiser)
     schedules.make(experiment.schedule)
     parse_transforms(experiment.transforms)

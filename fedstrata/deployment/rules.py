@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import Spec, parameter
 
+EXACT_BITS = 32
+"""From so many bits on, rounding is hardly more than that of single precision."""
 FEWEST_SITES = 3
 """With fewer sites a sum hides too little: of two, each could subtract its own upload."""
 

@@ -18,7 +18,7 @@ from fedstrata import files
 from fedstrata.data import Dataset, Split
 from fedstrata.deployment.engine import NetworkEngine, global_test
 from fedstrata.deployment.federation import Declaration, Federation, Network, Schema, Standing
-from fedstrata.deployment.rules import Rules
+from fedstrata.deployment.rules import EXACT_BITS, Rules
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.proxy import server_proxy
@@ -69,6 +69,7 @@ class Deployment:
     def check(self) -> None:
         """Refuse what cannot run over a network, before anybody connects."""
         self.rules.check(len(self.names))
+        refuse_unknown_names(self.experiment, self.ingredients)
         method = Method.make(self.ingredients.method or self.experiment.method)
         if method.proxy_samples() and not self.rehearsal:
             raise FedStrataError(
@@ -90,6 +91,12 @@ class Deployment:
             raise FedStrataError(
                 f"'{method}' cannot run with secure aggregation: {objection}. Run it without, or choose another method."
             )
+        objection = method.objection_to_rounding
+        if objection is not None and self.rules.secure_bits < EXACT_BITS:
+            raise FedStrataError(
+                f"'{method}' cannot run with secure_bits = {self.rules.secure_bits}: {objection}. "
+                f"Set it to {EXACT_BITS}."
+            )
         if self.experiment.upload_values != AS_IS:
             raise FedStrataError(
                 f"Under secure aggregation uploads are masked whole numbers, not {self.experiment.upload_values}; "
@@ -104,7 +111,6 @@ class Deployment:
         Where the server can load the data itself, the model is built for it, and its size is told.
         """
         self.check()
-        refuse_unknown_names(self.experiment, self.ingredients)
         experiment = self.experiment.with_changes({"clients": len(self.names)})
         told = {
             "method": experiment.method,

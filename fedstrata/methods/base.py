@@ -62,6 +62,8 @@ class Part(Spec):
     """Whether clients go on with an average of all; if not, nothing can work on that average."""
     lets_join: ClassVar[bool] = True
     """Whether clients can join later; not where the models of all clients count from the first round on."""
+    needs_exact_uploads: ClassVar[bool] = False
+    """Whether what it promises would not hold if uploads were rounded on their way."""
     one_support: ClassVar[bool] = True
     """Whether all participants of a round send the same entries, under masks that the server knows."""
     separable: ClassVar[bool] = True

@@ -292,6 +292,14 @@ class Method:
         return new, memories
 
     @property
+    def objection_to_rounding(self) -> str | None:
+        """Why uploads cannot travel in a narrower type, if they cannot."""
+        for part in self.parts:
+            if part.needs_exact_uploads:
+                return f"rounding could carry an update beyond the bound that '{part.name}' accounts for"
+        return None
+
+    @property
     def merges_by_mean(self) -> bool:
         """Whether the merged model is the weighted mean of the replies."""
         return not any(defines(part, "merge") for part in self.parts)

@@ -13,12 +13,13 @@ from fedstrata.errors import FedStrataError
 from fedstrata.functional import gaussian_epsilon, gaussian_noise
 from fedstrata.methods.base import Facts, Part
 from fedstrata.methods.compatibility import defines
+from fedstrata.methods.masking import keep
 from fedstrata.methods.registry import methods
 from fedstrata.methods.shared import equal_weights
 from fedstrata.methods.views import Clients, Message, Server, Training
 from fedstrata.rng import normal
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, align, squared_norm
+from fedstrata.stack import Tensors, align, squared_norm, subtract
 
 _NEVER_NEGATIVE = "running_var"
 _smallest_noise = cache(gaussian_noise)
@@ -77,11 +78,8 @@ class PrivateUpdates(Part):
                 f"'{self.name}' covers the tensors of the model, and a part also sends '{more[0]}'; leave it out."
             )
         received = {name: training.received[name] for name in message.tensors}
-        updates = {
-            name: (tensor - received[name]) * message.masks.get(name, True)
-            for name, tensor in message.tensors.items()
-            if tensor.is_floating_point()
-        }
+        sent = {name: tensor for name, tensor in message.tensors.items() if tensor.is_floating_point()}
+        updates = keep(subtract(sent, received), message.masks)
         if not updates:
             return message
         norms = squared_norm({name: update.to(torch.float64) for name, update in updates.items()}).sqrt()
@@ -90,11 +88,7 @@ class PrivateUpdates(Part):
             name: received[name] + self.disturbed(clients, update * align(factors, update).to(update.dtype), place)
             for place, (name, update) in enumerate(updates.items())
         }
-        masked = {
-            name: torch.where(message.masks[name], tensor, tensor.new_zeros(())) if name in message.masks else tensor
-            for name, tensor in clipped.items()
-        }
-        return replace(message, tensors={**received, **masked})
+        return replace(message, tensors={**received, **keep(clipped, message.masks)})
 
     def disturbed(self, clients: Clients, update: Tensor, place: int) -> Tensor:
         """Put noise on a clipped update ``[K, ...]`` before it leaves its client."""
@@ -143,6 +137,7 @@ class CentralDP(PrivateUpdates):
         "McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018",
         "https://arxiv.org/abs/1710.06963",
     )
+    needs_exact_uploads: ClassVar[bool] = True
 
     def adjust(self, server: Server, merged: Tensors) -> Tensors:
         """Put noise on the merged model."""

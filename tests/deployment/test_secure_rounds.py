@@ -360,6 +360,12 @@ def test_uploads_in_a_narrower_type_are_refused(tmp_path):
     deployment(tmp_path, download_values="int8").check()
 
 
+def test_coarse_sums_are_refused_where_privacy_relies_on_the_norm(tmp_path):
+    with pytest.raises(FedStrataError, match=r"cannot run with secure_bits = 16: rounding .* Set it to 32"):
+        deployment(tmp_path, "central-dp", Rules(secure=True, secure_bits=16)).check()
+    deployment(tmp_path, "central-dp").check()
+
+
 def test_too_few_sites_are_refused(tmp_path):
     with pytest.raises(FedStrataError, match="3 sites in a round"):
         deployment(tmp_path, participation=0.5).check()
