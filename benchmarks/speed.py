@@ -31,7 +31,8 @@ from fedstrata.data import Split, from_arrays
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
 from fedstrata.models import build_model
-from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ STEP_CASES = [  # every client has a single batch, and ten steps on it make a ro
 ]
 
 
-def simulation(case: Case, engine: str, device: str, chunk: int | None = None) -> Simulation:
+def simulation(case: Case, engine: str, device: str, chunk: int | None = None) -> Driver:
     """Prepare a federation with random data of the right shape."""
     generator = torch.Generator().manual_seed(0)
     total = case.clients * case.samples
@@ -106,7 +107,7 @@ def simulation(case: Case, engine: str, device: str, chunk: int | None = None) -
         rounds=1000,
     )
     plan = Plan("loop", 1) if engine == "loop" else None
-    return Simulation.prepare(experiment, Ingredients(dataset=dataset, split=split), plan)
+    return Driver.prepare(experiment, Ingredients(dataset=dataset, split=split), plan)
 
 
 def usual_loop(case: Case, device: str) -> Callable[[], None]:
@@ -149,7 +150,7 @@ def seconds(one_round: Callable[[], None], device: str) -> float:
     return time.perf_counter() - began
 
 
-def rounds_of(prepared: Simulation) -> Callable[[], None]:
+def rounds_of(prepared: Driver) -> Callable[[], None]:
     """Run round after round without evaluation."""
     everybody = range(prepared.setting.clients)
     counter = iter(range(1, 10**6))

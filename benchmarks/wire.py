@@ -30,7 +30,7 @@ import numpy as np  # isort: skip
 import torch  # isort: skip
 from torch import Tensor  # isort: skip
 
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.wire import decode, encode
 from fedstrata.wire.frame import Reader, seal, unseal
 from fedstrata.wire.masks import unpack_bits

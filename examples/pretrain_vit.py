@@ -19,8 +19,9 @@ import fedstrata
 from fedstrata.files import make_folder, write_atomically
 from fedstrata.models import models
 from fedstrata.models.vit import ViTSpec
+from fedstrata.runs.devices import choose_device
+from fedstrata.runs.driver import Update
 from fedstrata.schedules import Cosine, schedules
-from fedstrata.simulation import Update, choose_device
 
 import safetensors.torch  # isort: skip - torch is imported after fedstrata has prepared the environment
 

@@ -14,10 +14,11 @@ from fedstrata.engines.planning import ENGINES, Plan
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Part
-from fedstrata.metrics import MetricLog
 from fedstrata.models import ModelSpec
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Ingredients, Listener, Simulation
+from fedstrata.runs.driver import Driver, Listener
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.metrics import MetricLog
+from fedstrata.runs.preparing import Ingredients
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def run(
     chosen = (experiment or Experiment()).with_changes({**changes, **named})
     if out is not None:
         RunFolder.refuse_taken(Path(out))
-    simulation = Simulation.prepare(chosen, _ingredients(data, split, model, method))
+    simulation = Driver.prepare(chosen, _ingredients(data, split, model, method))
     if out is None:
         return _result(simulation, simulation.run(None, listener), None)
     folder = RunFolder.create(
@@ -90,7 +91,7 @@ def resume(
             )
         plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
         experiment = folder.experiment.with_changes({"device": environment["device"]})
-        simulation = Simulation.prepare(experiment, _ingredients(data, split, model, method), plan)
+        simulation = Driver.prepare(experiment, _ingredients(data, split, model, method), plan)
         if simulation.split.hash != folder.data()["split_hash"]:
             raise FedStrataError(
                 f"The data of the run in '{out}' has changed since it began: its split is not the same any more."
@@ -104,6 +105,6 @@ def _ingredients(data: object, split: Split | None, model: object, method: objec
     return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})  # type: ignore[arg-type]
 
 
-def _result(simulation: Simulation, summary: dict[str, Any], out: Path | None) -> Result:
+def _result(simulation: Driver, summary: dict[str, Any], out: Path | None) -> Result:
     resident = simulation.engine.clients().resident
     return Result(summary, simulation.metrics, simulation.engine.server.model, resident, out)

@@ -13,8 +13,9 @@ from fedstrata import api
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, methods
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Listener, divide, load_data
+from fedstrata.runs.driver import Listener
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import divide, load_data
 from fedstrata.spec import split_outside
 
 ALL = "all"

@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 from fedstrata.errors import FedStrataError, unknown_name
-from fedstrata.models.probe import forward, undisturbed, zero_samples
+from fedstrata.models.trial import forward, undisturbed, zero_samples
 
 Kind = Literal["conv", "linear", "norm", "embedding", "attention", "other"]
 Role = Literal["first", "middle", "last", "norm", "extra", "unused"]

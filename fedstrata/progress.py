@@ -15,7 +15,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from fedstrata.report.formats import duration
-from fedstrata.simulation import Update
+from fedstrata.runs.driver import Update
 
 ACCURACIES = ("client_adapted.accuracy.mean", "client_after.accuracy.mean")
 """What is shown: the first of these that a round has."""

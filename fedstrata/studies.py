@@ -11,8 +11,8 @@ from fedstrata.engines.forward import LoopForward
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.functional import mask_error, saliency, top_mask
-from fedstrata.methods.masking import maskable
-from fedstrata.simulation import Ingredients, prepare_setting
+from fedstrata.methods.mechanisms.masking import maskable
+from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.stack import repeat
 
 
@@ -39,7 +39,7 @@ def mask_errors(
     """
     if not minibatches or min(minibatches) < 1:
         raise FedStrataError(f"The numbers of minibatches are {list(minibatches)}; give some, each at least 1.")
-    ready = prepare_setting(experiment or Experiment(), ingredients)
+    ready = prepare(experiment or Experiment(), ingredients)
     setting, clients = ready.setting, ready.setting.clients
     side = ClientSide(setting, LoopForward(ready.model, setting.head), ready.data)
     model = repeat(setting.initial, 1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstrata.files import to_parquet
-from fedstrata.metrics import MetricLog, TimingLog, describe_clients, higher_is_better
+from fedstrata.runs.metrics import MetricLog, TimingLog, describe_clients, higher_is_better
 
 
 def test_describe_clients_by_hand() -> None:

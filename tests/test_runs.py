@@ -25,8 +25,8 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
-from fedstrata.metrics import MetricLog, TimingLog
-from fedstrata.runs import RunFolder, describe_environment
+from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.metrics import MetricLog, TimingLog
 
 EXPERIMENT = Experiment(clients=2, method="fedbn", rounds=1000)
 DATASET = Dataset(
@@ -394,7 +394,7 @@ def test_a_checkpoint_of_another_version_is_not_called_damaged(
     two_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shutil.copytree(two_checkpoints, tmp_path / "run")
-    monkeypatch.setattr("fedstrata.runs._CHECKPOINT_VERSION", 2)
+    monkeypatch.setattr("fedstrata.runs.folder._CHECKPOINT_VERSION", 2)
     with RunFolder.resume(path) as run:
         with pytest.raises(FedStrataError, match="has the checkpoint format 1"):
             run.load_checkpoint()
@@ -416,7 +416,7 @@ def test_opened_for_reading_means_reading_only(two_checkpoints: Path) -> None:
 # Real processes, killed and starved.
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["fedstrata.runs", "hypothesis", "pytest"])
+PROCESSES.set_forkserver_preload(["fedstrata.runs.folder", "hypothesis", "pytest"])
 
 
 def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:

@@ -5,8 +5,8 @@ import torch
 
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
+from fedstrata.runs.driver import Driver
 from fedstrata.schedules import schedules
-from fedstrata.simulation import Simulation
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_run_follows_its_plateau(engine):
         clients=2, rounds=4, epochs=1, model="mlp", evaluate_every=9, engine=engine, precision="fp64",
         schedule="plateau(drop=1e-300, patience=0, threshold=0.99)",
     )  # fmt: skip
-    simulation, updates = Simulation.prepare(experiment), []
+    simulation, updates = Driver.prepare(experiment), []
     for _ in range(4):
         before = simulation.engine.server.model
         simulation.step()

@@ -12,8 +12,8 @@ import fedstrata
 from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
-from fedstrata.runs import RunFolder, describe_environment
-from fedstrata.simulation import Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.folder import RunFolder, describe_environment
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1, bias=False)), (2,))
 EXPERIMENT = Experiment(
@@ -71,7 +71,7 @@ def test_cosines_are_those_of_the_weights_without_biases_and_norms():
 
 
 def test_a_run_measures_from_the_reference_round_on():
-    simulation = Simulation.prepare(EXPERIMENT.with_changes({"rounds": 4, "reference_round": 2}))
+    simulation = Driver.prepare(EXPERIMENT.with_changes({"rounds": 4, "reference_round": 2}))
     models = []
     for _ in range(4):
         simulation.step()
@@ -91,7 +91,7 @@ def test_a_run_measures_from_the_reference_round_on():
 
 
 def test_what_is_personal_is_not_measured():
-    simulation = Simulation.prepare(EXPERIMENT.with_changes({"rounds": 2, "method": "local"}))
+    simulation = Driver.prepare(EXPERIMENT.with_changes({"rounds": 2, "method": "local"}))
     simulation.step()
     simulation.step()
     assert layer_values(simulation, "update") == layer_values(simulation, "cosine") == {}
@@ -99,7 +99,7 @@ def test_what_is_personal_is_not_measured():
 
 @pytest.fixture(scope="module")
 def unbroken():
-    simulation = Simulation.prepare(EXPERIMENT)
+    simulation = Driver.prepare(EXPERIMENT)
     for _ in range(5):
         simulation.step()
     return simulation
@@ -107,12 +107,12 @@ def unbroken():
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_the_reference_survives_an_interruption(unbroken, tmp_path, stop):
-    broken = Simulation.prepare(EXPERIMENT)
+    broken = Driver.prepare(EXPERIMENT)
     for _ in range(stop):
         broken.step()
     with RunFolder.create(tmp_path / "run", broken.experiment, broken.dataset, broken.split, {}) as folder:
         broken.save(folder)
-        resumed = Simulation.prepare(EXPERIMENT)
+        resumed = Driver.prepare(EXPERIMENT)
         resumed.restore(folder)
     assert bool(resumed.reference) == (stop >= 2)
     for _ in range(5 - stop):
@@ -128,7 +128,7 @@ def test_a_run_without_a_reference_round_has_no_cosines():
 
 
 def test_a_run_over_real_sites_is_not_continued_as_a_simulation(tmp_path):
-    simulation = Simulation.prepare(EXPERIMENT)
+    simulation = Driver.prepare(EXPERIMENT)
     environment = describe_environment("cpu", {"engine": "flower", "chunk": 1})
     with RunFolder.create(
         tmp_path / "run", simulation.experiment, simulation.dataset, simulation.split, environment

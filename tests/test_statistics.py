@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.errors import FedStrataError
-from fedstrata.statistics import (
+from fedstrata.significance import (
     Estimate,
     comparison_rows,
     estimate,

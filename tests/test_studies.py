@@ -7,7 +7,8 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.functional import mask_error
 from fedstrata.methods import Method
-from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
 from fedstrata.studies import mask_errors
 
 EXPERIMENT = Experiment(data="digits", clients=6, model="mlp", precision="fp64", engine="loop", batch_size=8)
@@ -15,7 +16,7 @@ EXPERIMENT = Experiment(data="digits", clients=6, model="mlp", precision="fp64",
 
 def found_mask(method):
     ingredients = Ingredients(dataset=datasets.make("digits").load(None), method=Method.make(method))
-    simulation = Simulation.prepare(EXPERIMENT, ingredients)
+    simulation = Driver.prepare(EXPERIMENT, ingredients)
     simulation.engine.exchange(1)
     return {name: mask for name, mask in simulation.engine.server.memory.items() if "/mask/" in name}
 

@@ -37,7 +37,7 @@ def partition(
 ) -> None:
     """Show who gets which data; nothing is trained."""
     experiment = Experiment(**changes)
-    from fedstrata.simulation import divide, load_data
+    from fedstrata.runs.preparing import divide, load_data
 
     dataset = load_data(experiment)
     split = divide(experiment, dataset)

@@ -80,7 +80,7 @@ def layers(
     from fedstrata.layers import LayerMap
     from fedstrata.methods import Method
     from fedstrata.models import build_model
-    from fedstrata.simulation import load_data
+    from fedstrata.runs.preparing import load_data
 
     if shape is None:
         dataset = load_data(Experiment(data=data, data_root=data_root))
@@ -155,7 +155,7 @@ def method_facts(method: Part) -> dict[str, Any]:
     """Tell what is true of a method: what its author says, and what its hooks show."""
     from fedstrata.methods import Method
     from fedstrata.methods import methods as registry
-    from fedstrata.methods.compatibility import defines, objection
+    from fedstrata.methods.contract.compatibility import defines, objection
 
     parts = method.parts()
 

@@ -99,7 +99,7 @@ def resume(
     from fedstrata.cli.showing import show_run
     from fedstrata.compare import PlannedRun
     from fedstrata.progress import show_progress
-    from fedstrata.runs import RunFolder
+    from fedstrata.runs.folder import RunFolder
 
     planned = PlannedRun.find(RunFolder.open(folder).experiment, folder)
     with (
@@ -213,7 +213,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 @contextmanager
 def stoppable(how_to_go_on: str, folder: Path) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end a command with a word about what is saved and how to go on."""
-    from fedstrata.simulation import Interrupted
+    from fedstrata.runs.signals import Interrupted
 
     def terminate(number: int, frame: object) -> None:
         raise _Terminated

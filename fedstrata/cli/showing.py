@@ -16,7 +16,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.report import read_run, rich_table, write_report
 from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.labels import LABELS, meaning, short_name
-from fedstrata.statistics import Row, comparison_rows, epsilon_spent, notes
+from fedstrata.significance import Row, comparison_rows, epsilon_spent, notes
 
 
 def show_run(folder: Path, page: Path | None, json: bool, quiet: bool) -> None:

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.holdout import hold_out
 from fedstrata.data.split import Split
-from fedstrata.data.statistics import channel_statistics
 from fedstrata.errors import FedStrataError, unknown_name
 
 _CLIENT_KEYS = ("inputs", "labels", "test_inputs", "test_labels")

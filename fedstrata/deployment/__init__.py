@@ -6,7 +6,7 @@
     rules.py        how long a server waits, for how many, and what it refuses
     checks.py       replies as hostile input
     federation.py   the sites as the server sees them: asking, waiting, refusing
-    engine.py       rounds over a federation, for :class:`fedstrata.simulation.Simulation`
+    engine.py       rounds over a federation, for :class:`fedstrata.runs.driver.Driver`
     server.py       a run from its beginning, or from its last round, to its end
 
 Nothing here knows how messages travel; :mod:`fedstrata.engines.flower` carries them with Flower, and

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
 from fedstrata.wire import decode
 

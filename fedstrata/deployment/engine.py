@@ -19,9 +19,9 @@ from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
 from fedstrata.engines.server import Declared, ServerSide, ServerState
-from fedstrata.methods.composition import Exchange
-from fedstrata.methods.views import Message
-from fedstrata.simulation import Prepared
+from fedstrata.methods.contract.composition import Exchange
+from fedstrata.methods.contract.views import Message
+from fedstrata.runs.preparing import Prepared
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, encode, received
 
@@ -53,6 +53,11 @@ class NetworkEngine:
         self.secure = secure
         self._concluded = (0, 0)
         federation.missed = self._announcements
+
+    @property
+    def side(self) -> ServerSide:
+        """What the server does."""
+        return self.central.side
 
     @property
     def server(self) -> ServerState:
@@ -93,11 +98,11 @@ class NetworkEngine:
         self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
     ) -> RoundReport:
         """Run one round with the participants that answer in time."""
-        messages = self.central.messages(participants, round)
+        sent, messages = self.central.broadcast(participants, round)
         facts = {"evaluate": evaluate, "losses": list(losses_so_far)}
         asked = self._requests("train", (round, TRAIN_STEP), participants, messages, facts)
         if self.secure is not None:
-            self.central.state, report = self.secure.run(self.server, round, asked, evaluate)
+            self.central.state, report = self.secure.run(self.server, round, asked, evaluate, frozenset(sent.tensors))
             return report
         losses: dict[int, float] = {}
         scores: dict[int, Scores] = {}
@@ -119,13 +124,11 @@ class NetworkEngine:
 
         replies = self.federation.ask(asked, read)
         usual = self._usual(asked, {site: held for site, (held, _) in replies.items()})
-        errors = wire_errors(
-            self.setting,
-            up=lambda: torch.tensor([lost[site] for site in usual]),
-            down=lambda: self.central.lost(participants, round),
-        )
+        errors = wire_errors(self.setting, lambda: torch.tensor([lost[site] for site in usual]), sent)
         self.central.state = collectors[replies[usual[0]][0]].finish()
         return RoundReport(
+            participants=tuple(usual),
+            sent=frozenset(sent.tensors),
             loss=torch.tensor([losses[site] for site in usual], dtype=torch.float64),
             bytes_up=sum(replies[site][1] for site in usual),
             bytes_down=sum(len(request.payload) for request in asked.values()),

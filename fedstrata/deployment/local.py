@@ -20,7 +20,7 @@ from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.superlink import ServerCertificate, SuperLink
 from fedstrata.engines.flower import GridNetwork
 from fedstrata.errors import FedStrataError
-from fedstrata.simulation import Listener
+from fedstrata.runs.driver import Listener
 
 LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.1

@@ -22,7 +22,7 @@ from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
 
 
@@ -38,7 +38,7 @@ class SecureRounds:
     refused: int = 0
 
     def run(
-        self, state: ServerState, round: int, asked: Mapping[int, Request], evaluate: bool
+        self, state: ServerState, round: int, asked: Mapping[int, Request], evaluate: bool, sent: frozenset[str]
     ) -> tuple[ServerState, RoundReport]:
         """Run one round; one whose uploads were collected before the server was stopped is only finished."""
         aggregation = self.aggregation
@@ -53,6 +53,8 @@ class SecureRounds:
         said = {site: opened.asked.facts[site] for site in opened.present}
         scores = [_scores(site, facts, evaluate) for site, facts in said.items()]
         return after, RoundReport(
+            participants=tuple(opened.present),
+            sent=sent,
             loss=torch.tensor([number_in(facts, "loss") for facts in said.values()], dtype=torch.float64),
             bytes_up=aggregation.bytes_up - up,
             bytes_down=aggregation.bytes_down - down + sum(len(request.payload) for request in asked.values()),

@@ -19,7 +19,7 @@ from fedstrata.deployment.secure import RoundSecrets, by_site, context_of, read_
 from fedstrata.deployment.secure_primitives import RandomBytes
 from fedstrata.deployment.secure_sums import Scale, read_ranges, to_numbers
 from fedstrata.deployment.store import SiteStore
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 
 Upload = Callable[[int], tuple[Message, float]]
 """What a site learned in a round, and its weight."""

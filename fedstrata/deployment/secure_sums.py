@@ -25,7 +25,7 @@ from torch import Tensor
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.rules import SecureRules
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
 from fedstrata.wire import mask_hash
 

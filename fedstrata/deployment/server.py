@@ -26,18 +26,10 @@ from fedstrata.engines.server import Declared, ServerSide
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
-from fedstrata.methods.compatibility import defines
-from fedstrata.runs import RunFolder, describe_environment
-from fedstrata.simulation import (
-    Ingredients,
-    Listener,
-    Simulation,
-    Update,
-    load_data,
-    make_setting,
-    prepare_setting,
-    refuse_unknown_names,
-)
+from fedstrata.methods.contract.compatibility import defines
+from fedstrata.runs.driver import Driver, Listener, Update
+from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
 from fedstrata.wire import AS_IS
 
 if TYPE_CHECKING:
@@ -69,8 +61,8 @@ class Deployment:
     def check(self) -> None:
         """Refuse what cannot run over a network, before anybody connects."""
         self.rules.check(len(self.names))
-        refuse_unknown_names(self.experiment, self.ingredients)
-        method = Method.make(self.ingredients.method or self.experiment.method)
+        method = self.ingredients.make_method(self.experiment)
+        refuse_misfits(self.experiment, method)
         if method.proxy_samples() and not self.rehearsal:
             raise FedStrataError(
                 f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "
@@ -123,7 +115,8 @@ class Deployment:
             dataset = self.ingredients.dataset or load_data(experiment)
         except FedStrataError:
             return {**told, "data": f"{experiment.data}, which is not on this machine; the sites will declare theirs"}
-        _, setting = make_setting(experiment, self.ingredients, dataset.input_shape, dataset.classes)
+        method = self.ingredients.make_method(experiment)
+        _, setting = make_setting(experiment, method, self.ingredients, dataset.input_shape, dataset.classes)
         sent = sum(setting.initial[name].nbytes for name in setting.shared)
         summed = setting.method.objection_to_summing is None  # then a sum in double precision stands for all replies
         copies = 6 if summed else len(self.names) + 5
@@ -179,31 +172,30 @@ class Deployment:
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
             return summary
 
-    def _prepare(self, experiment: Experiment, federation: Federation) -> Simulation:
+    def _prepare(self, experiment: Experiment, federation: Federation) -> Driver:
         """Greet the sites, and build what the rounds need."""
         own = self.ingredients.with_secret()
-        ready = prepare_setting(experiment, own) if self.rehearsal else None
+        ready = prepare(experiment, own) if self.rehearsal else None
         declarations = federation.open()
         if ready is None:
             assert federation.schema is not None
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
-            _, setting = make_setting(experiment, own, schema.input_shape, len(schema.class_names))
+            method = own.make_method(experiment)
+            _, setting = make_setting(experiment, method, own, schema.input_shape, len(schema.class_names))
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
         else:
             dataset, split, setting = ready.dataset, ready.split, ready.setting
             proxy = server_proxy(setting, LoopForward(ready.model, setting.head), ready.data)
             side, test = ServerSide(setting, ready.declared, proxy), global_test(ready)
-        return Simulation(
+        return Driver(
             experiment=self.ingredients.describe(experiment),
             dataset=dataset,
             split=split,
-            method=setting.method,
             setting=setting,
             engine=NetworkEngine(side, federation, test, self._secure_rounds(side, federation)),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
-            server_side=side,
         )
 
     def _secure_rounds(self, side: ServerSide, federation: Federation) -> SecureRounds | None:
@@ -214,14 +206,14 @@ class Deployment:
 
         return SecureRounds(side, SecureAggregation(federation, self.out / MASKED_SUM_FILE))
 
-    def _begin(self, simulation: Simulation, run: str) -> RunFolder:
+    def _begin(self, simulation: Driver, run: str) -> RunFolder:
         environment = describe_environment(simulation.setting.device, dataclasses.asdict(simulation.plan))
         folder = RunFolder.create(self.out, simulation.experiment, simulation.dataset, simulation.split, environment)
         described = {"run": run, "sites": list(self.names), "rehearsal": self.rehearsal}
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
 
-    def _noting_traffic(self, simulation: Simulation, listener: Listener | None) -> Listener:
+    def _noting_traffic(self, simulation: Driver, listener: Listener | None) -> Listener:
         """Note with every round what the network has carried for it."""
         before = dict(self.traffic())
 

@@ -41,9 +41,9 @@ from fedstrata.engines.loop import LoopClient
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.methods.composition import Exchange
-from fedstrata.methods.views import Message
-from fedstrata.simulation import Ingredients, Prepared, load_data, prepare_setting
+from fedstrata.methods.contract.composition import Exchange
+from fedstrata.methods.contract.views import Message
+from fedstrata.runs.preparing import Ingredients, Prepared, load_data, prepare
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
@@ -96,11 +96,11 @@ class SiteData:
                     f"This site was started with part {self.part} of the data, but the server counts it as {number}; "
                     "start the sites in the order of the sites file."
                 )
-            return prepare_setting(experiment, self.ingredients.with_secret())
+            return prepare(experiment, self.ingredients.with_secret())
         dataset = self.ingredients.dataset or load_data(experiment)
         # Every client of the split is this site: the server's numbering holds, and no other site's data is needed.
         split = Split((dataset.train,) * sites, (dataset.test,) * sites)
-        return prepare_setting(experiment, replace(self.ingredients.with_secret(), dataset=dataset, split=split))
+        return prepare(experiment, replace(self.ingredients.with_secret(), dataset=dataset, split=split))
 
 
 class _Member:

@@ -16,8 +16,8 @@ from fedstrata.engines.forward import Forward
 from fedstrata.engines.probe import DataProbe
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.training import Trainer
-from fedstrata.methods.composition import Exchange
-from fedstrata.methods.views import Clients, Message, Training
+from fedstrata.methods.contract.composition import Exchange
+from fedstrata.methods.contract.views import Clients, Message, Training
 from fedstrata.stack import Tensors, clone, concatenate, put_, repeat, take
 
 

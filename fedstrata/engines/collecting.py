@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines.server import ServerSide, ServerState
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
 
 

@@ -1,4 +1,4 @@
-"""What every engine offers to a simulation."""
+"""What every engine offers to the driver of rounds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from torch import Tensor
 
 from fedstrata.engines.client import ClientState
 from fedstrata.engines.evaluation import Scores
-from fedstrata.engines.server import ServerState
+from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
+from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
-from fedstrata.wire import AS_IS
+from fedstrata.wire import AS_IS, quantisation_error
 
 
 @dataclass(frozen=True)
 class RoundReport:
     """What a round cost and gave.
 
-    ``loss`` is each participant's mean training loss, ``before`` the scores before aggregation, if asked. ``errors``
-    are the metrics of what was lost by sending values in a narrower type, if anything was.
+    ``participants`` are those who really took part: on a network, those whose replies came and were used. ``sent``
+    names what the server sent them. ``loss`` is each participant's mean training loss, ``before`` the scores before
+    aggregation, if asked. ``errors`` are the metrics of what was lost by sending values in a narrower type, if anything
+    was.
     """
 
+    participants: tuple[int, ...]
+    sent: frozenset[str]
     loss: Tensor
     bytes_up: int
     bytes_down: int
@@ -31,17 +36,27 @@ class RoundReport:
     errors: Mapping[str, float] = field(default_factory=dict)
 
 
-def wire_errors(setting: Setting, up: Callable[[], Tensor], down: Callable[[], Tensor]) -> dict[str, float]:
+def wire_errors(setting: Setting, up: Callable[[], Tensor], sent: Message) -> dict[str, float]:
     """Tell what messages lost on their way, in the mean, where values travel in a narrower type.
 
-    ``up`` and ``down`` measure it for each participant (:func:`fedstrata.wire.quantisation_error`).
+    ``up`` measures it for each participant's reply (:func:`fedstrata.wire.quantisation_error`), ``sent`` is the
+    broadcast.
     """
+
+    def down() -> Tensor:
+        return quantisation_error(sent, setting.download_values)
+
     ways = {"up": (setting.upload_values, up), "down": (setting.download_values, down)}
     return {f"wire_error.{way}": float(measure().mean()) for way, (values, measure) in ways.items() if values != AS_IS}
 
 
 class Engine(Protocol):
     """Runs rounds and holds the state of the server and of all clients."""
+
+    @property
+    def side(self) -> ServerSide:
+        """What the server does, and what its hooks see."""
+        ...
 
     @property
     def server(self) -> ServerState:

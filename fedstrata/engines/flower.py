@@ -30,7 +30,8 @@ from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFil
 from fedstrata.deployment.site import Site, SiteData
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.simulation import Ingredients, Listener, Update
+from fedstrata.runs.driver import Listener, Update
+from fedstrata.runs.preparing import Ingredients
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide, ClientState, Outcome
@@ -20,8 +20,8 @@ from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.composition import Exchange
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.composition import Exchange
+from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
@@ -68,11 +68,15 @@ class LoopServer:
         self.side = side
         self.state = side.first_state()
 
-    def messages(self, participants: Sequence[int], round: int, testing: bool = False) -> list[bytes]:
-        """Encode what each participant gets."""
+    def broadcast(self, participants: Sequence[int], round: int, testing: bool = False) -> tuple[Message, list[bytes]]:
+        """Build what the server sends, and encode what each participant gets of it."""
         known = self.side.masks_known(self.state, participants, round, upload=False)
         message = self.side.broadcast(self.state, participants, round, testing)
-        return self._encoded(message, len(participants), known, self.side.setting.download_values, round)
+        return message, self._encoded(message, len(participants), known, self.side.setting.download_values, round)
+
+    def messages(self, participants: Sequence[int], round: int, testing: bool = False) -> list[bytes]:
+        """Encode what each participant gets."""
+        return self.broadcast(participants, round, testing)[1]
 
     def asked(self, exchange: Exchange, round: int) -> tuple[int, ...]:
         """Choose the clients that a survey asks."""
@@ -101,11 +105,6 @@ class LoopServer:
         rows = torch.arange(clients, device=self.side.setting.device)[:, None]
         return [encode(message.rows(row), held.rows(row).tensors, values, round) for row in rows]
 
-    def lost(self, participants: Sequence[int], round: int) -> Tensor:
-        """Measure what the participants' broadcasts lose where values travel in a narrower type."""
-        message = self.side.broadcast(self.state, participants, round)
-        return quantisation_error(message, self.side.setting.download_values)
-
 
 class LoopEngine:
     """Runs rounds one client at a time."""
@@ -117,6 +116,11 @@ class LoopEngine:
         side = ClientSide(setting, self.forward, data)
         self.members = [LoopClient(side, number) for number in range(setting.clients)]
         self.central = LoopServer(ServerSide(setting, declared, server_proxy(setting, self.forward, data)))
+
+    @property
+    def side(self) -> ServerSide:
+        """What the server does."""
+        return self.central.side
 
     @property
     def server(self) -> ServerState:
@@ -144,7 +148,7 @@ class LoopEngine:
         self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
     ) -> RoundReport:
         """Run one round."""
-        messages = self.central.messages(participants, round)
+        sent, messages = self.central.broadcast(participants, round)
         collector = self.central.collector(round)
         bytes_up, losses, scores, lost = 0, [], [], []
         for client, message in zip(participants, messages, strict=True):
@@ -156,9 +160,11 @@ class LoopEngine:
                 lost.append(quantisation_error(outcome.reply, self.setting.upload_values))
             if evaluate:
                 scores.append(self.evaluator.own_models(self.forward, outcome.trained, [client]))
-        errors = wire_errors(self.setting, lambda: torch.cat(lost), lambda: self.central.lost(participants, round))
+        errors = wire_errors(self.setting, lambda: torch.cat(lost), sent)
         self.central.state = collector.finish()
         return RoundReport(
+            participants=tuple(participants),
+            sent=frozenset(sent.tensors),
             loss=torch.cat(losses),
             bytes_up=bytes_up,
             bytes_down=sum(map(len, messages)),

@@ -15,7 +15,7 @@ from fedstrata.engines.batches import Batch
 from fedstrata.engines.evaluation import score_models
 from fedstrata.engines.training import Trainer
 from fedstrata.losses import cross_entropy
-from fedstrata.methods.views import Clients, Phase
+from fedstrata.methods.contract.views import Clients, Phase
 from fedstrata.rng import fold, numpy_generator, uniform
 from fedstrata.stack import Tensors, align, take
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.composition import Exchange
-from fedstrata.methods.views import Message, Proxy, Server
+from fedstrata.methods.contract.composition import Exchange
+from fedstrata.methods.contract.views import Message, Proxy, Server
 from fedstrata.stack import Tensors, clone
 
 

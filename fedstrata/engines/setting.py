@@ -8,7 +8,7 @@ import torch
 
 from fedstrata.engines.batches import Work
 from fedstrata.layers import LayerMap
-from fedstrata.methods.composition import Exchange, Method
+from fedstrata.methods.contract.composition import Exchange, Method
 from fedstrata.optimisers import Optimiser
 from fedstrata.schedules import Schedule
 from fedstrata.stack import Tensors

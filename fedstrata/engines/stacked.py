@@ -15,7 +15,7 @@ from fedstrata.engines.forward import StackedForward
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import Declared, ServerSide, ServerState
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, encoded_sizes, quantisation_error, received
 
@@ -29,8 +29,8 @@ class StackedEngine:
         self.forward = StackedForward(model, head=setting.head)
         self.evaluator = Evaluator(setting, data)
         self.client_side = ClientSide(setting, self.forward, data)
-        self.server_side = ServerSide(setting, declared, server_proxy(setting, self.forward, data))
-        self.server = self.server_side.first_state()
+        self.side = ServerSide(setting, declared, server_proxy(setting, self.forward, data))
+        self.server = self.side.first_state()
         self._everybody = range(setting.clients)
         self._first = torch.tensor([0], device=setting.device)
         self._clients = self.client_side.first_state(self._everybody)
@@ -39,16 +39,16 @@ class StackedEngine:
         """Do what exchanges the method has before a round; return the bytes up and down."""
         up = down = 0
         for exchange in self.setting.exchanges_before(round):
-            asked = self.server_side.asked(self.server, exchange, round)
-            message = self.server_side.broadcast(self.server, asked, round)
-            known = self.server_side.masks_known(self.server, asked, round, upload=False)
+            asked = self.side.asked(self.server, exchange, round)
+            message = self.side.broadcast(self.server, asked, round)
+            known = self.side.masks_known(self.server, asked, round, upload=False)
             got = received(message, self.setting.download_values)
             replies = [
                 self.client_side.answer_survey(ids, self._clients.rows(rows), exchange, got.rows(places), round)
                 for places, ids, rows in self._chunks(asked)
             ]
             joined = Message.join(replies)
-            self.server, announcement = self.server_side.conclude(self.server, exchange, joined, round)
+            self.server, announcement = self.side.conclude(self.server, exchange, joined, round)
             self._clients = self.client_side.adopt(self._everybody, self._clients, exchange, announcement, round)
             up += self._bytes(joined, asked)
             down += self._bytes(message, asked, known, self.setting.download_values)
@@ -59,7 +59,7 @@ class StackedEngine:
         self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
     ) -> RoundReport:
         """Run one round."""
-        message = self.server_side.broadcast(self.server, participants, round)
+        message = self.side.broadcast(self.server, participants, round)
         upload_values, download_values = self.setting.upload_values, self.setting.download_values
         got = received(message, download_values)
         replies, losses, scores = [], [], []
@@ -73,19 +73,17 @@ class StackedEngine:
                 scores.append(self.evaluator.own_models(self.forward, outcome.trained, ids))
         joined = Message.join(replies)
         known_down, known_up = (
-            self.server_side.masks_known(self.server, participants, round, upload) for upload in (False, True)
+            self.side.masks_known(self.server, participants, round, upload) for upload in (False, True)
         )
-        self.server = self.server_side.aggregate(self.server, participants, received(joined, upload_values), round)
+        self.server = self.side.aggregate(self.server, participants, received(joined, upload_values), round)
         return RoundReport(
+            participants=tuple(participants),
+            sent=frozenset(message.tensors),
             loss=torch.cat(losses),
             bytes_up=self._bytes(joined, participants, known_up, upload_values),
             bytes_down=self._bytes(message, participants, known_down, download_values),
             before=Scores.join(scores) if evaluate else None,
-            errors=wire_errors(
-                self.setting,
-                up=lambda: quantisation_error(joined, upload_values),
-                down=lambda: quantisation_error(message, download_values),
-            ),
+            errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), message),
         )
 
     def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
@@ -119,7 +117,7 @@ class StackedEngine:
 
     def _for_testing(self, round: int) -> Message:
         """Return what all clients get after a round."""
-        message = self.server_side.broadcast(self.server, self._everybody, round + 1, testing=True)
+        message = self.side.broadcast(self.server, self._everybody, round + 1, testing=True)
         return received(message, self.setting.download_values)
 
     def _bytes(

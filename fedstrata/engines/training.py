@@ -11,7 +11,7 @@ from torch import Tensor
 from fedstrata.engines.batches import Batch, DeviceData
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.views import Clients, Phase, Step
+from fedstrata.methods.contract.views import Clients, Phase, Step
 from fedstrata.rng import client_keys, fold
 from fedstrata.stack import Tensors, add, align, clone, put_, take
 

@@ -3,10 +3,10 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from fedstrata.methods.base import FAMILIES, Facts, Part
-from fedstrata.methods.composition import Method
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Message, Phase, Probe, Proxy, Server, Step, Training
+from fedstrata.methods.contract.composition import Method
+from fedstrata.methods.contract.part import FAMILIES, Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Phase, Probe, Proxy, Server, Step, Training
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")  # a method is registered by the file that defines it

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedstrata.functional import erk_masks, readjust, readjusted_at
-from fedstrata.methods.base import Facts
-from fedstrata.methods.masking import Masked, as_memory, keep, layer_densities, masks_in, send_under
-from fedstrata.methods.peers import NO_SERVER, Peers, heard, last_models, mean_with, noted
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import SETS_WEIGHTS
-from fedstrata.methods.views import Clients, Message, Probe, Server, Training
+from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Probe, Server, Training
+from fedstrata.methods.mechanisms.layer_choice import SETS_WEIGHTS
+from fedstrata.methods.mechanisms.masking import Masked, as_memory, keep, layer_densities, masks_in, send_under
+from fedstrata.methods.mechanisms.peers import NO_SERVER, Peers, heard, last_models, mean_with, noted
 from fedstrata.rng import client_keys, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

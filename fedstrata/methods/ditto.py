@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.methods.base import Facts, Part
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Phase, Step
 from fedstrata.methods.fedprox import proximal_term
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import DECIDES_WHAT_IS_USED
-from fedstrata.methods.views import Clients, Phase, Step
+from fedstrata.methods.mechanisms.layer_choice import DECIDES_WHAT_IS_USED
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

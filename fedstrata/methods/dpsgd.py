@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from fedstrata.methods.base import Facts
-from fedstrata.methods.peers import NO_SERVER, Peers, heard, last_models, mean_with
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Message, Phase, Probe, Server
+from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Phase, Probe, Server
+from fedstrata.methods.mechanisms.peers import NO_SERVER, Peers, heard, last_models, mean_with
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, weighted_mean
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import DECIDES_WHAT_IS_USED
-from fedstrata.methods.views import Phase
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Phase
+from fedstrata.methods.mechanisms.layer_choice import DECIDES_WHAT_IS_USED
 from fedstrata.spec import parameter
 
 _PAPER = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
 
 
 @methods.register("fedbn")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedstrata.functional import overlaps, sensitivity, top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts
-from fedstrata.methods.peers import Mixing, first_models, last_models, mix, noted, rows_of
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.mechanisms.peers import Mixing, first_models, last_models, mix, noted, rows_of
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.functional import disco_shares
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Server
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Server
 from fedstrata.spec import parameter
 
 

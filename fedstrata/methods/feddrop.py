@@ -9,11 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.layers import Layer, LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.masking import keep, send_under
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, choose_layers
-from fedstrata.methods.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, choose_layers
+from fedstrata.methods.mechanisms.masking import keep, send_under
 from fedstrata.rng import client_keys, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

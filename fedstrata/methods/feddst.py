@@ -8,10 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.functional import erk_masks, readjust, readjusted_at
-from fedstrata.methods.base import Facts
-from fedstrata.methods.masking import MovingMask, as_memory, for_each, maskable, masks_in
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.mechanisms.masking import MovingMask, as_memory, for_each, maskable, masks_in
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, take_first
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.methods.base import Facts
-from fedstrata.methods.peers import Peers, heard, mix, rows_of
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Message, Probe, Server, Training
+from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Probe, Server, Training
+from fedstrata.methods.mechanisms.peers import Peers, heard, mix, rows_of
 from fedstrata.rng import client_keys, permutation, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, squared_norm, subtract

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.losses import cross_entropy
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.shared import equal_weights
-from fedstrata.methods.views import Clients, Message, Server, Step
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Step
+from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedstrata.functional import lama_cut
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, weights_of
-from fedstrata.methods.shared import shared_parameters
-from fedstrata.methods.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, weights_of
+from fedstrata.methods.mechanisms.shared import shared_parameters
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, per_client
 

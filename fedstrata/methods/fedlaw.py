@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.compatibility import EXCLUSIVE_HOOKS, defines
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Message, Server
+from fedstrata.methods.contract.compatibility import EXCLUSIVE_HOOKS, defines
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Message, Server
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, weighted_mean
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.masking import send_under
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, EXPLAINS_GAPS
-from fedstrata.methods.views import Clients, Message, Training
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Training
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, EXPLAINS_GAPS
+from fedstrata.methods.mechanisms.masking import send_under
 from fedstrata.rng import uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import align

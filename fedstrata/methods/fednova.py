@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.shared import shared_parameters
-from fedstrata.methods.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.mechanisms.shared import shared_parameters
 from fedstrata.stack import Tensors, align, weighted_mean
 
 

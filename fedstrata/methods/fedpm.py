@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.compatibility import HOOKS_ON_WHAT_IS_SHARED, defines
-from fedstrata.methods.registry import methods
-from fedstrata.methods.reparametrised import Reparametrised
-from fedstrata.methods.shared import equal_weights
-from fedstrata.methods.views import Clients, Message, Server, Step, Training
+from fedstrata.methods.contract.compatibility import HOOKS_ON_WHAT_IS_SHARED, defines
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Step, Training
+from fedstrata.methods.mechanisms.reparametrised import Reparametrised
+from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.rng import key, numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Step
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Step
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, squared_norm
 

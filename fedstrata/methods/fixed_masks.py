@@ -10,11 +10,11 @@ import torch
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.masking import SCOPES, OwnMasks, as_memory, maskable, random_masks, send_under
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import EXPLAINS_GAPS
-from fedstrata.methods.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.mechanisms.layer_choice import EXPLAINS_GAPS
+from fedstrata.methods.mechanisms.masking import SCOPES, OwnMasks, as_memory, maskable, random_masks, send_under
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

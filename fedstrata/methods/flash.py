@@ -11,8 +11,11 @@ from torch import Tensor
 
 from fedstrata.functional import prune, regrow, share_out
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.masking import (
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Phase, Probe, Server
+from fedstrata.methods.mechanisms.layer_choice import EXPLAINS_GAPS
+from fedstrata.methods.mechanisms.masking import (
     MovingMask,
     SharedMask,
     as_memory,
@@ -26,10 +29,7 @@ from fedstrata.methods.masking import (
     mean_with_zeros,
     objection_to_missing_layers,
 )
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import EXPLAINS_GAPS
-from fedstrata.methods.shared import equal_weights
-from fedstrata.methods.views import Clients, Message, Phase, Probe, Server
+from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.rng import numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, per_client

@@ -15,12 +15,12 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.losses import cross_entropy
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.compatibility import defines
-from fedstrata.methods.masking import Masked
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, DECIDES_ON_THE_HEAD, DECIDES_WHAT_IS_USED
-from fedstrata.methods.views import Clients, Message, Phase, Server, Step, Training
+from fedstrata.methods.contract.compatibility import defines
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Phase, Server, Step, Training
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, DECIDES_ON_THE_HEAD, DECIDES_WHAT_IS_USED
+from fedstrata.methods.mechanisms.masking import Masked
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

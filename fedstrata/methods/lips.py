@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedstrata.functional import keep_mask, sensitivity, sparsity_at
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Step, Training
 from fedstrata.methods.fedbn import FedBN
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, weights_of
-from fedstrata.methods.views import Clients, Message, Server, Step, Training
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, weights_of
 from fedstrata.rng import uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS
 
 
 @methods.register("local")

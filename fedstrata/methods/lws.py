@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.functional import shrink, shrink_factor
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Message, Server
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Message, Server
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

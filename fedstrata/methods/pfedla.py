@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts
-from fedstrata.methods.masking import send_under
-from fedstrata.methods.peers import Mixing, first_models, last_models, mix, noted, rows_of
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Message, Server
+from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Message, Server
+from fedstrata.methods.mechanisms.masking import send_under
+from fedstrata.methods.mechanisms.peers import Mixing, first_models, last_models, mix, noted, rows_of
 from fedstrata.rng import torch_seed
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, per_client

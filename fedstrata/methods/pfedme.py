@@ -9,13 +9,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.drift import DriftCorrection
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Phase, Server, Step, Training
 from fedstrata.methods.fedprox import proximal_term
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import DECIDES_WHAT_IS_USED
-from fedstrata.methods.shared import shared_parameters
-from fedstrata.methods.views import Clients, Message, Phase, Server, Step, Training
+from fedstrata.methods.mechanisms.drift import DriftCorrection
+from fedstrata.methods.mechanisms.layer_choice import DECIDES_WHAT_IS_USED
+from fedstrata.methods.mechanisms.shared import shared_parameters
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

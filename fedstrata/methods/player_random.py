@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.methods.base import Facts, Part
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.player import PLayer
-from fedstrata.methods.registry import methods
 from fedstrata.spec import parameter
 
 

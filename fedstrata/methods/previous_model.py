@@ -14,10 +14,10 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.losses import distillation
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import DECIDES_WHAT_IS_USED
-from fedstrata.methods.views import Clients, Step, Training
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Step, Training
+from fedstrata.methods.mechanisms.layer_choice import DECIDES_WHAT_IS_USED
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align
 

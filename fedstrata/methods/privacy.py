@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import gaussian_epsilon, gaussian_noise
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.compatibility import defines
-from fedstrata.methods.masking import keep
-from fedstrata.methods.registry import methods
-from fedstrata.methods.shared import equal_weights
-from fedstrata.methods.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.compatibility import defines
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.mechanisms.masking import keep
+from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.rng import normal
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, squared_norm, subtract

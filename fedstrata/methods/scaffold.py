@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.methods.base import Facts
-from fedstrata.methods.drift import DriftCorrection
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Message, Server, Step, Training
+from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Step, Training
+from fedstrata.methods.mechanisms.drift import DriftCorrection
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

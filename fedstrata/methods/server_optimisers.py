@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.shared import shared_parameters
-from fedstrata.methods.views import Server
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Server
+from fedstrata.methods.mechanisms.shared import shared_parameters
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

@@ -11,11 +11,11 @@ import torch
 from fedstrata.functional import aggregate_scores, select
 from fedstrata.functional.sparse_finetuning import RULES
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.masking import masks_in
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS
-from fedstrata.methods.views import Clients, Message, Phase, Probe, Server, Step, Training
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Phase, Probe, Server, Step, Training
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS
+from fedstrata.methods.mechanisms.masking import masks_in
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts
-from fedstrata.methods.masking import keep, layer_densities, maskable, mean_with_zeros, send_under
-from fedstrata.methods.registry import methods
-from fedstrata.methods.reparametrised import Reparametrised
-from fedstrata.methods.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.mechanisms.masking import keep, layer_densities, maskable, mean_with_zeros, send_under
+from fedstrata.methods.mechanisms.reparametrised import Reparametrised
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import aggregate_scores, saliency, top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Probe, Server, Training
 from fedstrata.methods.fixed_masks import RandomK
-from fedstrata.methods.masking import SCOPES, SharedMask, as_memory, everything, maskable, masks_in
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Message, Probe, Server, Training
+from fedstrata.methods.mechanisms.masking import SCOPES, SharedMask, as_memory, everything, maskable, masks_in
 from fedstrata.rng import permutation, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from fedstrata.functional import prune
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.masking import (
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Phase, Server, Training
+from fedstrata.methods.mechanisms.layer_choice import EXPLAINS_GAPS
+from fedstrata.methods.mechanisms.masking import (
     OwnMasks,
     as_memory,
     divided_at,
@@ -23,10 +26,7 @@ from fedstrata.methods.masking import (
     masks_in,
     objection_to_missing_layers,
 )
-from fedstrata.methods.registry import methods
-from fedstrata.methods.selection import EXPLAINS_GAPS
-from fedstrata.methods.shared import equal_weights
-from fedstrata.methods.views import Clients, Message, Phase, Server, Training
+from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, per_client
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.errors import FedStrataError
-from fedstrata.models.probe import copied, forward, undisturbed, zero_samples
+from fedstrata.models.trial import copied, forward, undisturbed, zero_samples
 from fedstrata.rng import torch_seed
 from fedstrata.spec import Registry, Spec
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedstrata.errors import FedStrataError
 from fedstrata.models.base import ModelSpec, models
 from fedstrata.models.blocks import image_channels
-from fedstrata.models.probe import first_line
+from fedstrata.models.trial import first_line
 from fedstrata.spec import parameter
 
 HUB_NAME = "facebook/dino-vits16"

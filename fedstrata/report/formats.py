@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedstrata.statistics import Estimate
+from fedstrata.significance import Estimate
 
 ABSENT = "–"
 

@@ -15,7 +15,7 @@ from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.reading import Run, read_run
 from fedstrata.report.results import results
 from fedstrata.report.view import Section, View
-from fedstrata.statistics import Estimate, accuracy_or_nothing
+from fedstrata.significance import Estimate, accuracy_or_nothing
 
 
 def write_report(runs: Sequence[Path], output: Path, title: str | None = None) -> Path:

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedstrata import files
-from fedstrata.metrics import METRIC_SCHEMAS, TimingLog
-from fedstrata.runs import RunFolder
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.metrics import METRIC_SCHEMAS, TimingLog
 
 _HEADLINES_OF_AN_UNFINISHED_RUN = ("client_adapted", "client_after", "global_on_clients", "global")
 

@@ -9,7 +9,7 @@ from fedstrata.report.labels import LABELS, label_of, meaning, short_name
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, table
 from fedstrata.report.view import Section, View
-from fedstrata.statistics import Estimate, Row, estimate, highest, metric_value, notes
+from fedstrata.significance import Estimate, Row, estimate, highest, metric_value, notes
 
 _Shown = tuple[Column, Callable[[Row], Cell | str]]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.report.reading import Run
-from fedstrata.statistics import Group, headline_key
+from fedstrata.significance import Group, headline_key
 
 Rows = list[dict[str, Any]]
 Groups = Sequence[Group[Run]]

@@ -13,7 +13,7 @@ from fedstrata.report.labels import LABELS, STATISTICS, label_of
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
-from fedstrata.statistics import estimate, headline_key, metric_value
+from fedstrata.significance import estimate, headline_key, metric_value
 
 
 def meanings(view: View) -> Section:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.report.formats import data_size, duration, p_value, percent, points
-from fedstrata.statistics import ACCURACIES, Estimate, Row, highest
+from fedstrata.significance import ACCURACIES, Estimate, Row, highest
 
 _NARROWEST = 12
 
@@ -19,7 +19,7 @@ def rich_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -
     """Set the rows of a comparison as a table for a terminal of ``width`` columns, 80 or more.
 
     The highest accuracy of each column is bold, and a long method goes over several lines. What the columns mean, and
-    which test stands behind p, is told by :func:`fedstrata.statistics.notes`.
+    which test stands behind p, is told by :func:`fedstrata.significance.notes`.
     """
     compared = len(rows) > 1
     heads = ["last %", "last\nten", "best", "worst\n10 %", *(["diff", "p"] if compared else []), "up", "down", "time"]

@@ -11,7 +11,7 @@ from fedstrata.report import charts
 from fedstrata.report.charts import Drawing
 from fedstrata.report.markup import Markup
 from fedstrata.report.reading import Run
-from fedstrata.statistics import Group, Row, accuracy_or_nothing, comparison_rows, group_runs
+from fedstrata.significance import Group, Row, accuracy_or_nothing, comparison_rows, group_runs
 
 
 @dataclass(frozen=True)

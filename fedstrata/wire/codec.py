@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors, per_client, subtract
 from fedstrata.wire.frame import FRAME_BYTES, Bytes, Reader, WireError, seal, unseal
 from fedstrata.wire.masks import read_mask, read_truth, true_counts, truth_sizes, write_mask, write_truth

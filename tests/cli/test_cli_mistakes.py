@@ -152,7 +152,7 @@ def test_a_bug_is_called_a_bug(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     def fail(experiment: object) -> None:
         raise KeyError("unforeseen")
 
-    monkeypatch.setattr("fedstrata.simulation.load_data", fail)
+    monkeypatch.setattr("fedstrata.runs.preparing.load_data", fail)
     outcome = call("partition")
     assert (outcome.code, outcome.out) == (1, "")
     assert "a bug in FedStrata (KeyError: 'unforeseen')" in outcome.err

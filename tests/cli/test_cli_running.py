@@ -11,7 +11,7 @@ from fedstrata import api
 from fedstrata.cli.running import run_folders, unused_folder
 from fedstrata.cli.showing import next_command
 from fedstrata.experiment import Experiment
-from fedstrata.simulation import Update
+from fedstrata.runs.driver import Update
 
 
 def read_toml(path: Path) -> dict[str, object]:

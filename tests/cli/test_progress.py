@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedstrata.progress import Lines, Live, Silence, TimeLeft, show_progress
-from fedstrata.simulation import Update
+from fedstrata.runs.driver import Update
 
 
 def update(round: int, rounds: int = 4, accuracy: float | None = 0.5, seconds: float = 2.0, **metrics: float) -> Update:

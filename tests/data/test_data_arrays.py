@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedstrata.data import from_arrays, from_clients
+from fedstrata.data.channels import channel_statistics
 from fedstrata.data.holdout import hold_out
-from fedstrata.data.statistics import channel_statistics
 from fedstrata.errors import FedStrataError
 
 LABELS = [0, 1, 0, 1, 0, 1, 0, 1]

@@ -12,7 +12,7 @@ from small_world import ingredients
 from fedstrata.deployment.federation import Event
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.site import Site, SiteData
-from fedstrata.simulation import Ingredients
+from fedstrata.runs.preparing import Ingredients
 
 Delivery = tuple[float, Reply | str]
 """After how many seconds an answer comes, or a failure."""

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from small_world import simulated
 
+from fedstrata.engines.loop import LoopEngine
 from fedstrata.engines.server import ServerSide
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import Ingredients
 
 
 def merged_sites(folder: RunFolder) -> dict[int, list[int]]:
@@ -31,16 +33,18 @@ class Chosen(ServerSide):
         return tuple(self.rounds[round])
 
 
-def with_participants(simulation: Simulation, rounds: dict[int, list[int]]) -> None:
+def with_participants(simulation: Driver, rounds: dict[int, list[int]]) -> None:
     """Let a simulation choose these participants in each round."""
-    chosen = Chosen(simulation.setting, simulation.server_side.declared)
+    assert isinstance(simulation.engine, LoopEngine)
+    side = simulation.engine.side
+    chosen = Chosen(side.setting, side.declared, side.proxy)
     object.__setattr__(chosen, "rounds", rounds)
-    simulation.server_side = chosen
+    simulation.engine.central.side = chosen
 
 
 def replayed(
     rounds: dict[int, list[int]], method: str = "fedavg", own: Ingredients | None = None, **changes: Any
-) -> Simulation:
+) -> Driver:
     """Run the loop engine with the same participants in each round."""
     simulation = simulated(method, own, rounds=len(rounds), **changes)
     with_participants(simulation, rounds)
@@ -48,6 +52,6 @@ def replayed(
     return simulation
 
 
-def assert_same_model(folder: RunFolder, simulation: Simulation) -> None:
+def assert_same_model(folder: RunFolder, simulation: Driver) -> None:
     for name, tensor in folder.model().items():
         assert torch.equal(tensor, simulation.engine.server.model[name]), name

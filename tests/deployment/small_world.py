@@ -13,7 +13,8 @@ from fedstrata.data import Dataset, Split, datasets
 from fedstrata.deployment.protocol import Request, digest
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
-from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
 
 SITES = 4
 EXPERIMENT = Experiment(
@@ -56,9 +57,9 @@ def ingredients(sizes: tuple[int, ...] = (9, 16, 12, 23), model: Any = Net) -> I
     return Ingredients(dataset=dataset, split=Split(train, test), model=model, secret="")
 
 
-def simulated(method: str, own: Ingredients | None = None, **changes: Any) -> Simulation:
+def simulated(method: str, own: Ingredients | None = None, **changes: Any) -> Driver:
     experiment = EXPERIMENT.with_changes({"method": method, **changes})
-    return Simulation.prepare(experiment, own or ingredients(), Plan("loop", 1))
+    return Driver.prepare(experiment, own or ingredients(), Plan("loop", 1))
 
 
 def hello(

@@ -28,7 +28,7 @@ from fedstrata.deployment.superlink import ServerCertificate, SuperLink
 from fedstrata.deployment.supernode import SuperNode
 from fedstrata.engines.flower import app_of
 from fedstrata.errors import FedStrataError
-from fedstrata.runs import RunFolder
+from fedstrata.runs.folder import RunFolder
 
 NAMES = ["berlin", "paris", "rome", "oslo"]
 

@@ -18,9 +18,10 @@ from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment, LogFile, StatusFile, status_of
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.views import Message
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Interrupted, Simulation
+from fedstrata.methods.contract.views import Message
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.signals import Interrupted
 from fedstrata.wire import decode, encode
 
 NAMES = ["berlin", "paris", "rome", "oslo"]
@@ -297,15 +298,15 @@ def test_what_cannot_run_on_sites_is_refused_before_anybody_connects(tmp_path):
 
 
 def test_a_run_that_is_interrupted_can_be_gone_on_with(tmp_path, monkeypatch):
-    original = Simulation.step
+    original = Driver.step
 
-    def step(self: Simulation, listener: Any = None) -> None:
+    def step(self: Driver, listener: Any = None) -> None:
         original(self, listener)
         if self.round == 2:
             raise Interrupted(2, 2, tmp_path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Simulation, "step", step)
+        patched.setattr(Driver, "step", step)
         with pytest.raises(Interrupted):
             run(tmp_path, DirectNetwork(tmp_path, SITES))
     folder, lines = run(tmp_path, DirectNetwork(tmp_path, SITES))

@@ -24,8 +24,8 @@ from fedstrata.engines.flower import client_app, configured, server_app
 from fedstrata.engines.planning import Plan
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.folder import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 DESCRIBED = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
@@ -64,7 +64,7 @@ def test_the_example_gives_the_weights_of_the_simulation(tmp_path, monkeypatch, 
     folder = RunFolder.open(tmp_path / "runs" / f"flower-{RUN}")
     assert folder.finished
     experiment = Experiment().with_changes({**changes, "epochs": 1, "clients": 3})
-    simulation = Simulation.prepare(experiment, plan=Plan("loop", 1))
+    simulation = Driver.prepare(experiment, plan=Plan("loop", 1))
     simulation.run()
     model = folder.model()
     for name, tensor in simulation.engine.server.model.items():

@@ -17,7 +17,7 @@ from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site, SiteData
 from fedstrata.errors import FedStrataError
 from fedstrata.report import read_run, write_report
-from fedstrata.runs import RunFolder
+from fedstrata.runs.folder import RunFolder
 
 NAMES = ["berlin", "paris", "rome"]
 OWN = EXPERIMENT.with_changes({"data": "image_folder(size=8)", "method": "fedbn", "model": "cnn", "rounds": 2})

@@ -16,8 +16,8 @@ from fedstrata.deployment.server import Deployment
 from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Method, methods
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Ingredients
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import Ingredients
 
 COMBINATIONS = ["fedbn+fedprox(mu=0.1)", "fedbn+lips(every=1)+lws", "ssfl(sparsity=0.8, refresh_every=1)+fedbn+lws"]
 

@@ -27,8 +27,8 @@ from fedstrata.deployment.keys import make_keys
 from fedstrata.deployment.server import status_of
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.folder import RunFolder
 
 LONGEST = 240
 EXPERIMENT = Experiment(
@@ -56,16 +56,16 @@ def written(folder: Path, experiment: Experiment) -> str:
     return str(path)
 
 
-def simulated(experiment: Experiment, sites: int, merged: dict[int, list[int]] | None = None) -> Simulation:
+def simulated(experiment: Experiment, sites: int, merged: dict[int, list[int]] | None = None) -> Driver:
     """Run the loop engine here, with one thread, as the sites do; with the participants of each round, where given."""
-    simulation = Simulation.prepare(experiment.with_changes({"clients": sites}), plan=Plan("loop", 1, threads=1))
+    simulation = Driver.prepare(experiment.with_changes({"clients": sites}), plan=Plan("loop", 1, threads=1))
     if merged is not None:
         with_participants(simulation, merged)
     simulation.run()
     return simulation
 
 
-def assert_same_model(out: Path, simulation: Simulation) -> None:
+def assert_same_model(out: Path, simulation: Driver) -> None:
     model = RunFolder.open(out).model()
     for name, tensor in simulation.engine.server.model.items():
         assert model[name].equal(tensor), name

@@ -27,8 +27,8 @@ from fedstrata.deployment.server import MASKED_SUM_FILE, Deployment
 from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Method, methods
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.folder import RunFolder
 
 NAMES = ["berlin", "paris", "rome", "oslo"]
 SECURE = Rules(secure=True)
@@ -56,7 +56,7 @@ def run(
     return RunFolder.open(folder / "run"), lines
 
 
-def assert_close(folder: RunFolder, simulation: Simulation, within: float = 1e-5) -> None:
+def assert_close(folder: RunFolder, simulation: Driver, within: float = 1e-5) -> None:
     model = folder.model()
     assert model.keys() == simulation.engine.server.model.keys()
     for name, tensor in model.items():
@@ -65,7 +65,7 @@ def assert_close(folder: RunFolder, simulation: Simulation, within: float = 1e-5
         assert torch.allclose(tensor.double(), expected.double(), rtol=1e-6, atol=within), name
 
 
-def done(simulation: Simulation) -> Simulation:
+def done(simulation: Driver) -> Driver:
     simulation.run()
     return simulation
 

@@ -21,7 +21,7 @@ from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.site import TRAIN_STEP, Site, SiteData
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.wire import encode
 
 RULES = Rules(secure=True)

@@ -26,7 +26,7 @@ from fedstrata.deployment.secure_sums import (
     to_numbers,
 )
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 
 RULES = Rules(secure=True)
 

@@ -20,7 +20,7 @@ from torch import nn
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
 from fedstrata.engines.flower import GridNetwork, client_app
-from fedstrata.runs import RunFolder
+from fedstrata.runs.folder import RunFolder
 
 FAULTS = ("crash before", "crash after", "raises", "double", "old", "delay", "hang")
 STATELESS = "sgd(learning_rate=0.05)"

@@ -17,7 +17,8 @@ from fedstrata.engines.planning import Plan
 from fedstrata.engines.server import Declared
 from fedstrata.engines.setting import Setting
 from fedstrata.experiment import Experiment
-from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
 
 CPU = torch.device("cpu")
 
@@ -56,7 +57,7 @@ def federation(model: nn.Module, dataset: Dataset, split: Split, **changes: Any)
     """Prepare a run in float64, without the engine that the run itself would use."""
     experiment = Experiment(rounds=2, precision="fp64", transforms="none").with_changes(changes)
     ingredients = Ingredients(dataset=dataset, split=split, model=model)
-    simulation = Simulation.prepare(experiment, ingredients, Plan("loop", 1))
+    simulation = Driver.prepare(experiment, ingredients, Plan("loop", 1))
     data = DeviceData(dataset, split, (), CPU, torch.float64)
     declared = Declared(torch.from_numpy(split.sizes), data.label_counts)
     return Federation(simulation.setting, model.double(), data, declared)

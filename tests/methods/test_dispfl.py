@@ -104,7 +104,7 @@ def test_a_round_starts_from_the_neighbours_weights_and_not_from_the_average_of_
     method, seen = watched("dispfl(neighbours=2)")
     simulation = run(method, rounds=2)
     sent = masks_of(simulation, "sent")
-    peers = method.parts[0].choose_peers(simulation.server_side.view(simulation.engine.server, range(5), 2)).tolist()
+    peers = method.parts[0].choose_peers(simulation.engine.side.view(simulation.engine.server, range(5), 2)).tolist()
     masks = {client: seen.trained[1, client]["body.weight"] != 0 for client in range(5)}
     for client in range(5):
         around = (client, *peers[client])

@@ -10,7 +10,7 @@ from watching import BOTH_ENGINES, GivenProbe, clients_view, run, server_view, w
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
-from fedstrata.methods.peers import mean_with, mix
+from fedstrata.methods.mechanisms.peers import mean_with, mix
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1)), (2,))
 WEIGHT, COUNTER = "0.weight", "1.num_batches_tracked"
@@ -68,7 +68,7 @@ def test_with_fewer_others_than_neighbours_everybody_is_heard():
 def test_a_round_starts_from_the_mean_with_the_neighbours_just_trained(engine):
     method, seen = watched("d-psgd(neighbours=2)")
     simulation = run(method, engine, rounds=2)
-    view = simulation.server_side.view(simulation.engine.server, range(5), 2)
+    view = simulation.engine.side.view(simulation.engine.server, range(5), 2)
     peers = method.parts[0].choose_peers(view).tolist()
     for client in range(5):
         around = [seen.trained[1, other] for other in (client, *peers[client])]
@@ -120,7 +120,7 @@ def test_clients_that_sit_out_are_heard_with_their_last_model():
 def test_the_mean_of_all_models_is_tested_and_fine_tuned_after_the_last_round(engine):
     method, seen = watched("d-psgd-ft(neighbours=1)")
     simulation = run(method, engine, rounds=2)
-    message = simulation.server_side.broadcast(simulation.engine.server, range(5), 3)
+    message = simulation.engine.side.broadcast(simulation.engine.server, range(5), 3)
     assert not any(name.startswith("peers/") for name in message.tensors)
     for name in ("head.weight", "scale.running_mean"):
         mean = torch.stack([seen.trained[2, client][name] for client in range(5)]).mean(0)

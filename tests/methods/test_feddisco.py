@@ -35,8 +35,8 @@ def test_shares_by_hand(text, shares):
 @BOTH_ENGINES
 def test_only_the_participants_count(engine):
     simulation = run("feddisco(a=0.3, distance=l2)", engine, rounds=1, participation=0.6)
-    [first, second, third] = simulation.server_side.select(0.6, 1)
-    view = simulation.server_side.view(simulation.engine.server, (first, second, third), 1)
+    [first, second, third] = simulation.engine.side.select(0.6, 1)
+    view = simulation.engine.side.view(simulation.engine.server, (first, second, third), 1)
     shares = methods.make("feddisco(a=0.3, distance=l2)").weigh(view)
     counts = simulation.split.label_counts(simulation.dataset)[[first, second, third]]
     assert torch.equal(shares, disco_shares(view.sizes, torch.from_numpy(counts), 0.3, 0.1, "l2", normalise=True))

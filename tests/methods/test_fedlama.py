@@ -125,7 +125,7 @@ def test_participants_change_only_when_all_layers_were_aggregated():
     assert chosen[3] == chosen[4] == chosen[5]
     assert chosen[6] == chosen[7] == chosen[8]
     assert len({chosen[0], chosen[3], chosen[6]}) > 1
-    assert chosen[0] == prepare("fedavg").server_side.select(0.4, 1)
+    assert chosen[0] == prepare("fedavg").engine.side.select(0.4, 1)
 
 
 def test_with_fedbn_and_a_server_optimiser():

@@ -94,7 +94,7 @@ def test_without_samples_it_says_so():
 def test_the_learned_model_is_better_on_the_servers_samples_than_the_mean(engine, statistics):
     method, seen = watched("fedlaw(samples=100, epochs=30, learning_rate=0.05)")
     simulation = run(method, engine, rounds=1, statistics=statistics)
-    central = simulation.engine.central.side if engine == "loop" else simulation.engine.server_side
+    central = simulation.engine.central.side if engine == "loop" else simulation.engine.side
     names = simulation.setting.layers.parameter_names
     sizes = torch.from_numpy(simulation.split.sizes).double()
     mean = {

@@ -92,7 +92,7 @@ def test_one_bit_per_weight_travels_up_and_scores_travel_down():
     assert isinstance(simulation.engine, LoopEngine)
     [message] = set(simulation.engine.central.messages([1], 1))
     reply, outcome = simulation.engine.members[1].answer(message, 1)
-    down = simulation.server_side.broadcast(simulation.engine.server, [1], 1)
+    down = simulation.engine.side.broadcast(simulation.engine.server, [1], 1)
     frozen = {"scale.weight", "scale.bias", "shortcut.1.weight", "shortcut.1.bias"}
     everything = set(simulation.setting.initial)
     assert down.tensors.keys() == outcome.reply.tensors.keys() == everything - frozen

@@ -57,7 +57,7 @@ def test_every_client_keeps_its_own_mask_of_the_exact_size(engine):
 def test_what_travels_and_is_tested_lies_under_the_clients_mask(engine):
     simulation = run("random-k(sparsity=0.8)", engine, 2, participation=0.6)
     masks = own_masks(simulation)
-    message = simulation.server_side.broadcast(simulation.engine.server, [4, 1], 3)
+    message = simulation.engine.side.broadcast(simulation.engine.server, [4, 1], 3)
     for name, mask in masks.items():
         assert torch.equal(message.masks[name], mask[[4, 1]])
         assert not message.tensors[name][~mask[[4, 1]]].any()

@@ -85,7 +85,7 @@ def test_the_server_scales_the_mean_densities_to_the_target():
 def test_a_few_clients_send_a_number_per_tensor_and_everybody_hears_the_mask(name):
     simulation = prepare(f"{name}(sparsity=0.8, first_clients=0.4, first_epochs=2)")
     exchange = simulation.method.exchanges_before(1, 3)[0]
-    assert len(simulation.server_side.asked(simulation.engine.server, exchange, 1)) == 2
+    assert len(simulation.engine.side.asked(simulation.engine.server, exchange, 1)) == 2
     assert simulation.method.exchanges_before(2, 3) == []
     up, _ = simulation.engine.exchange(1)
     assert up < 2 * 400
@@ -187,7 +187,7 @@ def test_the_probe_of_a_survey_trains_under_the_masks_it_is_given():
             seen.append((clients, model, probe))
             return Message()
 
-    message = simulation.server_side.broadcast(simulation.engine.server, range(5), 1)
+    message = simulation.engine.side.broadcast(simulation.engine.server, range(5), 1)
     side.answer_survey(range(5), state, Spy(), message, 1)
     [(_, model, probe)] = seen
     whole = probe.train(model, 2)

@@ -13,7 +13,7 @@ from worlds import prepare
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Facts, Message, Method, Part
-from fedstrata.methods.masking import (
+from fedstrata.methods.mechanisms.masking import (
     common_random_masks,
     divided_at,
     epoch_ends,

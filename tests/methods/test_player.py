@@ -20,8 +20,9 @@ from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
-from fedstrata.runs import RunFolder
-from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import Ingredients
 from fedstrata.wire import decode, encode
 
 ORDER = ["stem", "body", "shortcut.0", "hidden", "head"]
@@ -200,7 +201,7 @@ def test_a_resumed_run_keeps_the_choice(tmp_path):
         broken.save(folder)
         dataset = digits()
         ingredients = Ingredients(dataset, unequal_split(dataset), TinyNet, Method.make(text))
-        resumed = Simulation.prepare(broken.experiment, ingredients, broken.plan)
+        resumed = Driver.prepare(broken.experiment, ingredients, broken.plan)
         resumed.restore(folder)
     assert resumed.round == 1
     resumed.step()

@@ -86,7 +86,7 @@ def test_the_account_is_that_of_the_client_that_took_part_most_often(engine):
     rounds, spent = simulation.metrics.series("privacy.epsilon")
     counts = torch.zeros(len(SIZES), dtype=torch.int64)
     for round, epsilon in zip(rounds.tolist(), spent.tolist(), strict=True):
-        counts[list(simulation.server_side.select(0.4, round))] += 1
+        counts[list(simulation.engine.side.select(0.4, round))] += 1
         assert epsilon == pytest.approx(gaussian_epsilon(2.0, int(counts.max()), 1e-5))
     assert int(counts.max()) < 4 or int(counts.min()) < 4
 

@@ -9,7 +9,7 @@ from worlds import TinyNet
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Method
-from fedstrata.methods.selection import choose_layers, weights_of
+from fedstrata.methods.mechanisms.layer_choice import choose_layers, weights_of
 
 LAYERS = LayerMap.read(TinyNet(), (1, 8, 8))
 

@@ -100,7 +100,7 @@ def test_what_is_zero_does_not_travel(engine):
     assert (up < 0.7 * dense).all()
     assert down[0] > 0.95 * dense
     assert (down[1:] < 0.85 * dense).all()
-    message = simulation.server_side.broadcast(simulation.engine.server, range(5), 4)
+    message = simulation.engine.side.broadcast(simulation.engine.server, range(5), 4)
     for name in WEIGHTS:
         assert torch.equal(message.masks[name][0], simulation.engine.server.model[name] != 0)
     density = layer_values(simulation, "density", 3)

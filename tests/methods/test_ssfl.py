@@ -15,7 +15,8 @@ from fedstrata.errors import FedStrataError
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
-from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
 from fedstrata.wire import decode, encode
 
 WEIGHTS = {"stem.weight": 36, "body.weight": 144, "shortcut.0.weight": 16, "hidden.weight": 128, "head.weight": 80}
@@ -330,7 +331,7 @@ def plain_world(method, engine, **changes):
     """A federation whose model has neither dropout nor norms, so that the batch does not matter."""
     dataset = digits()
     ingredients = Ingredients(dataset, unequal_split(dataset), plain_net, Method.make(method))
-    return Simulation.prepare(EXPERIMENT.with_changes({"engine": engine, **changes}), ingredients, Plan(engine, 2))
+    return Driver.prepare(EXPERIMENT.with_changes({"engine": engine, **changes}), ingredients, Plan(engine, 2))
 
 
 @BOTH_ENGINES
@@ -381,7 +382,7 @@ def test_clients_that_join_bring_a_new_mask(engine):
     simulation = prepare("ssfl(adapt_on_joining=true)", engine, rounds=3, evaluate_every=9, **changes)
     masks = []
     for round in (1, 2, 3):
-        assert simulation.server_side.select(1.0, round) == tuple(range(3 if round < 3 else 5))
+        assert simulation.engine.side.select(1.0, round) == tuple(range(3 if round < 3 else 5))
         simulation.step()
         memory = simulation.engine.server.memory
         masks.append(torch.cat([mask.flatten() for name, mask in sorted(memory.items()) if "mask/" in name]))

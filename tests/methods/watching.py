@@ -10,7 +10,7 @@ import torch
 from worlds import prepare
 
 from fedstrata.methods import Clients, Facts, Message, Method, Part, Server, Step, Training
-from fedstrata.simulation import Simulation
+from fedstrata.runs.driver import Driver
 from fedstrata.stack import Tensors, clone
 
 BOTH_ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
@@ -67,7 +67,7 @@ def watched(text: str) -> tuple[Method, Seen]:
     return Method(f"{text}+watch", (*method.parts, Watch())), seen
 
 
-def run(method: str | Method, engine: str = "loop", rounds: int = 3, **changes: Any) -> Simulation:
+def run(method: str | Method, engine: str = "loop", rounds: int = 3, **changes: Any) -> Driver:
     """Do some rounds of one local epoch, with an evaluation only after the last."""
     simulation = prepare(method, engine, **{"rounds": rounds, "epochs": 1, "evaluate_every": 99, **changes})
     for _ in range(rounds):
@@ -81,7 +81,7 @@ def assert_same_bits(left: Tensors, right: Tensors) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-def layer_values(simulation: Simulation, metric: str, round: int) -> dict[str, float]:
+def layer_values(simulation: Driver, metric: str, round: int) -> dict[str, float]:
     """Read one metric of the layers in one round."""
     rows = simulation.metrics.to_tables()["layers"].to_pylist()
     return {row["layer"]: row["value"] for row in rows if row["metric"] == metric and row["round"] == round}

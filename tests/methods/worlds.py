@@ -16,7 +16,8 @@ from fedstrata.data import Dataset, Split, datasets
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
-from fedstrata.simulation import Ingredients, Simulation
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
 
 SIZES = (9, 16, 16, 5, 23)
 EXPERIMENT = Experiment(
@@ -63,11 +64,11 @@ def unequal_split(dataset: Dataset, sizes: tuple[int, ...] = SIZES) -> Split:
 
 def prepare(
     method: str | Method, engine: str = "loop", chunk: int = 99, dataset: Dataset | None = None, **changes: Any
-) -> Simulation:
+) -> Driver:
     dataset = dataset or digits()
     ingredients = Ingredients(dataset=dataset, split=unequal_split(dataset), model=TinyNet, method=Method.make(method))
     experiment = EXPERIMENT.with_changes({"engine": engine, **changes})
-    return Simulation.prepare(experiment, ingredients, Plan(engine, chunk))
+    return Driver.prepare(experiment, ingredients, Plan(engine, chunk))
 
 
 def with_changed_client(dataset: Dataset, split: Split, client: int) -> Dataset:

@@ -12,8 +12,8 @@ import torch
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.experiment import Experiment
-from fedstrata.metrics import MetricLog, TimingLog, describe_clients
-from fedstrata.runs import RunFolder, describe_environment
+from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.metrics import MetricLog, TimingLog, describe_clients
 
 MakeRun = Callable[..., Path]
 

@@ -8,7 +8,7 @@ from made_up_runs import MakeRun
 
 from fedstrata.report import read_run, series
 from fedstrata.report.reading import Run
-from fedstrata.statistics import Group, group_runs
+from fedstrata.significance import Group, group_runs
 
 
 def one_group(*paths: Path) -> Group[Run]:

@@ -8,7 +8,7 @@ import zlib
 
 import torch
 
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from payloads import DTYPES, assert_equal, numbers, random_mask, small_message, unframed
 
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.wire import WireError, decode, encode, encoded_sizes, mask_hash
 
 # There and back ------------------------------------------------------------------------------------------------------

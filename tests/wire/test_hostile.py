@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from payloads import PREFIX, framed, random_mask, sealed, small_message, unframed
 
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.wire import WireError, decode, encode
 
 BITS, GAPS_OF_FALSE, GAPS_OF_TRUE, HELD = (bytes([kind]) for kind in range(4))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from payloads import assert_equal, random_mask, unframed
 
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.wire import decode, encode
 
 FULL_PRECISION = 4

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from payloads import assert_equal, random_mask
 
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.wire import WireError, decode, encode
 from fedstrata.wire.support import SUPPORTS, Support, Supports, support_of
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from payloads import DTYPES, assert_equal, numbers, random_mask, unframed
 
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.views import Message
+from fedstrata.methods.contract.views import Message
 from fedstrata.wire import VALUES, decode, encode, quantisation_error, received
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from fedstrata.data.cache import cache_directory
+from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import download_offer
 from fedstrata.data.formats.samples import Samples
-from fedstrata.data.statistics import channel_statistics
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import Registry, Spec
 

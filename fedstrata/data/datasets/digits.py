@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
+from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets
 from fedstrata.data.holdout import hold_out
-from fedstrata.data.statistics import channel_statistics
 
 
 @datasets.register("digits")

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets, not_found, search_places
 from fedstrata.data.formats.samples import damaged
 from fedstrata.data.holdout import hold_out
-from fedstrata.data.statistics import channel_statistics
 from fedstrata.spec import parameter
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, data_roots, datasets, not_found, pooled
 from fedstrata.data.formats.images import decode_images
 from fedstrata.data.formats.samples import Samples
 from fedstrata.data.holdout import hold_out
-from fedstrata.data.statistics import channel_statistics
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
 

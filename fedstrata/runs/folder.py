@@ -39,7 +39,7 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
-from fedstrata.metrics import METRIC_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
+from fedstrata.runs.metrics import METRIC_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
 
 # Written in this order when there is no folder to rename: the experiment comes last and makes the folder a run.
 _DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.toml")

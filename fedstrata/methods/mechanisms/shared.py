@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedstrata.methods.views import Clients, Server
+from fedstrata.methods.contract.views import Clients, Server
 
 
 def shared_parameters(view: Clients | Server) -> list[str]:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Part
-from fedstrata.methods.compatibility import defines
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, weights_of
-from fedstrata.methods.views import Clients, Message, Phase, Server, Step, Training
+from fedstrata.methods.contract.compatibility import defines
+from fedstrata.methods.contract.part import Part
+from fedstrata.methods.contract.views import Clients, Message, Phase, Server, Step, Training
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, weights_of
 from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Tensors, weighted_mean
 

@@ -2,8 +2,8 @@
 
 A method is a composition of **parts**. A part is a frozen dataclass whose fields are its hyper-parameters and whose
 methods are hooks: the points of a round that it touches. Hooks take values and return values; they keep nothing. What
-they see is in :mod:`fedstrata.methods.views`. The same part runs in simulation, where a hook serves K clients at once
-(every tensor has a leading client axis ``[K, ...]``), and at a real site, where K = 1.
+they see is in :mod:`fedstrata.methods.contract.views`. The same part runs in simulation, where a hook serves K clients
+at once (every tensor has a leading client axis ``[K, ...]``), and at a real site, where K = 1.
 
 A hook that a part does not define behaves as in FedAvg.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedstrata.layers import LayerMap
 from fedstrata.losses import cross_entropy
-from fedstrata.methods.views import Clients, Message, Phase, Probe, Server, Step, Training
+from fedstrata.methods.contract.views import Clients, Message, Phase, Probe, Server, Step, Training
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import Spec
 from fedstrata.stack import Tensors, weighted_mean

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.methods.base import Part
-from fedstrata.methods.compatibility import defines
-from fedstrata.methods.selection import EXPLAINS_GAPS, SETS_WEIGHTS
+from fedstrata.methods.contract.compatibility import defines
+from fedstrata.methods.contract.part import Part
+from fedstrata.methods.mechanisms.layer_choice import EXPLAINS_GAPS, SETS_WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedstrata.methods.base import Part
+from fedstrata.methods.contract.part import Part
 
 EXCLUSIVE_HOOKS: dict[str, str] = {
     "select": "chooses the participants",

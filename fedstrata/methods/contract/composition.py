@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Part
-from fedstrata.methods.compatibility import defines, first_defining, objection
-from fedstrata.methods.registry import methods
-from fedstrata.methods.views import Clients, Message, Phase, Probe, Server, Step, Training
+from fedstrata.methods.contract.compatibility import defines, first_defining, objection
+from fedstrata.methods.contract.part import Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Phase, Probe, Server, Step, Training
 from fedstrata.spec import parse
 from fedstrata.stack import Tensors
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.base import Part
-from fedstrata.methods.compatibility import defines
-from fedstrata.methods.views import Message, Server
+from fedstrata.methods.contract.compatibility import defines
+from fedstrata.methods.contract.part import Part
+from fedstrata.methods.contract.views import Message, Server
 from fedstrata.rng import client_keys, permutation
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, weighted_mean

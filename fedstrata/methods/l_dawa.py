@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedstrata.functional import ldawa
 from fedstrata.functional.l_dawa import cosines
-from fedstrata.methods.base import Facts, Part
-from fedstrata.methods.registry import methods
-from fedstrata.methods.shared import equal_weights, shared_parameters
-from fedstrata.methods.views import Message, Server
+from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Message, Server
+from fedstrata.methods.mechanisms.shared import equal_weights, shared_parameters
 from fedstrata.stack import Tensors, align
 
 _POWERS = {"running_mean": 1, "running_var": 2}

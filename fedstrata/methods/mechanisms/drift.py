@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedstrata.methods.base import Part
-from fedstrata.methods.selection import CHOOSES_WHAT_TRAVELS
-from fedstrata.methods.shared import equal_weights, shared_parameters
-from fedstrata.methods.views import Clients, Server
+from fedstrata.methods.contract.part import Part
+from fedstrata.methods.contract.views import Clients, Server
+from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS
+from fedstrata.methods.mechanisms.shared import equal_weights, shared_parameters
 from fedstrata.stack import Tensors
 
 

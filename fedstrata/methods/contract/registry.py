@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstrata.methods.base import Part
+from fedstrata.methods.contract.part import Part
 from fedstrata.spec import Registry
 
 methods: Registry[Part] = Registry("method")

@@ -1,0 +1,35 @@
+"""The device that a run computes on, and the precision of its numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.errors import FedStrataError
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+"""The type of the weights under each precision; the narrower ones compute products only."""
+
+
+def choose_device(given: str) -> torch.device:
+    """Turn ``auto``, ``cpu`` or ``cuda`` into a device that exists."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if given == "auto" else given
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise FedStrataError(f"There is no device '{given}'; use auto, cpu, cuda or cuda:0.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise FedStrataError(f"The device '{given}' is not supported; use auto, cpu, cuda or cuda:0.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise FedStrataError(
+            f"The device '{given}' was asked for, but this machine has no usable CUDA GPU; use --device cpu."
+        )
+    return device
+
+
+def set_precision(precision: str, deterministic: bool) -> None:
+    """Set the process-wide switches for matrix products, and for repeatable operations."""
+    allowed = precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic

@@ -1,0 +1,220 @@
+"""From an experiment to all that an engine needs: the data loaded and divided, the model built, the method made."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
+from fedstrata.data.aside import set_aside, take_proxy
+from fedstrata.data.transforms import Transform
+from fedstrata.engines.batches import DeviceData, Work
+from fedstrata.engines.server import Declared
+from fedstrata.engines.setting import Setting
+from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.experiment import Experiment
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Method, Part
+from fedstrata.models import ModelSpec, build_model
+from fedstrata.optimisers import optimisers
+from fedstrata.runs.devices import DTYPES, choose_device, set_precision
+from fedstrata.schedules import schedules
+from fedstrata.wire import AS_IS
+
+DEFAULT_CLIENTS = 20
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Python objects that replace what an experiment would name: a user's own data, split, model or method.
+
+    ``secret`` is what a server or a site of a deployment knows for itself; nothing in a simulation is secret.
+    """
+
+    dataset: Dataset | None = None
+    split: Split | None = None
+    model: nn.Module | ModelSpec | Callable[..., nn.Module] | None = None
+    method: Method | Part | None = None
+    secret: str | None = field(default=None, repr=False)
+
+    def make_method(self, experiment: Experiment) -> Method:
+        """Make the method: the object that was given, or the one that the experiment names."""
+        return Method.make(self.method or experiment.method)
+
+    def with_secret(self) -> Ingredients:
+        """Draw a secret, unless one was given.
+
+        It need not be kept: noise drawn with it leaves the machine only once its round, or the site's step, is saved.
+        """
+        return self if self.secret is not None else dataclasses.replace(self, secret=secrets.token_hex(16))
+
+    def describe(self, experiment: Experiment) -> Experiment:
+        """Write the objects' names into the experiment, so that its record tells what was run."""
+        changes: dict[str, Any] = {}
+        if self.dataset is not None:
+            changes["data"] = f"python:{self.dataset.name}"
+        if self.split is not None:
+            changes |= {"partition": f"python:{self.split.hash}", "clients": self.split.clients}
+        if self.model is not None:
+            changes["model"] = (
+                str(self.model) if isinstance(self.model, ModelSpec) else f"python:{_name_of(self.model)}"
+            )
+        if self.method is not None:
+            changes["method"] = str(self.method)
+        return experiment.with_changes(changes)
+
+
+def _name_of(value: object) -> str:
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data loaded and divided and its model built, before any engine runs it."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    model: nn.Module
+    setting: Setting
+    data: DeviceData
+    declared: Declared
+
+
+def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> Prepared:
+    """Load the data, divide it and build the model; whatever does not fit is refused here."""
+    ingredients = ingredients or Ingredients()
+    method = ingredients.make_method(experiment)
+    experiment = ingredients.describe(experiment)
+    refuse_misfits(experiment, method)
+    transforms = parse_transforms(experiment.transforms)
+    dataset = ingredients.dataset or load_data(experiment)
+    for transform in transforms:
+        transform.check(dataset)
+    split = ingredients.split or divide(experiment, dataset)
+    experiment = experiment.with_changes({"clients": split.clients})
+    refuse_odd_joining(experiment, method)
+    model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes)
+    data = device_data(setting, dataset, split, transforms, DTYPES[experiment.precision])
+    declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
+    return Prepared(experiment, dataset, split, model, setting, data, declared)
+
+
+def device_data(
+    setting: Setting, dataset: Dataset, split: Split, transforms: Sequence[Transform], dtype: torch.dtype
+) -> DeviceData:
+    """Set aside the samples that the method asks for, and put the data on the device."""
+    held_out: tuple[np.ndarray, ...] = ()
+    proxy: np.ndarray | None = None
+    if setting.method.held_out():
+        split, held_out = set_aside(split, setting.method.held_out(), setting.seed)
+    if setting.method.proxy_samples():
+        dataset, split, proxy = take_proxy(dataset, split, setting.method.proxy_samples(), setting.seed)
+    return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy)
+
+
+def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
+    """Refuse clients that join never or where nobody can, and federations in which nobody could begin."""
+    if (experiment.late_clients > 0) != (experiment.join_round is not None):
+        raise FedStrataError("late_clients says how many clients join later, join_round when: give both or neither.")
+    if experiment.clients is not None and experiment.late_clients >= experiment.clients:
+        raise FedStrataError(
+            f"{experiment.late_clients} of {experiment.clients} clients are to join later, so that nobody could begin; "
+            "give fewer late_clients."
+        )
+    for part in method.parts:
+        if experiment.late_clients and not part.lets_join:
+            raise FedStrataError(
+                f"Under '{part.name}' the models of all clients count from the first round on, so that nobody can join "
+                "later; choose another method, or leave late_clients and join_round out."
+            )
+
+
+def refuse_misfits(experiment: Experiment, method: Method) -> None:
+    """Refuse an experiment that names what does not exist or fit together, before any data is read for it."""
+    objection = method.objection_to_rounding
+    if objection is not None and experiment.upload_values != AS_IS:
+        raise FedStrataError(
+            f"With '{method}' uploads cannot travel as {experiment.upload_values}: {objection}. "
+            "Leave upload_values as it is."
+        )
+    optimisers.make(experiment.optimiser)
+    schedules.make(experiment.schedule)
+    parse_transforms(experiment.transforms)
+    choose_device(experiment.device)
+
+
+def make_setting(
+    experiment: Experiment, method: Method, ingredients: Ingredients, input_shape: tuple[int, ...], classes: int
+) -> tuple[nn.Module, Setting]:
+    """Build the model for samples of some shape, and gather what everybody in the run knows; no data is needed."""
+    device = choose_device(experiment.device)
+    set_precision(experiment.precision, experiment.deterministic)
+    model = build_model(ingredients.model or experiment.model, input_shape, classes, experiment.seed)
+    layers = LayerMap.read(model, input_shape)
+    for note in method.notes(layers):
+        warnings.warn(note, FedStrataWarning, stacklevel=2)
+    model = model.to(device=device, dtype=DTYPES[experiment.precision])
+    initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    initial = method.initial(layers, initial, experiment.seed)
+    personal = method.personal(layers)
+    if experiment.statistics == "local":
+        personal |= {name for name in layers.norm_names if name in layers.buffer_names}
+    return model, Setting(
+        method=method,
+        layers=layers,
+        initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
+        personal=personal,
+        resident=personal | method.resident(layers),
+        optimiser=optimisers.make(experiment.optimiser),
+        schedule=schedules.make(experiment.schedule),
+        work=Work(
+            experiment.epochs,
+            experiment.steps,
+            experiment.batch_size,
+            experiment.last_batch,
+            method.samples_per_epoch(),
+        ),
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        clients=experiment.clients or DEFAULT_CLIENTS,
+        late_clients=experiment.late_clients,
+        join_round=experiment.join_round,
+        upload_values=experiment.upload_values,
+        download_values=experiment.download_values,
+        precision=experiment.precision,
+        device=device,
+        secret=ingredients.secret or "",
+    )
+
+
+def load_data(experiment: Experiment) -> Dataset:
+    """Load the dataset that an experiment names."""
+    _refuse_python(experiment.data, "data")
+    root = None if experiment.data_root is None else Path(experiment.data_root)
+    return datasets.make(experiment.data).load(root)
+
+
+def divide(experiment: Experiment, dataset: Dataset) -> Split:
+    """Divide a dataset as an experiment says."""
+    _refuse_python(experiment.partition, "split")
+    partition = partitions.make(experiment.partition).with_seed(experiment.seed)
+    clients = experiment.clients or partition.clients_for(dataset) or DEFAULT_CLIENTS
+    return partition.split(dataset, clients)
+
+
+def _refuse_python(text: str, what: str) -> None:
+    if text.startswith("python:"):
+        raise FedStrataError(
+            f"This run was made with a {what} from Python ({text.removeprefix('python:')}); "
+            "continue it from Python with fedstrata.resume, and pass the same object."
+        )
