@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
+from fedstrata.private_torch import for_each
 from fedstrata.spec import Registry, Spec, parameter
 from fedstrata.stack import Tensors, align, squared_norm
 
@@ -89,15 +90,13 @@ class SGD(Optimiser):
         if not moving:
             return
         if self.weight_decay:
-            direction = list(torch._foreach_add(direction, moving, alpha=self.weight_decay))
+            direction = list(for_each.add(direction, moving, alpha=self.weight_decay))
         if self.momentum:
             velocity = [state[f"momentum/{name}"] for name in gradients]
-            torch._foreach_mul_(velocity, self.momentum)
-            torch._foreach_add_(velocity, direction)
-            direction = (
-                list(torch._foreach_add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
-            )
-        torch._foreach_add_(moving, direction, alpha=-learning_rate)
+            for_each.mul_(velocity, self.momentum)
+            for_each.add_(velocity, direction)
+            direction = list(for_each.add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
+        for_each.add_(moving, direction, alpha=-learning_rate)
 
 
 @dataclass(frozen=True)
@@ -125,20 +124,20 @@ class _AdamFamily(Optimiser):
         if not gradients:
             return
         counters = [state[f"steps/{name}"] for name in gradients]
-        torch._foreach_add_(counters, 1)
+        for_each.add_(counters, 1)
         steps = torch.stack(counters)
         rates, corrections = learning_rate / (1 - self.beta1**steps), (1 - self.beta2**steps).sqrt()
         means, squares = ([state[f"{moment}/{name}"] for name in gradients] for moment in ("mean", "square"))
         slopes = list(gradients.values())
-        torch._foreach_lerp_(means, slopes, 1 - self.beta1)
-        torch._foreach_mul_(squares, self.beta2)
-        torch._foreach_addcmul_(squares, slopes, slopes, value=1 - self.beta2)
-        denominators = torch._foreach_sqrt(squares)
-        torch._foreach_div_(denominators, [_like(*pair) for pair in zip(corrections, squares, strict=True)])
-        torch._foreach_add_(denominators, self.epsilon)
-        updates = torch._foreach_mul(means, [_like(*pair) for pair in zip(rates, means, strict=True)])
-        torch._foreach_div_(updates, denominators)
-        torch._foreach_sub_([parameters[name] for name in gradients], updates)
+        for_each.lerp_(means, slopes, 1 - self.beta1)
+        for_each.mul_(squares, self.beta2)
+        for_each.addcmul_(squares, slopes, slopes, value=1 - self.beta2)
+        denominators = for_each.sqrt(squares)
+        for_each.div_(denominators, [_like(*pair) for pair in zip(corrections, squares, strict=True)])
+        for_each.add_(denominators, self.epsilon)
+        updates = for_each.mul(means, [_like(*pair) for pair in zip(rates, means, strict=True)])
+        for_each.div_(updates, denominators)
+        for_each.sub_([parameters[name] for name in gradients], updates)
 
 
 def _like(per_client: Tensor, tensor: Tensor) -> Tensor:

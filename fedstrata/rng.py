@@ -20,9 +20,9 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
 
 from fedstrata.errors import FedStrataWarning
+from fedstrata.private_torch import differs_between_clients
 
 _WORD = 0xFFFFFFFF
 
@@ -63,7 +63,7 @@ def philox(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
     ``stream`` (at most 32 bits) separates draws under one key, such as the steps of a round.
     """
     blocks = -(-count // 4)
-    kernel = _philox_kernel(keys.device) if keys.is_cuda and count and not is_batchedtensor(keys) else None
+    kernel = _philox_kernel(keys.device) if keys.is_cuda and count and not differs_between_clients(keys) else None
     if kernel is None:
         return _philox_words(keys, stream, blocks)
     streams = stream if isinstance(stream, Tensor) else keys.new_full((1,), stream)

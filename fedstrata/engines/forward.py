@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType
+from inspect import signature
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedstrata.engines.operations import Operations, attention, stacked_operations
 from fedstrata.errors import FedStrataError
+from fedstrata.private_torch import opened
 from fedstrata.rng import uniform
 from fedstrata.stack import Tensors, clone
 
@@ -210,8 +211,10 @@ class KeyedRandomness(TorchFunctionMode):
         if func in _CHANNEL_DROPOUTS:
             return self.channel_dropout(_CHANNEL_DROPOUTS[func], *args, **keywords)
         if func is F.multi_head_attention_forward:
-            with self:
-                return _MULTI_HEAD_ATTENTION(*args, **keywords)
+            if _MULTI_HEAD_ATTENTION is not None:
+                with self:
+                    return _MULTI_HEAD_ATTENTION(*args, **keywords)
+            _refuse_dropout_in_attention(*args, **keywords)
         return func(*args, **keywords)
 
     def dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -256,13 +259,16 @@ def _refuse_single_values(
         )
 
 
-def _without_override_check(function: Any) -> Callable[..., Any]:
-    """Copy a function of ``torch.nn.functional`` so that not it itself, but what it calls, goes to the active mode."""
-    namespace = {**function.__globals__, "has_torch_function": lambda arguments: False}
-    return FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)
+def _refuse_dropout_in_attention(*args: Any, **keywords: Any) -> None:
+    given = signature(F.multi_head_attention_forward).bind(*args, **keywords).arguments
+    if given["dropout_p"] > 0 and given.get("training", True):
+        raise FedStrataError(
+            "The dropout of nn.MultiheadAttention cannot be drawn from each client's key with PyTorch "
+            f"{torch.__version__}; use dropout=0 there, F.scaled_dot_product_attention, or an older PyTorch."
+        )
 
 
-_MULTI_HEAD_ATTENTION = _without_override_check(F.multi_head_attention_forward)
+_MULTI_HEAD_ATTENTION = opened(F.multi_head_attention_forward)
 
 # With the number of dimensions of a sample without a batch axis; two-dimensional dropout always takes the first for it.
 _CHANNEL_DROPOUTS: dict[Callable[..., Any], int | None] = {F.dropout1d: 2, F.dropout2d: None, F.dropout3d: 4}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -18,11 +18,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import _add_batch_dim, _unwrap_batched
-from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 from torch.autograd.function import once_differentiable
 
 from fedstrata.errors import FedStrataWarning
+from fedstrata.private_torch import for_all_clients
 
 Operations = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -134,29 +133,6 @@ def _fold(
     return padded[..., padding[0] : padding[0] + height, padding[1] : padding[1] + width]
 
 
-def _for_all_clients(rule: Callable[..., Tensor], tensors: Sequence[Tensor | None], *options: Any) -> Tensor:
-    """Step out of ``vmap``, apply a rule to the tensors of all clients, ``[K, ...]``, and step back in with its result.
-
-    What is the same for everybody is expanded, without a copy. An ``autograd.Function`` with a ``vmap`` rule does the
-    same and more: it looks through its arguments so thoroughly that a small model spends a third of its step there.
-    """
-    interpreter = retrieve_current_functorch_interpreter()
-    assert isinstance(interpreter, VmapInterpreter)
-    level, clients = interpreter.level(), interpreter.batch_size()
-    with interpreter.lower():
-        stacks = (
-            None if tensor is None else _clients_first(*_unwrap_batched(tensor, level), clients) for tensor in tensors
-        )
-        result = rule(*stacks, *options)
-    return _add_batch_dim(result, 0, level)
-
-
-def _clients_first(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
-    if dim is None:
-        return tensor.expand(clients, *tensor.shape)
-    return tensor if dim == 0 else tensor.movedim(dim, 0)
-
-
 def _convolve_stack(images: Tensor, weights: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
     outputs: Tensor = StackedConvolution.apply(images.transpose(1, 2), weights, stride, padding)
     return outputs.transpose(1, 2)
@@ -217,7 +193,7 @@ def _conv2d(
     if torch.is_autocast_enabled(input.device.type):
         working = torch.get_autocast_dtype(input.device.type)
         input, weight = input.to(working), weight.to(working)
-    outputs = _for_all_clients(_convolve_stack, (input, weight), _pair(stride), _pair(padding))
+    outputs = for_all_clients(_convolve_stack, (input, weight), _pair(stride), _pair(padding))
     return outputs if bias is None else outputs + bias.to(outputs.dtype)[:, None, None]
 
 
@@ -232,7 +208,7 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     tensors = input, running_mean, running_var, weight, bias
-    return _for_all_clients(_batch_norm_stack, tensors, training, momentum, eps)
+    return for_all_clients(_batch_norm_stack, tensors, training, momentum, eps)
 
 
 def _group_norm(
@@ -240,7 +216,7 @@ def _group_norm(
 ) -> Tensor:
     if torch.is_autocast_enabled(input.device.type):
         input = input.float()  # statistics of a group need more digits than bfloat16 has
-    return _for_all_clients(_group_norm_stack, (input, weight, bias), num_groups, eps)
+    return for_all_clients(_group_norm_stack, (input, weight, bias), num_groups, eps)
 
 
 def _max_pool2d(
@@ -255,7 +231,7 @@ def _max_pool2d(
     options = (kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices or input.dim() != 4:
         return F.max_pool2d(input, *options, return_indices)  # type: ignore[call-overload]
-    return _for_all_clients(_max_pool_stack, (input,), options)
+    return for_all_clients(_max_pool_stack, (input,), options)
 
 
 def _attention(
@@ -272,7 +248,7 @@ def _attention(
     if attn_mask is not None or query.dim() < 4:
         return attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    return _for_all_clients(_attention_stack, (query, key, value), options)
+    return for_all_clients(_attention_stack, (query, key, value), options)
 
 
 def attention(

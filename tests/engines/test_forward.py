@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from stacks import CLIENTS, assert_same, buffers_of, keys_of, parameters_of, run_pass
 from torch import nn
 
+from fedstrata.engines import forward as forward_module
 from fedstrata.engines.forward import KeyedRandomness, LoopForward, StackedForward
 from fedstrata.engines.operations import stacked_operations
 from fedstrata.errors import FedStrataError
@@ -172,9 +173,31 @@ def test_all_engines_agree(kind, model, training):
     inputs = inputs_for(kind)
     loop = run_pass(LoopForward(model), model, inputs, training)
     assert_same(loop, run_pass(StackedForward(model), model, inputs, training))
-    if kind in ("images", "vectors"):
-        assert_same(loop, run_pass(StackedForward(model, ON_GPU), model, inputs, training))
     assert loop.gradients
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.usefixtures("way_out_of_vmap")
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize(("kind", "model"), [model for model in MODELS if model.values[0] in ("images", "vectors")])
+def test_the_operations_of_a_gpu_agree(kind, model, training):
+    inputs = inputs_for(kind)
+    loop = run_pass(LoopForward(model), model, inputs, training)
+    assert_same(loop, run_pass(StackedForward(model, ON_GPU), model, inputs, training))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("engine", [LoopForward, StackedForward])
+def test_attention_that_cannot_be_opened_runs_without_dropout_only(engine, monkeypatch):
+    """As with a PyTorch in which :func:`fedstrata.private_torch.opened` finds no way."""
+    inputs, without, dropping = inputs_for("sequences"), Attention(0.0).double(), Attention(0.3).double()
+    expected = run_pass(engine(without), without, inputs)
+    evaluated = run_pass(engine(dropping), dropping, inputs, training=False)
+    monkeypatch.setattr(forward_module, "_MULTI_HEAD_ATTENTION", None)
+    assert_same(expected, run_pass(engine(without), without, inputs))
+    assert_same(evaluated, run_pass(engine(dropping), dropping, inputs, training=False))
+    with pytest.raises(FedStrataError, match=r"dropout of nn.MultiheadAttention cannot be drawn.*use dropout=0"):
+        run_pass(engine(dropping), dropping, inputs)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +217,7 @@ def test_the_loop_is_a_plain_call_of_the_model(kind, model):
 # Buffers -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("way_out_of_vmap")
 def test_running_statistics_by_hand():
     model = nn.BatchNorm1d(1, momentum=0.5).double()
     inputs = torch.tensor([[[1.0], [3.0]], [[5.0], [5.0]]], dtype=torch.float64)
@@ -225,6 +249,7 @@ def test_buffers_that_are_replaced_are_returned_without_their_history(engine):
     assert not result.buffers["mean"].requires_grad
 
 
+@pytest.mark.usefixtures("way_out_of_vmap")
 @pytest.mark.parametrize("operations", [None, ON_GPU], ids=["cpu", "gpu"])
 def test_buffers_in_any_memory_layout(operations):
     """Running statistics are written in place into a copy, which has to be laid out client by client."""

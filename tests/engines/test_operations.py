@@ -13,6 +13,8 @@ from fedstrata.engines.operations import (
     stacked_operations,
 )
 
+pytestmark = pytest.mark.usefixtures("way_out_of_vmap")
+
 CLIENTS, BATCH, CHANNELS = 3, 2, 2
 
 
@@ -113,6 +115,12 @@ def test_convolution_where_only_one_side_differs_between_clients():
         lambda images: per_client(lambda image: F.conv2d(image, weight), images),
         images,
     )
+
+
+def test_what_is_the_same_for_everybody_stays_so():
+    image, weight, own = draw(BATCH, CHANNELS, 5, 5), draw(4, CHANNELS, 3, 3, seed=1), draw(CLIENTS)
+    outputs = vmap(lambda scale: scale * GPU_OPERATIONS[F.conv2d](image, weight))(own)
+    torch.testing.assert_close(outputs, per_client(lambda scale: scale * F.conv2d(image, weight), own))
 
 
 def test_convolution_without_a_gradient_for_the_images():

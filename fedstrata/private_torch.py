@@ -1,0 +1,180 @@
+"""All that is used of PyTorch beyond what it documents, each with a documented way to the same result.
+
+PyTorch may change such names without notice. Which way is taken is decided once, when this module is imported: where a
+private name is gone, or does something else, the documented way takes its place. So a new PyTorch can make runs
+slower, but not wrong, and this is the one module to look at when it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+Rule = Callable[..., Tensor]
+"""Computes for all clients at once: takes stacks ``[K, ...]``, then options, and returns a stack."""
+
+
+# Stepping out of vmap ------------------------------------------------------------------------------------------------
+
+
+class _SteppingOut(torch.autograd.Function):
+    """An operation whose rule for ``vmap`` is given with the call; autograd sees the operations of the rule itself."""
+
+    @staticmethod
+    def forward(rule: Rule, options: tuple[Any, ...], *tensors: Tensor | None) -> Tensor:
+        """Compute for one client, where nothing differs between clients and nothing is learned."""
+        return rule(*(None if tensor is None else tensor[None] for tensor in tensors), *options)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep nothing: there is no way back through :meth:`forward`."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], rule: Rule, options: tuple[Any, ...], *tensors: Tensor | None
+    ) -> tuple[Tensor, int]:
+        """Compute for all clients."""
+        stacks = (
+            None if tensor is None else _clients_first(tensor, dim, info.batch_size)
+            for tensor, dim in zip(tensors, in_dims[2:], strict=True)
+        )
+        return rule(*stacks, *options), 0
+
+
+def step_out_documented(rule: Rule, tensors: Sequence[Tensor | None], *options: Any) -> Tensor:
+    """Do what :data:`for_all_clients` says by an ``autograd.Function``.
+
+    PyTorch looks through its arguments so thoroughly that a small model spends a third of its step there.
+    """
+    result: Tensor = _SteppingOut.apply(rule, options, *tensors)
+    return result
+
+
+def step_out_privately(rule: Rule, tensors: Sequence[Tensor | None], *options: Any) -> Tensor:
+    """Do what :data:`for_all_clients` says by the calls that ``vmap`` itself is made of."""
+    interpreter = retrieve_current_functorch_interpreter()
+    assert isinstance(interpreter, VmapInterpreter)
+    level, clients = interpreter.level(), interpreter.batch_size()
+    with interpreter.lower():
+        stacks = (
+            None if tensor is None else _clients_first(*_unwrap_batched(tensor, level), clients) for tensor in tensors
+        )
+        result = rule(*stacks, *options)
+    return _add_batch_dim(result, 0, level)
+
+
+def _clients_first(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
+    if dim is None:
+        return tensor.expand(clients, *tensor.shape)
+    return tensor if dim == 0 else tensor.movedim(dim, 0)
+
+
+def differs_documented(tensor: Tensor) -> bool:
+    """Do what :data:`differs_between_clients` says: a tensor that ``vmap`` made has no memory of its own."""
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _steps_out_right(way: Callable[..., Tensor]) -> bool:
+    """Try a way on two clients, with what differs between them, what does not, and what is not there."""
+
+    def rule(own: Tensor, shared: Tensor, absent: None, power: int) -> Tensor:
+        return own.flip(0) * shared**power
+
+    own, shared = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu"), torch.tensor([2.0, 3.0], device="cpu")
+    result = vmap(lambda column: way(rule, (column, shared, None), 2), in_dims=1)(own)
+    return result.tolist() == [[8.0, 36.0], [4.0, 27.0]]
+
+
+def _tells_right(way: Callable[[Tensor], bool]) -> bool:
+    told: list[bool] = []
+
+    def note(own: Tensor) -> Tensor:
+        told.extend((way(own), way(alone)))
+        return own
+
+    alone = torch.zeros(2, device="cpu")
+    vmap(note)(alone)
+    return told == [True, False]
+
+
+for_all_clients: Callable[..., Tensor] = step_out_documented
+"""Step out of ``vmap``, apply a rule to the tensors of all clients, ``[K, ...]``, and step back in with its result.
+
+It takes the rule, the tensors (some may be None) and the rule's options. What is the same for everybody is expanded,
+without a copy.
+"""
+
+differs_between_clients: Callable[[Tensor], bool] = differs_documented
+"""Tell whether ``vmap`` is running and a tensor stands for one of each client."""
+
+try:
+    from torch._C._functorch import _add_batch_dim, _unwrap_batched, is_batchedtensor
+    from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
+
+    if _steps_out_right(step_out_privately):
+        for_all_clients = step_out_privately
+    if _tells_right(is_batchedtensor):
+        differs_between_clients = is_batchedtensor
+except Exception:  # whatever is wrong with the private way, the documented one is there
+    pass
+
+
+# The same operation on many tensors ----------------------------------------------------------------------------------
+
+
+def one_by_one(name: str) -> Callable[..., Sequence[Tensor]]:
+    """Apply a method of tensors, such as ``add_``, to each of a list; an argument may be a list as well."""
+    method = getattr(Tensor, name)
+
+    def apply(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
+        return [
+            method(
+                tensor,
+                *(argument[place] if isinstance(argument, list | tuple) else argument for argument in arguments),
+                **options,
+            )
+            for place, tensor in enumerate(tensors)
+        ]
+
+    return apply
+
+
+def at_once(name: str) -> Callable[..., Sequence[Tensor]]:
+    """Find the operation that does the same in one call."""
+    return getattr(torch, f"_foreach_{name}", None) or one_by_one(name)
+
+
+class ForEach:
+    """Methods of tensors for lists of tensors: ``for_each.add_(these, those)`` adds to each of these one of those."""
+
+    def __init__(self, find: Callable[[str], Callable[..., Sequence[Tensor]]]) -> None:
+        self.add, self.add_, self.sub_ = find("add"), find("add_"), find("sub_")
+        self.mul, self.mul_, self.div_ = find("mul"), find("mul_"), find("div_")
+        self.lerp_, self.addcmul_, self.sqrt = find("lerp_"), find("addcmul_"), find("sqrt")
+
+
+for_each = ForEach(at_once)
+
+
+# Functions that a mode cannot look into ------------------------------------------------------------------------------
+
+
+def opened(function: Any) -> Callable[..., Any] | None:
+    """Copy a function of ``torch.nn.functional`` so that not it itself, but what it calls, goes to the active mode.
+
+    Return None where it no longer asks for a mode in the way that is known here; there is no documented way.
+    """
+    question = "has_torch_function"
+    if not isinstance(function, FunctionType) or question not in function.__code__.co_names:
+        return None
+    namespace = {**function.__globals__, question: lambda arguments: False}
+    return FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)
