@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.holdout import hold_out
+from fedstrata.data.held_out import hold_out_for_testing
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError, unknown_name
 
@@ -58,7 +58,7 @@ def from_arrays(
             f"There are {len(owners)} sites for the {len(pool)} samples of the dataset '{name}'; give one per sample."
         )
     if test_inputs is None:
-        train, test = hold_out(_groups(marks, owners), _checked_fraction(test_fraction))
+        train, test = hold_out_for_testing(_groups(marks, owners), _checked_fraction(test_fraction))
     else:
         train, test = np.split(np.arange(len(pool)), [len(parts[0].labels)])
     return _dataset(name, pool, marks, train, test, class_names, owners)
@@ -94,7 +94,7 @@ def from_clients(
         own = [_read(inputs, labels, f"the client '{client}'")]
         count = len(own[0].labels)
         if test_inputs is None:
-            trained, tested = hold_out(own[0].labels.numpy(), _checked_fraction(test_fraction))
+            trained, tested = hold_out_for_testing(own[0].labels.numpy(), _checked_fraction(test_fraction))
         else:
             own.append(_read(test_inputs, test_labels, f"the test part of the client '{client}'"))
             trained, tested = np.arange(count), np.arange(count, count + len(own[1].labels))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
-from fedstrata.data.aside import set_aside, take_proxy
+from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server
 from fedstrata.data.transforms import Transform
 from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.server import Declared
@@ -112,13 +112,13 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
 def device_data(
     setting: Setting, dataset: Dataset, split: Split, transforms: Sequence[Transform], dtype: torch.dtype
 ) -> DeviceData:
-    """Set aside the samples that the method asks for, and put the data on the device."""
+    """Hold out the samples that the method asks for, and put the data on the device."""
     held_out: tuple[np.ndarray, ...] = ()
     proxy: np.ndarray | None = None
     if setting.method.held_out():
-        split, held_out = set_aside(split, setting.method.held_out(), setting.seed)
+        split, held_out = hold_out_at_clients(split, setting.method.held_out(), setting.seed)
     if setting.method.proxy_samples():
-        dataset, split, proxy = take_proxy(dataset, split, setting.method.proxy_samples(), setting.seed)
+        dataset, split, proxy = hold_out_for_server(dataset, split, setting.method.proxy_samples(), setting.seed)
     return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy)
 
 

@@ -1,4 +1,4 @@
-"""Datasets from arrays, pairs and dicts of clients; held-out parts; channel statistics."""
+"""Datasets from arrays, pairs and dicts of clients; channel statistics."""
 
 from __future__ import annotations
 
@@ -7,33 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedstrata.data import from_arrays, from_clients
 from fedstrata.data.channels import channel_statistics
-from fedstrata.data.holdout import hold_out
 from fedstrata.errors import FedStrataError
 
 LABELS = [0, 1, 0, 1, 0, 1, 0, 1]
-
-
-def test_hold_out_takes_the_middle_of_equal_segments() -> None:
-    train, test = hold_out(np.array([0] * 8 + [1] * 4), 0.25)
-    assert test.tolist() == [2, 6, 10]
-    assert train.tolist() == [0, 1, 3, 4, 5, 7, 8, 9, 11]
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.floats(0, 0.99))
-def test_hold_out_keeps_every_group_in_training_and_every_sample_once(groups: list[int], fraction: float) -> None:
-    values = np.array(groups)
-    train, test = hold_out(values, fraction)
-    assert sorted([*train, *test]) == list(range(len(groups)))
-    for group, size in zip(*np.unique(values, return_counts=True), strict=True):
-        assert (values[test] == group).sum() == min(size - 1, int(size * fraction + 0.5))
 
 
 def test_channel_statistics_by_hand() -> None:

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets
-from fedstrata.data.holdout import hold_out
+from fedstrata.data.held_out import hold_out_for_testing
 
 
 @datasets.register("digits")
@@ -28,7 +28,7 @@ class Digits(DatasetSource):
         bunch = load_digits()
         inputs = torch.from_numpy((bunch.images / 16).astype(np.float32)[:, None])
         labels = bunch.target.astype(np.int64)
-        train, test = hold_out(labels, 0.25)
+        train, test = hold_out_for_testing(labels, 0.25)
         mean, deviation = channel_statistics(inputs[torch.from_numpy(train)])
         names = tuple(str(digit) for digit in range(10))
         return Dataset(str(self), inputs, torch.from_numpy(labels), train, test, names, None, mean, deviation)

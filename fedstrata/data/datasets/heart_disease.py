@@ -12,7 +12,7 @@ from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets, not_found, search_places
 from fedstrata.data.formats.samples import damaged
-from fedstrata.data.holdout import hold_out
+from fedstrata.data.held_out import hold_out_for_testing
 from fedstrata.spec import parameter
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -46,7 +46,7 @@ class HeartDisease(DatasetSource):
         table = np.concatenate(tables)
         severity = table[:, -1].astype(np.int64)
         numbers = np.repeat(np.arange(len(tables)), [len(part) for part in tables])
-        train, test = hold_out(numbers * 5 + severity, 0.25)
+        train, test = hold_out_for_testing(numbers * 5 + severity, 0.25)
         features = torch.from_numpy(table[:, :-1])
         mean, deviation = (
             torch.tensor(values, dtype=torch.float64)

@@ -13,7 +13,7 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, data_roots, datasets, not_found, pooled
 from fedstrata.data.formats.images import decode_images
 from fedstrata.data.formats.samples import Samples
-from fedstrata.data.holdout import hold_out
+from fedstrata.data.held_out import hold_out_for_testing
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
 
@@ -48,7 +48,7 @@ class ImageFolder(DatasetSource):
             if unknown:
                 raise FedStrataError(f"The class '{unknown[0]}' is in '{folder / 'test'}' but not in '{train_folder}'.")
             return pooled(str(self), train, self._read(folder / "test", names), names)
-        first, last = hold_out(train.labels, self.test_fraction)
+        first, last = hold_out_for_testing(train.labels, self.test_fraction)
         inputs = torch.from_numpy(train.inputs)
         mean, deviation = channel_statistics(inputs[torch.from_numpy(first)])
         return Dataset(str(self), inputs, torch.from_numpy(train.labels), first, last, names, None, mean, deviation)

@@ -1,0 +1,67 @@
+"""Samples held out from training: to test on, for each client to judge models on, and for the server to learn from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fedstrata.data.dataset import Dataset
+from fedstrata.data.split import Split
+from fedstrata.errors import FedStrataError
+from fedstrata.rng import numpy_generator
+
+
+def hold_out_for_testing(groups: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Divide data that comes without a test part into training and test positions, without chance.
+
+    ``groups`` holds one number per sample, such as its label: each group is divided in the same proportion. Of a group
+    of ``n`` samples, ``n * fraction``, rounded half up, are held out, evenly spaced in the given order; one sample at
+    least stays for training.
+
+    >>> train, test = hold_out_for_testing(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 0.25)
+    >>> test.tolist()
+    [2, 6]
+    """
+    held = np.zeros(len(groups), dtype=bool)
+    order = np.argsort(groups, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        count = min(len(members) - 1, math.floor(len(members) * fraction + 0.5))
+        if count > 0:
+            held[members[((np.arange(count) + 0.5) * len(members) / count).astype(np.int64)]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def hold_out_at_clients(split: Split, fraction: float, seed: int) -> tuple[Split, tuple[np.ndarray, ...]]:
+    """Hold out a fraction of every client's training samples, at least one, and leave at least one to train on."""
+    train, held_out = [], []
+    for client, positions in enumerate(split.train):
+        if len(positions) < 2:
+            raise FedStrataError(
+                f"Client {client} has {len(positions)} training sample, but the method holds some out to judge models "
+                "on; give every client at least two."
+            )
+        shuffled = numpy_generator(seed, client, "held out").permutation(positions)
+        count = min(max(1, round(fraction * len(positions))), len(positions) - 1)
+        held_out.append(np.sort(shuffled[:count]))
+        train.append(np.sort(shuffled[count:]))
+    return replace(split, train=tuple(train)), tuple(held_out)
+
+
+def hold_out_for_server(dataset: Dataset, split: Split, samples: int, seed: int) -> tuple[Dataset, Split, np.ndarray]:
+    """Hold out test samples for the server, balanced over the classes; nobody is tested on them."""
+    if len(dataset.test) <= samples:
+        raise FedStrataError(
+            f"The method's server needs {samples} labelled samples, but '{dataset.name}' has {len(dataset.test)} test "
+            "samples to take them from; ask for fewer."
+        )
+    shuffled = numpy_generator(seed, "proxy").permutation(dataset.test)
+    labels = dataset.labels.numpy()[shuffled]
+    place_in_class = np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        place_in_class[members] = np.arange(len(members))
+    proxy = np.sort(shuffled[np.argsort(place_in_class, kind="stable")[:samples]])
+    test = tuple(np.setdiff1d(positions, proxy) for positions in split.test)
+    return replace(dataset, test=np.setdiff1d(dataset.test, proxy)), replace(split, test=test), proxy
