@@ -10,7 +10,7 @@ All but ``copy`` have the same frame and checksum. Supports of masks (:mod:`feds
 before each measurement, except with ``held``, where they are known from the message before, as they are in a run.
 
 Speeds are MB (10^6 bytes) per second of processor time on one core, the fastest of alternating repetitions: of all the
-fp32 weights that go in and come out (``weights``), or of the bytes that travel (``wire``).
+fp32 weights that go in and come out or, in the last column, of the bytes that travel.
 """
 
 from __future__ import annotations
@@ -163,8 +163,7 @@ def measure(parameters: int, sparsity: float, repetitions: int) -> list[Measurem
 def table(measurements: list[Measurement]) -> str:
     """Lay the numbers out as Markdown."""
     lines = [
-        "| sparsity | way | bytes | % of dense | times ideal | encode, weights MB/s | decode, weights MB/s "
-        "| both, weights MB/s | both, wire MB/s |",
+        "| sparsity | way | bytes | % of dense | times ideal | encode | decode | both | both, wire |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     lines.extend(
