@@ -26,7 +26,7 @@ from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, encode, received
 
 if TYPE_CHECKING:
-    from fedstrata.deployment.secure_rounds import SecureRounds
+    from fedstrata.deployment.secure.rounds import SecureRounds
 
 Announced = tuple[Exchange, Message, int]
 """What was announced to a site, and before which round."""

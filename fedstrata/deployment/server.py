@@ -33,7 +33,7 @@ from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepa
 from fedstrata.wire import AS_IS
 
 if TYPE_CHECKING:
-    from fedstrata.deployment.secure_rounds import SecureRounds
+    from fedstrata.deployment.secure.rounds import SecureRounds
 
 DEPLOYMENT_FILE = "deployment.json"
 STATUS_FILE = "status.json"
@@ -201,8 +201,8 @@ class Deployment:
     def _secure_rounds(self, side: ServerSide, federation: Federation) -> SecureRounds | None:
         if not self.rules.secure:
             return None
-        from fedstrata.deployment.secure_rounds import SecureRounds
-        from fedstrata.deployment.secure_server import SecureAggregation
+        from fedstrata.deployment.secure.rounds import SecureRounds
+        from fedstrata.deployment.secure.server import SecureAggregation
 
         return SecureRounds(side, SecureAggregation(federation, self.out / MASKED_SUM_FILE))
 

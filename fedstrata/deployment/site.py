@@ -31,7 +31,7 @@ from fedstrata.deployment.protocol import (
     digest,
 )
 from fedstrata.deployment.rules import SecureRules
-from fedstrata.deployment.secure_sums import entries_of, refuse_infinite
+from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
 from fedstrata.deployment.store import Record, SiteStore, Step
 from fedstrata.engines.client import ClientSide, ClientState
 from fedstrata.engines.engine import pack, unpack
@@ -48,7 +48,7 @@ from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
 if TYPE_CHECKING:
-    from fedstrata.deployment.secure_site import SecureSteps
+    from fedstrata.deployment.secure.site import SecureSteps
 
 TRAIN_STEP = 9000
 """The number of a round's training among its steps; surveys and announcements come before it."""
@@ -238,7 +238,7 @@ class Site:
                     "'secure = true' in the rules of the sites file."
                 )
             return None
-        from fedstrata.deployment.secure_site import SecureSteps
+        from fedstrata.deployment.secure.site import SecureSteps
 
         return SecureSteps(store, SecureRules(**rules), facts["number"], facts["sites"])
 

@@ -16,7 +16,7 @@ pytest.importorskip("cryptography")
 
 from fedstrata.deployment.protocol import ProtocolError
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.secure import (
+from fedstrata.deployment.secure.masking import (
     RoundSecrets,
     by_site,
     context_of,
@@ -26,8 +26,8 @@ from fedstrata.deployment.secure import (
     read_shares,
     remove_masks,
 )
-from fedstrata.deployment.secure_primitives import add_mask, agreed_key, public_key, restore_secret, split_secret
-from fedstrata.deployment.secure_server import Asked, Gathered
+from fedstrata.deployment.secure.primitives import add_mask, agreed_key, public_key, restore_secret, split_secret
+from fedstrata.deployment.secure.server import Asked, Gathered
 from fedstrata.errors import FedStrataError
 
 RULES = Rules(secure=True)

@@ -22,7 +22,7 @@ from small_world import EXPERIMENT, SITES, ingredients, simulated
 from fedstrata.cli import main
 from fedstrata.deployment.protocol import SECURE_KINDS, Reply, Request
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.secure_sums import Scale
+from fedstrata.deployment.secure.sums import Scale
 from fedstrata.deployment.server import MASKED_SUM_FILE, Deployment
 from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.errors import FedStrataError

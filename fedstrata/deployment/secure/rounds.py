@@ -1,7 +1,4 @@
-"""Rounds in which the server sees only the sum of the sites' uploads.
-
-To be imported only where Flower is there (:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
-"""
+"""Rounds in which the server sees only the sum of the sites' uploads."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ import torch
 from fedstrata.deployment.checks import RefusedReply, check_weights, number_in, odd_ones_out
 from fedstrata.deployment.engine import note_declarations
 from fedstrata.deployment.protocol import Reply, Request
-from fedstrata.deployment.secure_server import Asked, Gathered, SecureAggregation
-from fedstrata.deployment.secure_sums import Entries, count_numbers, ranges_of, read_entries, read_sum
+from fedstrata.deployment.secure.server import Asked, Gathered, SecureAggregation
+from fedstrata.deployment.secure.sums import Entries, count_numbers, ranges_of, read_entries, read_sum
 from fedstrata.deployment.site import scores_from_facts
 from fedstrata.engines.collecting import RunningMean
 from fedstrata.engines.engine import RoundReport

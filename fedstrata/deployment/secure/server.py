@@ -4,8 +4,6 @@ Sites may drop out between any two steps. As long as enough neighbours of every 
 comes out; if not, and nothing was unmasked yet, the round begins anew with other keys. Before the sites are asked to
 unmask, the masked sum and all that belongs to it is on disk: they do that only once in a round, so that a server that
 was killed meanwhile has to go on with the same question.
-
-To be imported only where Flower is there (:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from fedstrata import files
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.federation import Federation, TooFewAnswers
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request, digest
-from fedstrata.deployment.secure import (
+from fedstrata.deployment.secure.masking import (
     PublicKeys,
     context_of,
     neighbourhoods,
@@ -33,8 +31,8 @@ from fedstrata.deployment.secure import (
     read_shares,
     remove_masks,
 )
-from fedstrata.deployment.secure_primitives import Vector, public_key, read_hex, restore_secret
-from fedstrata.deployment.secure_sums import Scale
+from fedstrata.deployment.secure.primitives import Vector, public_key, read_hex, restore_secret
+from fedstrata.deployment.secure.sums import Scale
 from fedstrata.deployment.site import TRAIN_STEP
 from fedstrata.errors import FedStrataError
 
