@@ -1,14 +1,18 @@
 """A method on real machines: sites that keep their data and their state, and a server that merges what they send.
 
-    protocol.py     what a server asks a site, and what the site answers
-    store.py        what a site keeps on its disk
+    protocol.py     what a server asks a site, what the site answers, and the places of a run at which it does
     site.py         a site: it answers requests, each once
+    store.py        what a site keeps on its disk
+    server.py       a run from its beginning, or from its last round, to its end
+    engine.py       rounds over a federation, for :class:`fedstrata.runs.driver.Driver`
+    federation.py   the sites as the server sees them: asking, waiting, refusing
     rules.py        how long a server waits, for how many, and what it refuses
     checks.py       replies as hostile input
-    federation.py   the sites as the server sees them: asking, waiting, refusing
-    engine.py       rounds over a federation, for :class:`fedstrata.runs.driver.Driver`
-    server.py       a run from its beginning, or from its last round, to its end
+    secure/         secure aggregation: the server sees only the sum of the uploads
+    flower/         all that knows Flower, which carries the messages
+    keys.py         certificates, keys, and the file that names the sites
+    local.py        a rehearsal on one machine, with a process for each site
+    link.py         slow connections for it
 
-Nothing here knows how messages travel; :mod:`fedstrata.engines.flower` carries them with Flower, and
-:mod:`fedstrata.deployment.superlink`, :mod:`fedstrata.deployment.supernode` are the two ends of a Flower connection.
+How messages travel, only ``flower/`` and ``local.py`` know.
 """
