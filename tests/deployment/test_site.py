@@ -23,6 +23,7 @@ from fedstrata.deployment.protocol import (
     ProtocolError,
     Reply,
     Request,
+    Stage,
     digest,
 )
 from fedstrata.deployment.site import Site, SiteData
@@ -253,6 +254,60 @@ def test_headers_are_read_back():
     for status in STATUSES:
         answer = Reply("train 3.0", status, {"loss": 0.5}, b"abc")
         assert Reply.read(answer.header(), b"abc") == answer
+
+
+@pytest.mark.parametrize(
+    "place",
+    [None, 1, [], [1], [1, 0], [1, 0, 0, 0], [1, 3, 0], [1, -1, 0], [-1, 0, 0], [True, 0, 0], [1, 0, 2**31]],
+)
+def test_what_is_no_place_of_a_run_is_refused(place):
+    with pytest.raises(ProtocolError, match="impossible place"):
+        Place.read(place)
+
+
+def test_places_follow_each_other_as_steps_do():
+    places = [
+        Place(1),
+        Place.announcement(1, 0),
+        Place.survey(1, 1),
+        Place.announcement(1, 1),
+        Place.training(1),
+        Place.secure_sum(1, 1),
+        Place.secure_sum(1, 2),
+        Place(2),
+    ]
+    assert sorted(places) == places
+    assert Place.survey(1, 0) == Place(1)
+    assert [Place.read(place.to_facts()) for place in places] == places
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("survey", Place.announcement(1, 0)),
+        ("survey", Place.training(1)),
+        ("adopt", Place.survey(1, 0)),
+        ("adopt", Place.secure_sum(1, 1)),
+        ("train", Place.survey(1, 0)),
+        ("train", Place(1, Stage.TRAINING, 1)),
+        ("train", Place.secure_sum(1, 0)),
+    ],
+)
+def test_a_step_is_done_in_its_place_only(kind, place, tmp_path):
+    here, method = site(tmp_path), "ssfl(sparsity=0.5)"
+    engine = simulated(method).engine
+    assert isinstance(engine, LoopEngine)
+    here.answer(hello(method=method))
+    answer = here.answer(request(kind, place, broadcast(engine)))
+    assert (answer.status, answer.payload) == (REFUSED, b"")
+    assert "place" in answer.reason
+    assert SiteStore(tmp_path, "run").places() == []
+
+
+def test_an_exchange_that_the_method_does_not_have_is_refused(engine, tmp_path):
+    here = site(tmp_path)
+    here.answer(hello())
+    assert "no exchange number 3" in here.answer(request("survey", Place.survey(1, 3), broadcast(engine))).reason
 
 
 def test_a_part_of_the_data_belongs_to_the_site_that_the_server_means(tmp_path):
