@@ -129,7 +129,7 @@ def test_a_run_without_a_reference_round_has_no_cosines():
 
 def test_a_run_over_real_sites_is_not_continued_as_a_simulation(tmp_path):
     simulation = Driver.prepare(EXPERIMENT)
-    environment = describe_environment("cpu", {"engine": "flower", "chunk": 1})
+    environment = describe_environment("cpu", {"engine": "network", "chunk": 1})
     with RunFolder.create(
         tmp_path / "run", simulation.experiment, simulation.dataset, simulation.split, environment
     ) as folder:

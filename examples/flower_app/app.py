@@ -4,7 +4,7 @@ Sites with data of their own use ``client_app()`` without ``part_of_partition`` 
 where it lies (``data-root="/data/scans"``).
 """
 
-from fedstrata.engines.flower import client_app, server_app
+from fedstrata.deployment.flower import client_app, server_app
 
 server = server_app(log=print)
 client = client_app(part_of_partition=True)

@@ -193,10 +193,9 @@ def server(
     experiment = read_experiment(experiment_file, settings, changes, learning_rate)
     _need_flower()
     from fedstrata.cli.showing import show_run
+    from fedstrata.deployment.flower import ServerCertificate, SuperLink, serve
     from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SitesFile
-    from fedstrata.deployment.local import serve
     from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
-    from fedstrata.deployment.superlink import ServerCertificate, SuperLink
     from fedstrata.progress import show_progress
 
     host, port = read_address(address)
@@ -251,10 +250,9 @@ def client(
     may be stopped and started at any time; it waits for the server and goes on where it was.
     """
     _need_flower()
+    from fedstrata.deployment.flower import SuperNode, app_of
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
     from fedstrata.deployment.site import Site, SiteData
-    from fedstrata.deployment.supernode import SuperNode
-    from fedstrata.engines.flower import app_of
     from fedstrata.files import WriteLock, make_folder
 
     host, _ = read_address(server)
@@ -367,7 +365,7 @@ def _until_stopped(parent: int | None) -> threading.Event:
 
 
 def _need_flower() -> None:
-    from fedstrata.engines.flower import need_flower
+    from fedstrata.deployment.flower import need_flower
 
     need_flower()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)

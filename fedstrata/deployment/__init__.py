@@ -1,14 +1,29 @@
 """A method on real machines: sites that keep their data and their state, and a server that merges what they send.
 
-    protocol.py     what a server asks a site, and what the site answers
-    store.py        what a site keeps on its disk
-    site.py         a site: it answers requests, each once
-    rules.py        how long a server waits, for how many, and what it refuses
-    checks.py       replies as hostile input
-    federation.py   the sites as the server sees them: asking, waiting, refusing
-    engine.py       rounds over a federation, for :class:`fedstrata.runs.driver.Driver`
-    server.py       a run from its beginning, or from its last round, to its end
+What both ends agree on:
 
-Nothing here knows how messages travel; :mod:`fedstrata.engines.flower` carries them with Flower, and
-:mod:`fedstrata.deployment.superlink`, :mod:`fedstrata.deployment.supernode` are the two ends of a Flower connection.
+    protocol.py       what a server asks a site, what the site answers, and at which places of a run
+    facts.py          numbers and scores in what travels beside the payload
+    declarations.py   what sites declare about their samples
+
+A site:
+
+    site.py           it answers requests, each once
+    store.py          what it keeps on its disk
+
+The server:
+
+    server.py         a run from its beginning, or from its last round, to its end
+    engine.py         its rounds, as an engine for :class:`fedstrata.runs.driver.Driver`
+    federation.py     the sites as the server sees them: asking, waiting, refusing
+    rules.py          how long it waits, for how many, and what it refuses
+    checks.py         replies as hostile input
+
+Beside them:
+
+    secure/           secure aggregation: the server sees only the sum of the uploads
+    flower/           all that knows Flower, which carries the messages
+    keys.py           certificates, keys, and the file that names the sites
+    local.py          a rehearsal: a server and its sites on one machine
+    link.py           slow connections for a rehearsal
 """

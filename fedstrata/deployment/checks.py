@@ -90,13 +90,3 @@ def _difference(own: Layout, usual: Layout) -> str:
         return f"it lacks '{min(expected - names)}', which the other sites send"
     differing = next(entry[0] for entry, other in zip(own, usual, strict=True) if entry != other)
     return f"its '{differing}' has another type, shape or mask than those of the other sites"
-
-
-def number_in(facts: Mapping[str, Any], name: str, low: float = -math.inf, high: float = math.inf) -> float:
-    """Read a finite number from the facts of a reply."""
-    value = facts.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RefusedReply(f"its {name} is no finite number")
-    if not low <= value <= high:
-        raise RefusedReply(f"its {name} is {value:g}, outside {low:g} to {high:g}")
-    return float(value)

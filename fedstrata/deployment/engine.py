@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedstrata.deployment.checks import Layout, check_weights, layout, number_in, odd_ones_out, read_reply
-from fedstrata.deployment.federation import Declaration, Federation
-from fedstrata.deployment.protocol import Reply, Request
-from fedstrata.deployment.site import TRAIN_STEP, adopt_step, scores_from_facts, survey_step
-from fedstrata.deployment.store import Step
+from fedstrata.deployment.checks import Layout, check_weights, layout, odd_ones_out, read_reply
+from fedstrata.deployment.declarations import with_declarations
+from fedstrata.deployment.facts import number_in, scores_from_facts
+from fedstrata.deployment.federation import Federation
+from fedstrata.deployment.protocol import BEGINNING, Place, Reply, Request
 from fedstrata.engines.client import ClientSide, ClientState
 from fedstrata.engines.collecting import Collector
 from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
-from fedstrata.engines.server import Declared, ServerSide, ServerState
+from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.methods.contract.composition import Exchange
 from fedstrata.methods.contract.views import Message
 from fedstrata.runs.preparing import Prepared
@@ -26,8 +26,10 @@ from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, encode, received
 
 if TYPE_CHECKING:
-    from fedstrata.deployment.secure_rounds import SecureRounds
+    from fedstrata.deployment.secure.rounds import SecureRounds
 
+ENGINE = "network"
+"""The name of this engine, where run folders tell with which one a run was made."""
 Announced = tuple[Exchange, Message, int]
 """What was announced to a site, and before which round."""
 GlobalTest = Callable[[Message, Sequence[Announced], int], tuple[float, float] | None]
@@ -83,12 +85,13 @@ class NetworkEngine:
             self._concluded = (round, index)
             chosen = self.central.asked(exchange, round)
             messages = self.central.messages(chosen, round)
-            asked = self._requests("survey", (round, survey_step(index)), chosen, messages)
+            asked = self._requests("survey", Place.survey(round, index), chosen, messages)
             answers = self.federation.ask(asked, lambda site, reply: self._read(reply, round))
             usual = self._usual(asked, {site: layout(message) for site, (message, _) in answers.items()})
             self._conclude(exchange, {site: answers[site][0] for site in usual}, round)
             self._concluded = (round, index + 1)
-            told = {site: self._announcement(exchange, (round, adopt_step(index)), site) for site in self._everybody}
+            place = Place.announcement(round, index)
+            told = {site: self._announcement(exchange, place, site) for site in self._everybody}
             self.federation.ask(told, lambda site, reply: None)
             up += sum(answers[site][1] for site in usual)
             down += sum(len(request.payload) for request in (*asked.values(), *told.values()))
@@ -100,9 +103,11 @@ class NetworkEngine:
         """Run one round with the participants that answer in time."""
         sent, messages = self.central.broadcast(participants, round)
         facts = {"evaluate": evaluate, "losses": list(losses_so_far)}
-        asked = self._requests("train", (round, TRAIN_STEP), participants, messages, facts)
+        asked = self._requests("train", Place.training(round), participants, messages, facts)
         if self.secure is not None:
-            self.central.state, report = self.secure.run(self.server, round, asked, evaluate, frozenset(sent.tensors))
+            names = frozenset(sent.tensors)
+            self.central.state, report = self.secure.run(self.side, self.server, round, asked, evaluate, names)
+            self._note_declarations()
             return report
         losses: dict[int, float] = {}
         scores: dict[int, Scores] = {}
@@ -117,9 +122,11 @@ class NetworkEngine:
             if self.setting.upload_values != AS_IS:
                 lost[site] = number_in(reply.facts, "error", low=0.0)
             check_weights(message, self.server.model, self.federation.rules.norm_limit)
-            note_declarations(self.central.side.declared, self.federation.declarations)
+            self._note_declarations()
             held = layout(message)  # normally there is one; whoever sends other layers than most is refused below
-            collectors.setdefault(held, self.central.collector(round)).add(site, message)
+            collector = collectors.setdefault(held, self.central.collector(round))
+            collector.side = self.side  # this site may have declared itself after the collector was made
+            collector.add(site, message)
             return held, size
 
         replies = self.federation.ask(asked, read)
@@ -145,7 +152,9 @@ class NetworkEngine:
             return scores, None
         sent = self.central.side.broadcast(self.server, [0], round + 1, testing=True)
         broadcast = received(sent, self.setting.download_values)
-        heard = [(exchange, self._announced(exchange, place, 0), place[0]) for place, exchange in self._last(round + 1)]
+        heard = [
+            (exchange, self._announced(exchange, place, 0), place.round) for place, exchange in self._last(round + 1)
+        ]
         return scores, self.test(broadcast, heard, round)
 
     def adapted(self, round: int) -> Scores:
@@ -153,7 +162,7 @@ class NetworkEngine:
         return self._tested("adapt", round, self.central.messages(self._everybody, round + 1, testing=True))
 
     def _tested(self, kind: str, round: int, messages: Sequence[bytes]) -> Scores:
-        asked = self._requests(kind, (round + 1, 0), self._everybody, messages)
+        asked = self._requests(kind, Place(round + 1), self._everybody, messages)
         found = self.federation.ask(asked, lambda site, reply: scores_from_facts(site, reply.facts.get("scores")))
         return Scores.join(list(found.values()))
 
@@ -161,19 +170,22 @@ class NetworkEngine:
     def _everybody(self) -> range:
         return range(self.setting.clients)
 
+    def _note_declarations(self) -> None:
+        self.central.side = with_declarations(self.side, self.federation.declarations)
+
     # What travels -----------------------------------------------------------------------------------------------------
 
     def _requests(
         self,
         kind: str,
-        step: Step,
+        place: Place,
         sites: Iterable[int],
         messages: Sequence[bytes],
         facts: Mapping[str, Any] | None = None,
     ) -> dict[int, Request]:
-        adopted = max((place for place, _ in self._exchanges(step[0])), default=(0, 0))
+        adopted = max((heard for heard, _ in self._exchanges(place.round)), default=BEGINNING)
         return {
-            site: Request(kind, self.federation.run, step, {"adopted": list(adopted), **(facts or {})}, message)
+            site: Request(kind, self.federation.run, place, {"adopted": adopted.to_facts(), **(facts or {})}, message)
             for site, message in zip(sites, messages, strict=True)
         }
 
@@ -194,45 +206,38 @@ class NetworkEngine:
 
     def _conclude(self, exchange: Exchange, replies: Mapping[int, Message], round: int) -> None:
         """Conclude a survey from the sites that answered."""
-        side, state = self.central.side, self.central.state
-        note_declarations(self.central.side.declared, self.federation.declarations)
+        self._note_declarations()
+        side, state = self.side, self.server
         model, memory = exchange.conclude(side.view(state, list(replies), round), Message.join(list(replies.values())))
         self.central.state = ServerState({**state.model, **model}, memory)
 
-    def _announced(self, exchange: Exchange, step: Step, site: int) -> Message:
+    def _announced(self, exchange: Exchange, place: Place, site: int) -> Message:
         """Tell what a site must know of a concluded survey; the server's state says it at any later time too."""
-        message = exchange.announce(self.central.side.view(self.central.state, self._everybody, step[0]))
+        message = exchange.announce(self.central.side.view(self.central.state, self._everybody, place.round))
         return message if message.common else message.rows(torch.tensor([site], device=self.setting.device))
 
-    def _announcement(self, exchange: Exchange, step: Step, site: int) -> Request:
-        payload = encode(self._announced(exchange, step, site), round=step[0])
-        return Request("adopt", self.federation.run, step, {}, payload)
+    def _announcement(self, exchange: Exchange, place: Place, site: int) -> Request:
+        payload = encode(self._announced(exchange, place, site), round=place.round)
+        return Request("adopt", self.federation.run, place, {}, payload)
 
     def _announcements(self, site: int, round: int) -> list[Request]:
         """List what a site that was away must take in before a round."""
         return [self._announcement(exchange, place, site) for place, exchange in self._last(round)]
 
-    def _last(self, round: int) -> list[tuple[Step, Exchange]]:
+    def _last(self, round: int) -> list[tuple[Place, Exchange]]:
         """List the last exchange of each part before a round."""
         return list({exchange.part.name: (place, exchange) for place, exchange in self._exchanges(round)}.values())
 
-    def _exchanges(self, round: int) -> Iterator[tuple[Step, Exchange]]:
+    def _exchanges(self, round: int) -> Iterator[tuple[Place, Exchange]]:
         """List the exchanges that were concluded before a round or, in this one, so far."""
         for earlier in range(1, min(round, self.setting.rounds) + 1):
             for index, exchange in enumerate(self.setting.exchanges_before(earlier)):
                 if earlier < round or (earlier, index) < self._concluded:
-                    yield (earlier, adopt_step(index)), exchange
+                    yield Place.announcement(earlier, index), exchange
 
 
 def _in_order(tensors: Tensors, like: Tensors) -> Tensors:
     return {name: tensors[name] for name in (*like, *tensors) if name in tensors}
-
-
-def note_declarations(declared: Declared, declarations: Mapping[int, Declaration]) -> None:
-    """Write what sites declared, some of them later than others, where server hooks see it."""
-    for site, declaration in declarations.items():
-        declared.sizes[site] = declaration.size
-        declared.label_counts[site] = torch.tensor(declaration.label_counts)
 
 
 def global_test(ready: Prepared) -> GlobalTest:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from fedstrata.deployment.checks import RefusedReply
+from fedstrata.deployment.declarations import Declaration, Schema
 from fedstrata.deployment.protocol import BEHIND, MISSING, OK, UNREADY, Reply, Request, digest
 from fedstrata.deployment.rules import Rules
 from fedstrata.errors import FedStrataError
@@ -52,45 +53,6 @@ class Network(Protocol):
     def now(self) -> float:
         """Return the time in seconds, from any beginning."""
         ...
-
-
-@dataclass(frozen=True)
-class Schema:
-    """What all sites' samples have in common."""
-
-    input_shape: tuple[int, ...]
-    class_names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """What a site tells about its samples."""
-
-    schema: Schema
-    size: int
-    test_size: int
-    label_counts: tuple[int, ...]
-
-    @classmethod
-    def read(cls, facts: Mapping[str, Any]) -> Declaration:
-        """Read the answer to a hello; what does not fit together is refused."""
-        shape, names = _whole_numbers(facts, "input_shape", 1), facts.get("class_names")
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise RefusedReply("its class_names are no list of names")
-        counts = _whole_numbers(facts, "label_counts", 0)
-        [size], [test_size] = (
-            _whole_numbers({name: [facts.get(name)]}, name, low) for name, low in (("size", 1), ("test_size", 0))
-        )
-        if len(counts) != len(names) or sum(counts) != size:
-            raise RefusedReply(f"it declares {size} samples, but label counts of {sum(counts)}")
-        return cls(Schema(shape, tuple(names)), size, test_size, counts)
-
-
-def _whole_numbers(facts: Mapping[str, Any], name: str, low: int) -> tuple[int, ...]:
-    values = facts.get(name)
-    if not isinstance(values, list) or not all(type(value) is int and low <= value < 2**40 for value in values):
-        raise RefusedReply(f"its {name} is no list of whole numbers from {low} on")
-    return tuple(values)
 
 
 @dataclass(frozen=True)

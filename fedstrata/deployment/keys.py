@@ -4,8 +4,8 @@
     <folder>/server/                for the server: ca.pem, server.pem, server.key, sites.toml with the public keys
     <folder>/sites/NAME/            for each site: ca.pem, site.key
 
-Private keys are files that only their owner can read. To be imported only where Flower is there
-(:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
+Private keys are files that only their owner can read. All of this needs the package ``cryptography``, which the extra
+``flower`` brings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedstrata import files
 from fedstrata.deployment.rules import Rules
@@ -43,7 +42,7 @@ class Member:
     """A site that may take part: its name, and the public key by which it is known."""
 
     name: str
-    public_key: bytes
+    public_key: ec.EllipticCurvePublicKey
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,10 @@ class SitesFile:
         if not isinstance(sites, list) or not sites:
             raise FedStrataError(f"'{path}' names no sites; write a [[sites]] table with name and key for each.")
         members = tuple(_member(site, path) for site in sites)
-        for kind in ("name", "public_key"):
-            if len({getattr(member, kind) for member in members}) < len(members):
-                raise FedStrataError(f"'{path}' gives two sites the same {kind.replace('_', ' ')}.")
+        names, keys = zip(*((member.name, _public_line(member.public_key)) for member in members), strict=True)
+        for kind, values in (("name", names), ("public key", keys)):
+            if len(set(values)) < len(members):
+                raise FedStrataError(f"'{path}' gives two sites the same {kind}.")
         return cls(members, _rules(content.get("rules", {}), path))
 
 
@@ -90,7 +90,7 @@ def _member(site: Any, path: Path) -> Member:
             f"The key of the site '{site['name']}' in '{path}' is no public ECDSA key; "
             "take the line that 'fedstrata keys' wrote."
         )
-    return Member(str(site["name"]), public_key_to_bytes(key))
+    return Member(str(site["name"]), key)
 
 
 def _rules(given: Any, path: Path) -> Rules:
@@ -124,8 +124,7 @@ def make_keys(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
         key = ec.generate_private_key(ec.SECP384R1())
         write_secret(folder / "sites" / name / SITE_KEY, _private(key))
         files.write_atomically(folder / "sites" / name / AUTHORITY, root)
-        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        lines.append(f'\n[[sites]]\nname = "{name}"\nkey = "{public.decode()}"\n')
+        lines.append(f'\n[[sites]]\nname = "{name}"\nkey = "{_public_line(key.public_key())}"\n')
     files.write_atomically(folder / "server" / SITES_FILE, "".join(lines))
 
 
@@ -150,6 +149,11 @@ def write_secret(path: Path, content: bytes) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+
+
+def _public_line(key: ec.EllipticCurvePublicKey) -> str:
+    """Write a public key in one line, as OpenSSH does."""
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:

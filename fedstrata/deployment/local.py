@@ -1,4 +1,4 @@
-"""A server and its sites as processes of one machine, with TLS and keys as between real ones: for trying it out."""
+"""A rehearsal: a server and its sites as processes of one machine, with TLS and keys as between real ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any
 
 from fedstrata.deployment.federation import Standing
+from fedstrata.deployment.flower.serving import serve
+from fedstrata.deployment.flower.superlink import ServerCertificate, SuperLink
 from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SITES_FILE, SitesFile, make_keys
 from fedstrata.deployment.link import Link, ShapedLinks
 from fedstrata.deployment.server import Deployment
-from fedstrata.deployment.superlink import ServerCertificate, SuperLink
-from fedstrata.engines.flower import GridNetwork
 from fedstrata.errors import FedStrataError
 from fedstrata.runs.driver import Listener
 
@@ -35,24 +35,6 @@ def site_names(count: int) -> list[str]:
 def sites_folder(out: Path) -> Path:
     """Tell where the sites of a rehearsal keep what is theirs: beside the run folder, which is the server's."""
     return out.with_name(f"{out.name}-sites")
-
-
-def serve(
-    deployment: Deployment,
-    link: SuperLink,
-    listener: Listener | None = None,
-    watch: Callable[[Standing], None] = lambda standing: None,
-    log: Callable[[str], None] = lambda line: None,
-    check: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits."""
-
-    def nodes() -> dict[int, tuple[int, str]]:
-        check()
-        return link.nodes()
-
-    network = GridNetwork(link.grid(), nodes, 0.02, link.forget)
-    return replace(deployment, traffic=link.traffic).run(network, listener, watch, log)
 
 
 def rehearse(

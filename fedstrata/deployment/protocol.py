@@ -26,8 +26,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedstrata.errors import FedStrataError
 
@@ -43,40 +44,109 @@ class ProtocolError(FedStrataError):
     """Something that does not follow the protocol; nothing of it is used."""
 
 
+class Stage(IntEnum):
+    """The stages of a round, in their order: what comes before training, training, and adding uploads up securely."""
+
+    EXCHANGES = 0
+    TRAINING = 1
+    SECURE_SUM = 2
+
+
+class Place(NamedTuple):
+    """A place in the run: the round, the stage of the round, and the number of the step in that stage.
+
+    Places are ordered as their steps are taken. An exchange before training has two steps, its survey and its
+    announcement; training is one; and so is every attempt to add uploads up. ``Place(round)`` is where a round begins.
+    """
+
+    round: int = 0
+    stage: Stage = Stage.EXCHANGES
+    number: int = 0
+
+    @classmethod
+    def survey(cls, round: int, exchange: int) -> Place:
+        """Tell where the survey of an exchange before a round's training is."""
+        return cls(round, Stage.EXCHANGES, 2 * exchange)
+
+    @classmethod
+    def announcement(cls, round: int, exchange: int) -> Place:
+        """Tell where the announcement of an exchange before a round's training is."""
+        return cls(round, Stage.EXCHANGES, 2 * exchange + 1)
+
+    @classmethod
+    def training(cls, round: int) -> Place:
+        """Tell where a round's training is."""
+        return cls(round, Stage.TRAINING)
+
+    @classmethod
+    def secure_sum(cls, round: int, attempt: int) -> Place:
+        """Tell where an attempt to add up a round's uploads is."""
+        return cls(round, Stage.SECURE_SUM, attempt)
+
+    @property
+    def exchange(self) -> int:
+        """Which of the round's exchanges a survey or an announcement belongs to."""
+        return self.number // 2
+
+    def to_facts(self) -> list[int]:
+        """Write it as plain numbers."""
+        return [int(number) for number in self]
+
+    @classmethod
+    def read(cls, value: Any) -> Place:
+        """Read a place from a message; whatever cannot be one is a :class:`ProtocolError`."""
+        whole = isinstance(value, list) and all(type(number) is int and 0 <= number < 2**31 for number in value)
+        if not whole or len(value) != len(cls._fields) or value[1] not in list(Stage):
+            raise ProtocolError(f"A request for the impossible place {str(value)[:40]} came.")
+        return cls(value[0], Stage(value[1]), value[2])
+
+
+BEGINNING = Place()
+"""Where a run begins, before anything was done in it."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """A question of the server. ``step`` is its place in the run: the round, and the number of the step in it."""
+    """A question of the server, and the place in the run where it is asked."""
 
     kind: str
     run: str = ""
-    step: tuple[int, int] = (0, 0)
+    place: Place = BEGINNING
     facts: Mapping[str, Any] = field(default_factory=dict)
     payload: bytes = b""
 
     @property
     def ticket(self) -> str:
         """A name that the answer repeats, so that late and double answers are known as such."""
-        return f"{self.kind} {self.step[0]}.{self.step[1]}"
+        return f"{self.kind} {self.place.round}.{self.place.number}"
 
     @property
     def round(self) -> int:
         """The round that the request belongs to."""
-        return self.step[0]
+        return self.place.round
+
+    @property
+    def is_in_its_place(self) -> bool:
+        """Whether a survey, an announcement or a training is asked for where the run has one."""
+        round, exchange = self.place.round, self.place.exchange
+        places = {
+            "survey": Place.survey(round, exchange),
+            "adopt": Place.announcement(round, exchange),
+            "train": Place.training(round),
+        }
+        return self.place == places.get(self.kind)
 
     def header(self) -> str:
         """Write all but the payload as JSON."""
-        return _write({"kind": self.kind, "run": self.run, "step": list(self.step), "facts": dict(self.facts)})
+        return _write({"kind": self.kind, "run": self.run, "place": self.place.to_facts(), "facts": dict(self.facts)})
 
     @classmethod
     def read(cls, header: str, payload: bytes) -> Request:
         """Read a request; whatever does not follow the protocol is a :class:`ProtocolError`."""
-        values = _read(header, {"kind": str, "run": str, "step": list, "facts": dict})
+        values = _read(header, {"kind": str, "run": str, "place": list, "facts": dict})
         if values["kind"] not in KINDS:
             raise ProtocolError(f"A request of the unknown kind {values['kind'][:40]!r} came.")
-        step = values["step"]
-        if len(step) != 2 or not all(type(number) is int and 0 <= number < 2**31 for number in step):
-            raise ProtocolError(f"A request for the impossible step {str(step)[:40]} came.")
-        return cls(values["kind"], values["run"], (step[0], step[1]), values["facts"], payload)
+        return cls(values["kind"], values["run"], Place.read(values["place"]), values["facts"], payload)
 
 
 @dataclass(frozen=True)

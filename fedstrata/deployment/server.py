@@ -8,16 +8,16 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fedstrata import files
-from fedstrata.data import Dataset, Split
-from fedstrata.deployment.engine import NetworkEngine, global_test
-from fedstrata.deployment.federation import Declaration, Federation, Network, Schema, Standing
+from fedstrata.deployment.declarations import Schema, declared_data
+from fedstrata.deployment.engine import ENGINE, NetworkEngine, global_test
+from fedstrata.deployment.federation import Federation, Network, Standing
 from fedstrata.deployment.rules import EXACT_BITS, Rules
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
@@ -28,18 +28,17 @@ from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
 from fedstrata.methods.contract.compatibility import defines
 from fedstrata.runs.driver import Driver, Listener, Update
-from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
 from fedstrata.wire import AS_IS
 
 if TYPE_CHECKING:
-    from fedstrata.deployment.secure_rounds import SecureRounds
+    from fedstrata.deployment.secure.rounds import SecureRounds
 
 DEPLOYMENT_FILE = "deployment.json"
 STATUS_FILE = "status.json"
 MASKED_SUM_FILE = "masked-sum.bin"
 LOG_FILE = "deployment.log"
-ENGINE = "flower"
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,15 @@ class Deployment:
     traffic: Callable[[], Mapping[str, float]] = dict
     """What the network has carried so far, in bytes, under the names of metrics."""
 
+    @cached_property
+    def method(self) -> Method:
+        """The method that is run."""
+        return self.ingredients.make_method(self.experiment)
+
     def check(self) -> None:
         """Refuse what cannot run over a network, before anybody connects."""
         self.rules.check(len(self.names))
-        method = self.ingredients.make_method(self.experiment)
+        method = self.method
         refuse_misfits(self.experiment, method)
         if method.proxy_samples() and not self.rehearsal:
             raise FedStrataError(
@@ -74,19 +78,20 @@ class Deployment:
                     f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}; choose another method."
                 )
         if self.rules.secure:
-            self._check_secure(method)
+            self._check_secure()
 
-    def _check_secure(self, method: Method) -> None:
+    def _check_secure(self) -> None:
         """Refuse a method that cannot do with the sum of all uploads, and too few sites."""
-        objection = method.objection_to_secure_aggregation
+        objection = self.method.objection_to_secure_aggregation
         if objection is not None:
             raise FedStrataError(
-                f"'{method}' cannot run with secure aggregation: {objection}. Run it without, or choose another method."
+                f"'{self.method}' cannot run with secure aggregation: {objection}. Run it without, or choose another "
+                "method."
             )
-        objection = method.objection_to_rounding
+        objection = self.method.objection_to_rounding
         if objection is not None and self.rules.secure_bits < EXACT_BITS:
             raise FedStrataError(
-                f"'{method}' cannot run with secure_bits = {self.rules.secure_bits}: {objection}. "
+                f"'{self.method}' cannot run with secure_bits = {self.rules.secure_bits}: {objection}. "
                 f"Set it to {EXACT_BITS}."
             )
         if self.experiment.upload_values != AS_IS:
@@ -115,10 +120,9 @@ class Deployment:
             dataset = self.ingredients.dataset or load_data(experiment)
         except FedStrataError:
             return {**told, "data": f"{experiment.data}, which is not on this machine; the sites will declare theirs"}
-        method = self.ingredients.make_method(experiment)
-        _, setting = make_setting(experiment, method, self.ingredients, dataset.input_shape, dataset.classes)
+        _, setting = make_setting(experiment, self.method, self.ingredients, dataset.input_shape, dataset.classes)
         sent = sum(setting.initial[name].nbytes for name in setting.shared)
-        summed = setting.method.objection_to_summing is None  # then a sum in double precision stands for all replies
+        summed = self.method.objection_to_summing is None  # then a sum in double precision stands for all replies
         copies = 6 if summed else len(self.names) + 5
         return {
             **told,
@@ -131,8 +135,7 @@ class Deployment:
 
     def _secrecy(self) -> str:
         """Tell what the server sees under secure aggregation, and what it still sees of single sites."""
-        method = Method.make(self.ingredients.method or self.experiment.method)
-        surveying = [f"'{part.name}'" for part in method.parts if defines(part, "survey")]
+        surveying = [f"'{part.name}'" for part in self.method.parts if defines(part, "survey")]
         surveys = f", and the answers to the surveys of {' and '.join(surveying)}" if surveying else ""
         return f"of uploads the server sees only sums; losses and scores of single sites stay in the clear{surveys}"
 
@@ -161,14 +164,14 @@ class Deployment:
             log=log,
             watch=watch,
         )
-        simulation = self._prepare(experiment, federation)
-        folder = self._begin(simulation, federation.run) if begun is None else RunFolder.resume(self.out)
+        driver = self._prepare(experiment, federation)
+        folder = self._begin(driver, federation.run) if begun is None else RunFolder.resume(self.out)
         with folder:
             log(f"the run {federation.run} {'begins' if begun is None else f'goes on after round {begun.committed}'}")
             if self.rules.secure:
                 log(self._secrecy())
-            simulation.restore(folder)
-            summary = simulation.run(folder, self._noting_traffic(simulation, listener))
+            driver.restore(folder)
+            summary = driver.run(folder, self._noting_traffic(driver, listener))
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
             return summary
 
@@ -181,8 +184,7 @@ class Deployment:
             assert federation.schema is not None
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
-            method = own.make_method(experiment)
-            _, setting = make_setting(experiment, method, own, schema.input_shape, len(schema.class_names))
+            _, setting = make_setting(experiment, self.method, own, schema.input_shape, len(schema.class_names))
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
         else:
@@ -194,34 +196,31 @@ class Deployment:
             dataset=dataset,
             split=split,
             setting=setting,
-            engine=NetworkEngine(side, federation, test, self._secure_rounds(side, federation)),
+            engine=NetworkEngine(side, federation, test, self._secure_rounds(federation)),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
         )
 
-    def _secure_rounds(self, side: ServerSide, federation: Federation) -> SecureRounds | None:
+    def _secure_rounds(self, federation: Federation) -> SecureRounds | None:
         if not self.rules.secure:
             return None
-        from fedstrata.deployment.secure_rounds import SecureRounds
-        from fedstrata.deployment.secure_server import SecureAggregation
+        from fedstrata.deployment.secure.rounds import SecureRounds
+        from fedstrata.deployment.secure.server import SecureAggregation
 
-        return SecureRounds(side, SecureAggregation(federation, self.out / MASKED_SUM_FILE))
+        return SecureRounds(SecureAggregation(federation, self.out / MASKED_SUM_FILE))
 
-    def _begin(self, simulation: Driver, run: str) -> RunFolder:
-        environment = describe_environment(simulation.setting.device, dataclasses.asdict(simulation.plan))
-        folder = RunFolder.create(self.out, simulation.experiment, simulation.dataset, simulation.split, environment)
+    def _begin(self, driver: Driver, run: str) -> RunFolder:
+        folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment())
         described = {"run": run, "sites": list(self.names), "rehearsal": self.rehearsal}
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
 
-    def _noting_traffic(self, simulation: Driver, listener: Listener | None) -> Listener:
+    def _noting_traffic(self, driver: Driver, listener: Listener | None) -> Listener:
         """Note with every round what the network has carried for it."""
         before = dict(self.traffic())
 
         def note(update: Update) -> None:
             carried = dict(self.traffic())
-            simulation.metrics.add_round(
-                update.round, {name: carried[name] - before.get(name, 0.0) for name in carried}
-            )
+            driver.metrics.add_round(update.round, {name: carried[name] - before.get(name, 0.0) for name in carried})
             before.update(carried)
             if listener is not None:
                 listener(update)
@@ -263,28 +262,6 @@ class _Begun:
             0 if checkpoint is None else checkpoint.round,
             Schema(tuple(data["input_shape"]), tuple(data["class_names"])),
         )
-
-
-def declared_data(
-    name: str, schema: Schema, declarations: Mapping[int, Declaration], sites: int
-) -> tuple[Dataset, Split]:
-    """Describe data that the server does not have, from what the sites declared: the labels, but no inputs.
-
-    A site that has not come yet counts as one sample of the first class until it declares itself.
-    """
-    classes = np.arange(len(schema.class_names))
-    unknown = Declaration(schema, 1, 0, (1, *[0] * (len(classes) - 1)))
-    declared = [declarations.get(site, unknown) for site in range(sites)]
-    labels = [np.repeat(classes, one.label_counts) for one in declared]
-    tests = [np.zeros(one.test_size, dtype=np.int64) for one in declared]
-    pool = np.concatenate([*labels, *tests])
-    positions = np.split(np.arange(len(pool)), np.cumsum([len(part) for part in (*labels, *tests)])[:-1])
-    train, test = positions[:sites], positions[sites:]
-    inputs = torch.zeros(1, dtype=torch.uint8).expand(len(pool), *schema.input_shape)
-    dataset = Dataset(
-        name, inputs, torch.from_numpy(pool), np.concatenate(train), np.concatenate(test), schema.class_names
-    )
-    return dataset, Split(tuple(train), tuple(test))
 
 
 class LogFile:

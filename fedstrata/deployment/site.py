@@ -13,29 +13,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fedstrata._version import __version__
 from fedstrata.data import Split, datasets
-from fedstrata.deployment.checks import RefusedReply, number_in
+from fedstrata.deployment.declarations import Declaration, Schema
+from fedstrata.deployment.facts import finite_or_none, scores_to_facts
 from fedstrata.deployment.protocol import (
+    BEGINNING,
     BEHIND,
     MISSING,
     REFUSED,
     SECURE_KINDS,
     UNREADY,
+    Place,
     ProtocolError,
     Reply,
     Request,
+    Stage,
     digest,
 )
 from fedstrata.deployment.rules import SecureRules
-from fedstrata.deployment.secure_sums import entries_of, refuse_infinite
-from fedstrata.deployment.store import Record, SiteStore, Step
+from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
+from fedstrata.deployment.store import Record, SiteStore
 from fedstrata.engines.client import ClientSide, ClientState
 from fedstrata.engines.engine import pack, unpack
-from fedstrata.engines.evaluation import Evaluator, Scores
+from fedstrata.engines.evaluation import Evaluator
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopClient
 from fedstrata.engines.server import ServerSide, ServerState
@@ -48,21 +51,7 @@ from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
 if TYPE_CHECKING:
-    from fedstrata.deployment.secure_site import SecureSteps
-
-TRAIN_STEP = 9000
-"""The number of a round's training among its steps; surveys and announcements come before it."""
-_NOTHING: Step = (0, 0)
-
-
-def survey_step(index: int) -> int:
-    """Number the survey of a round's exchange."""
-    return 2 * index
-
-
-def adopt_step(index: int) -> int:
-    """Number the announcement of a round's exchange."""
-    return 2 * index + 1
+    from fedstrata.deployment.secure.site import SecureSteps
 
 
 @dataclass(frozen=True)
@@ -117,18 +106,17 @@ class _Member:
     def declaration(self) -> dict[str, Any]:
         """Tell what the server must know of the data, and nothing more."""
         dataset, split = self.ready.dataset, self.ready.data.split
-        return {
-            "version": __version__,
-            "input_shape": list(dataset.input_shape),
-            "class_names": list(dataset.class_names),
-            "size": len(split.train[self.number]),
-            "test_size": len(split.test[self.number]),
-            "label_counts": self.ready.declared.label_counts[self.number].tolist(),
-        }
+        declaration = Declaration(
+            Schema(tuple(dataset.input_shape), tuple(dataset.class_names)),
+            len(split.train[self.number]),
+            len(split.test[self.number]),
+            tuple(self.ready.declared.label_counts[self.number].tolist()),
+        )
+        return {"version": __version__, **declaration.to_facts()}
 
     def scores(self, model: Tensors) -> dict[str, Any]:
         """Test a model on the site's own test samples."""
-        return _as_facts(self.evaluator.own_models(self.forward, model, [self.number]))
+        return scores_to_facts(self.evaluator.own_models(self.forward, model, [self.number]))
 
     def summed(self, reply: Message) -> Message:
         """Take out of a reply what a server adds up that sees only sums: the shared tensors."""
@@ -136,17 +124,12 @@ class _Member:
         tensors = {name: tensor for name, tensor in reply.tensors.items() if name in shared}
         return Message(tensors, {name: mask for name, mask in reply.masks.items() if name in tensors})
 
-    def weight(self, round: int) -> float:
-        """Tell the site's own weight in a round."""
-        view = ServerSide(self.ready.setting, self.ready.declared).view(ServerState(), [self.number], round)
-        return float(self.ready.setting.method.weigh(view)[0])
-
-    def exchange(self, round: int, number: int) -> Exchange:
-        """Find the exchange that a step before a round belongs to."""
-        exchanges = self.ready.setting.exchanges_before(round)
-        if number // 2 >= len(exchanges):
-            raise ProtocolError(f"The method has no exchange number {number // 2} before round {round}.")
-        return exchanges[number // 2]
+    def exchange(self, place: Place) -> Exchange:
+        """Find the exchange that a survey or an announcement belongs to."""
+        exchanges = self.ready.setting.exchanges_before(place.round)
+        if place.exchange >= len(exchanges):
+            raise ProtocolError(f"The method has no exchange number {place.exchange} before round {place.round}.")
+        return exchanges[place.exchange]
 
 
 class Site:
@@ -216,7 +199,7 @@ class Site:
         store = SiteStore(self.root, request.run)
         secure = self._secure_steps(store, facts)
         member = self._member
-        if member is None or self.run != request.run or _place(self._greeting) != _place(request):
+        if member is None or self.run != request.run or _role(self._greeting) != _role(request):
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
             member = _Member(ready, number)
             self.log(f"takes part in the run {request.run} as site {number + 1} of {sites}")
@@ -238,7 +221,7 @@ class Site:
                     "'secure = true' in the rules of the sites file."
                 )
             return None
-        from fedstrata.deployment.secure_site import SecureSteps
+        from fedstrata.deployment.secure.site import SecureSteps
 
         return SecureSteps(store, SecureRules(**rules), facts["number"], facts["sites"])
 
@@ -266,9 +249,10 @@ class Site:
         member, store = self._member, self._store
         assert member is not None
         assert store is not None
-        if (round, TRAIN_STEP) not in store.steps():
+        place = Place.training(round)
+        if place not in store.places():
             raise ProtocolError(f"This site has not trained in round {round}.")
-        return decode(store.read((round, TRAIN_STEP)).reply), member.weight(round)
+        return decode(store.read(place).reply), own_weight(member.ready, member.number, round)
 
     def _do(self, request: Request) -> Reply:
         """Do a step that belongs to the run's history, unless it is done already."""
@@ -277,11 +261,11 @@ class Site:
         member, store = self._member, self._store
         assert member is not None
         assert store is not None
-        if (request.kind == "train") != (request.step[1] == TRAIN_STEP):
-            raise ProtocolError(f"'{request.ticket}' came, and only a round's training is its step {TRAIN_STEP}.")
+        if not request.is_in_its_place:
+            raise ProtocolError(f"'{request.ticket}' came in the place of another step of round {request.round}.")
         asked = str(request.facts.get("payload", ""))
-        if request.step in store.steps():
-            done = store.read(request.step)
+        if request.place in store.places():
+            done = store.read(request.place)
             if done.asked == asked:
                 return self._reply(request, done)
         if request.round < self._floor:
@@ -289,8 +273,8 @@ class Site:
         payload = self._received(request, asked)
         if payload is None:
             return Reply(request.ticket, MISSING)
-        before = self._before(request.step)
-        adopted = _NOTHING if before is None else before.adopted
+        before = self._before(request.place)
+        adopted = BEGINNING if before is None else before.adopted
         if request.kind != "adopt" and adopted < self._required(request):
             return Reply(request.ticket, BEHIND)
         member.client.state = self._state(before)
@@ -302,19 +286,19 @@ class Site:
 
     def _reply(self, request: Request, record: Record) -> Reply:
         """Answer with what was done; under secure aggregation the upload stays here."""
-        withheld = self._secure is not None and record.step[1] == TRAIN_STEP
+        withheld = self._secure is not None and record.place.stage == Stage.TRAINING
         return Reply(request.ticket, facts=record.facts, payload=b"" if withheld else record.reply)
 
-    def _perform(self, member: _Member, request: Request, payload: bytes, asked: str, adopted: Step) -> Record:
+    def _perform(self, member: _Member, request: Request, payload: bytes, asked: str, adopted: Place) -> Record:
         facts: dict[str, Any] = {}
         reply = b""
-        round, number = request.step
+        round = request.round
         with torch.no_grad() if request.kind == "adopt" else torch.enable_grad():
             if request.kind == "survey":
-                reply = member.client.answer_survey(member.exchange(round, number), payload, round)
+                reply = member.client.answer_survey(member.exchange(request.place), payload, round)
             elif request.kind == "adopt":
-                member.client.adopt(member.exchange(round, number), payload, round)
-                adopted = request.step
+                member.client.adopt(member.exchange(request.place), payload, round)
+                adopted = request.place
             else:
                 reply, outcome = member.client.answer(payload, round, _losses(request))
                 if self._secure is not None:
@@ -324,12 +308,12 @@ class Site:
                     reply = encode(upload)
                 if member.ready.setting.upload_values != AS_IS:
                     [lost] = quantisation_error(outcome.reply, member.ready.setting.upload_values)
-                    facts["error"] = _number(float(lost))
-                facts["loss"] = _number(float(outcome.loss))
+                    facts["error"] = finite_or_none(float(lost))
+                facts["loss"] = finite_or_none(float(outcome.loss))
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)
         session = str(self._greeting.facts["session"])
-        return Record(request.step, asked, facts, reply, adopted, session, pack(ServerState(), member.client.state))
+        return Record(request.place, asked, facts, reply, adopted, session, pack(ServerState(), member.client.state))
 
     def _look(self, request: Request) -> Reply:
         """Test the site's own model with what the server sent; nothing of the run's history changes."""
@@ -341,8 +325,8 @@ class Site:
         payload = self._received(request, str(request.facts.get("payload", "")))
         if payload is None:
             return Reply(request.ticket, MISSING)
-        before = self._before(request.step)
-        if (_NOTHING if before is None else before.adopted) < self._required(request):
+        before = self._before(request.place)
+        if (BEGINNING if before is None else before.adopted) < self._required(request):
             return Reply(request.ticket, BEHIND)
         member.client.state = self._state(before)
         if request.kind == "adapt":
@@ -361,19 +345,17 @@ class Site:
             self._payload = request.payload
         return self._payload if digest(self._payload) == asked else None
 
-    def _required(self, request: Request) -> Step:
-        required = request.facts.get("adopted", [0, 0])
-        if not (isinstance(required, list) and len(required) == 2 and all(type(number) is int for number in required)):
-            raise ProtocolError("A request came with an impossible list of announcements.")
-        return required[0], required[1]
+    def _required(self, request: Request) -> Place:
+        """Tell which announcement the site must have taken in."""
+        return Place.read(request.facts.get("adopted", BEGINNING.to_facts()))
 
-    def _before(self, step: Step) -> Record | None:
-        """Find the site's state before a step."""
+    def _before(self, place: Place) -> Record | None:
+        """Find the site's state before a place."""
         assert self._store is not None
-        newest = self._store.newest(step)
+        newest = self._store.newest(place)
         if newest is None:
             return None
-        if self._newest is None or self._newest.step != newest:
+        if self._newest is None or self._newest.place != newest:
             self._newest = self._store.read(newest)
         return self._newest
 
@@ -386,26 +368,15 @@ class Site:
         return state
 
 
-def _place(greeting: Request) -> tuple[Any, ...]:
+def own_weight(ready: Prepared, number: int, round: int) -> float:
+    """Tell a site's own weight in a round, which follows from what it declared."""
+    view = ServerSide(ready.setting, ready.declared).view(ServerState(), [number], round)
+    return float(ready.setting.method.weigh(view)[0])
+
+
+def _role(greeting: Request) -> tuple[Any, ...]:
     """Tell what a hello makes of a site; another session of the server changes nothing of that."""
     return tuple(greeting.facts.get(key) for key in ("experiment", "number", "sites"))
-
-
-def scores_from_facts(site: int, facts: Any) -> Scores:
-    """Read a site's scores from its reply; none where it has no test samples."""
-    if not isinstance(facts, dict):
-        raise RefusedReply("its scores are missing")
-    if not facts:
-        return Scores((), np.empty(0), np.empty(0))
-    numbers = number_in(facts, "accuracy", 0.0, 1.0), number_in(facts, "loss")
-    return Scores((site,), *(np.array([number]) for number in numbers))
-
-
-def _as_facts(scores: Scores) -> dict[str, Any]:
-    """Write one site's scores as plain numbers; a site without test samples has none."""
-    if not scores.clients:
-        return {}
-    return {"accuracy": _number(float(scores.accuracy[0])), "loss": _number(float(scores.loss[0]))}
 
 
 def _losses(request: Request) -> list[float]:
@@ -414,7 +385,3 @@ def _losses(request: Request) -> list[float]:
     if not isinstance(losses, list) or not all(isinstance(loss, float) and math.isfinite(loss) for loss in losses):
         raise ProtocolError("A request came with losses that are no numbers.")
     return losses
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,9 +1,9 @@
 """What a site keeps on its disk: its state after each step of a run, and the answer that it gave.
 
-A step is a place in a run, ``(round, number)``, that changes the site's state or must not be done twice: a survey, an
-announcement, a round of training. Each is one folder that appears whole or not at all::
+A step changes the site's state or must not be done twice: a survey, an announcement, a round of training. Each is one
+folder that appears whole or not at all, named by its place in the run::
 
-    <root>/<run>/step-000003-0900/
+    <root>/<run>/step-000003-training-0000/
         state.safetensors    the site's state after the step
         reply.bin            the payload of its answer
         step.json            what was asked (its digest), what was answered, checksums
@@ -29,12 +29,12 @@ from typing import Any
 from torch import Tensor
 
 from fedstrata import files
+from fedstrata.deployment.protocol import Place, Stage
 from fedstrata.errors import FedStrataError
 
-Step = tuple[int, int]
 ROUNDS_KEPT = 2
 _SECRETS = "secrets.json"
-_STEP_NAME = re.compile(r"step-(\d{6,})-(\d{4,})")
+_STEP_NAME = re.compile(rf"step-(\d{{6,}})-({'|'.join(stage.name.lower() for stage in Stage)})-(\d{{4,}})")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -45,11 +45,11 @@ class Record:
     ``adopted`` is the last announcement that the state knows of, ``session`` the server's session that asked.
     """
 
-    step: Step
+    place: Place
     asked: str
     facts: Mapping[str, Any]
     reply: bytes
-    adopted: Step
+    adopted: Place
     session: str
     state: dict[str, Tensor]
 
@@ -64,62 +64,62 @@ class SiteStore:
         files.make_folder(self.path)
         files.remove_partials(self.path)
 
-    def steps(self) -> list[Step]:
-        """List the steps that are kept, in their order."""
+    def places(self) -> list[Place]:
+        """List the places of the steps that are kept, in their order."""
         found = (_STEP_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
-        return sorted((int(match.group(1)), int(match.group(2))) for match in found if match)
+        return sorted(Place(int(match[1]), Stage[match[2].upper()], int(match[3])) for match in found if match)
 
-    def newest(self, before: Step | None = None) -> Step | None:
-        """Find the newest step, or the newest before another."""
-        return max((step for step in self.steps() if before is None or step < before), default=None)
+    def newest(self, before: Place) -> Place | None:
+        """Find the newest step before a place."""
+        return max((place for place in self.places() if place < before), default=None)
 
-    def read(self, step: Step) -> Record:
+    def read(self, place: Place) -> Record:
         """Read what is kept of a step; damage is an error that names the file."""
-        folder = self._folder(step)
+        folder = self._folder(place)
         content = {name: files.read_bytes(folder / name) for name in ("state.safetensors", "reply.bin")}
-        described = self._described(step)
+        described = self._described(place)
         if described.get("checksums") != _checksums(content):
             raise FedStrataError(
                 f"'{folder}' is damaged: its checksums are wrong. Delete '{self.path}' to let this site begin anew."
             )
-        round, number = described["adopted"]
         return Record(
-            step=step,
+            place=place,
             asked=described["asked"],
             facts=described["facts"],
             reply=content["reply.bin"],
-            adopted=(round, number),
+            adopted=Place.read(described["adopted"]),
             session=described["session"],
             state=files.from_safetensors(content["state.safetensors"], folder / "state.safetensors"),
         )
 
     def newest_round(self, session: str) -> int:
         """Find the last round of which something was done in a session of the server."""
-        return max((step[0] for step in self.steps() if self._described(step).get("session") == session), default=0)
+        rounds = (place.round for place in self.places() if self._described(place).get("session") == session)
+        return max(rounds, default=0)
 
     def write(self, record: Record) -> None:
         """Keep a step; it replaces itself and all later ones, and those that nobody can ask for any more go."""
-        for step in self.steps():
-            if step >= record.step:
-                files.remove_folder(self._folder(step))
+        for place in self.places():
+            if place >= record.place:
+                files.remove_folder(self._folder(place))
         content = {"state.safetensors": files.to_safetensors(record.state), "reply.bin": record.reply}
         described = {
             "asked": record.asked,
             "facts": dict(record.facts),
-            "adopted": list(record.adopted),
+            "adopted": record.adopted.to_facts(),
             "session": record.session,
             "checksums": _checksums(content),
         }
         files.write_folder_atomically(
-            self._folder(record.step), {**content, "step.json": json.dumps(described, allow_nan=False) + "\n"}
+            self._folder(record.place), {**content, "step.json": json.dumps(described, allow_nan=False) + "\n"}
         )
-        self._drop_old(record.step)
+        self._drop_old(record.place)
 
-    def _drop_old(self, newest: Step) -> None:
+    def _drop_old(self, newest: Place) -> None:
         """Keep the steps of the last rounds, and the state before them."""
-        old = [step for step in self.steps() if step[0] <= newest[0] - ROUNDS_KEPT]
-        for step in old[:-1]:
-            files.remove_folder(self._folder(step))
+        old = [place for place in self.places() if place.round <= newest.round - ROUNDS_KEPT]
+        for place in old[:-1]:
+            files.remove_folder(self._folder(place))
 
     def greeting(self) -> dict[str, Any] | None:
         """Read the facts of the last hello, by which a site that was restarted goes on."""
@@ -150,12 +150,12 @@ class SiteStore:
         """Keep the site's own final model."""
         files.write_atomically(self.path / "model.safetensors", files.to_safetensors(model))
 
-    def _described(self, step: Step) -> dict[str, Any]:
-        path = self._folder(step) / "step.json"
+    def _described(self, place: Place) -> dict[str, Any]:
+        path = self._folder(place) / "step.json"
         return files.from_json(files.read_bytes(path), path)
 
-    def _folder(self, step: Step) -> Path:
-        return self.path / f"step-{step[0]:06d}-{step[1]:04d}"
+    def _folder(self, place: Place) -> Path:
+        return self.path / f"step-{place.round:06d}-{place.stage.name.lower()}-{place.number:04d}"
 
 
 def _checksums(content: Mapping[str, bytes]) -> dict[str, str]:

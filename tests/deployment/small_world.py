@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedstrata.data import Dataset, Split, datasets
-from fedstrata.deployment.protocol import Request, digest
+from fedstrata.deployment.protocol import Place, Request, digest
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
 from fedstrata.runs.driver import Driver
@@ -76,5 +76,5 @@ def hello(
     return Request("hello", run, facts=facts)
 
 
-def request(kind: str, step: tuple[int, int], payload: bytes, run: str = "run", **facts: Any) -> Request:
-    return Request(kind, run, step, {"payload": digest(payload), **facts}, payload)
+def request(kind: str, place: Place, payload: bytes, run: str = "run", **facts: Any) -> Request:
+    return Request(kind, run, place, {"payload": digest(payload), **facts}, payload)

@@ -14,8 +14,8 @@ from direct_network import DirectNetwork
 from small_world import EXPERIMENT, SITES, ingredients
 
 from fedstrata.cli import main
+from fedstrata.deployment.flower import need_flower
 from fedstrata.deployment.server import Deployment, StatusFile
-from fedstrata.engines.flower import need_flower
 from fedstrata.errors import FedStrataError
 
 

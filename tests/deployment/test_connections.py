@@ -20,13 +20,10 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from small_world import EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.cli.deployment import is_loopback, read_address
+from fedstrata.deployment.flower import ServerCertificate, SuperLink, SuperNode, app_of, serve
 from fedstrata.deployment.keys import SitesFile, make_keys, read_private_key
-from fedstrata.deployment.local import serve
 from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site, SiteData
-from fedstrata.deployment.superlink import ServerCertificate, SuperLink
-from fedstrata.deployment.supernode import SuperNode
-from fedstrata.engines.flower import app_of
 from fedstrata.errors import FedStrataError
 from fedstrata.runs.folder import RunFolder
 

@@ -278,7 +278,7 @@ def test_the_status_says_who_is_in_and_who_is_waited_for(tmp_path):
 
     def watch(standing: Standing) -> None:
         status(standing)
-        if standing.question == "train 2.9000":
+        if standing.question == "train 2.0":
             seen.append(status_of(tmp_path / "run"))
 
     status = StatusFile(tmp_path / "run")

@@ -17,10 +17,10 @@ from flwr.app import Context, RecordDict
 from in_process import InProcessGrid
 from small_world import EXPERIMENT, SITES, ingredients
 
+from fedstrata.deployment.flower import app as apps
+from fedstrata.deployment.flower import client_app, configured, server_app
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
-from fedstrata.engines import flower
-from fedstrata.engines.flower import client_app, configured, server_app
 from fedstrata.engines.planning import Plan
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
@@ -36,7 +36,7 @@ RUN = 12
 def impatient(monkeypatch):
     """Look for answers and nodes without pauses."""
     for name in ("GridNetwork", "AskedNodes"):
-        monkeypatch.setattr(flower, name, partial(getattr(flower, name), seconds_between=0.01))
+        monkeypatch.setattr(apps, name, partial(getattr(apps, name), seconds_between=0.01))
 
 
 def example() -> ModuleType:

@@ -11,8 +11,8 @@ import torch
 from small_world import SITES, hello, ingredients, request, simulated
 
 from fedstrata.deployment.checks import check_weights, layout, odd_ones_out, read_reply
-from fedstrata.deployment.protocol import OK, REFUSED, ProtocolError, Reply, Request
-from fedstrata.deployment.site import TRAIN_STEP, Site, SiteData
+from fedstrata.deployment.protocol import OK, REFUSED, Place, ProtocolError, Reply, Request
+from fedstrata.deployment.site import Site, SiteData
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
@@ -75,22 +75,27 @@ def test_a_site_survives_altered_broadcasts_and_keeps_its_state(tmp_path):
     here = Site(tmp_path, SiteData(part=0, ingredients=ingredients()))
     here.answer(hello())
     first, second, third = (engine.central.messages([0], round)[0] for round in (1, 2, 3))
-    here.answer(request("train", (1, TRAIN_STEP), first))
-    expected = here.answer(request("train", (2, TRAIN_STEP), second)).payload
+    here.answer(request("train", Place.training(1), first))
+    expected = here.answer(request("train", Place.training(2), second)).payload
     chance, statuses = random.Random(1), []
     for _ in range(150):
-        kind, step = chance.choice(
-            [("train", (3, TRAIN_STEP)), ("test", (3, 0)), ("adopt", (3, 1)), ("survey", (3, 0))]
+        kind, place = chance.choice(
+            [
+                ("train", Place.training(3)),
+                ("test", Place(3)),
+                ("adopt", Place.announcement(3, 0)),
+                ("survey", Place.survey(3, 0)),
+            ]
         )
-        statuses.append(here.answer(request(kind, step, altered(third, chance))).status)
+        statuses.append(here.answer(request(kind, place, altered(third, chance))).status)
     assert set(statuses) <= {OK, REFUSED}
     assert statuses.count(REFUSED) > 50
-    assert here.answer(request("train", (2, TRAIN_STEP), second)).payload == expected
-    assert SiteStore(tmp_path, "run").steps()[:2] == [(1, TRAIN_STEP), (2, TRAIN_STEP)]
+    assert here.answer(request("train", Place.training(2), second)).payload == expected
+    assert SiteStore(tmp_path, "run").places()[:2] == [Place.training(1), Place.training(2)]
 
 
 @pytest.mark.parametrize(
-    "honest", [Request("train", "run", (3, 4), {"evaluate": True}), Reply("train 3.4", OK, {"loss": 1.5})]
+    "honest", [Request("train", "run", Place.training(3), {"evaluate": True}), Reply("train 3.0", OK, {"loss": 1.5})]
 )
 def test_altered_headers_are_read_or_refused(honest):
     chance = random.Random(2)

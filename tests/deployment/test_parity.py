@@ -12,8 +12,8 @@ import torch
 from in_process import InProcessGrid
 from small_world import EXPERIMENT, SITES, ingredients, simulated
 
+from fedstrata.deployment.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.deployment.server import Deployment
-from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Method, methods
 from fedstrata.runs.folder import RunFolder

@@ -104,7 +104,7 @@ def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
     assert done.returncode == 0, done.stderr
     told, simulation = json.loads(done.stdout), simulated(experiment(2), 3)
     assert told["rounds"] == 2
-    assert told["engine"] == "flower"
+    assert told["engine"] == "network"
     assert_same_model(out, simulation)
     final, expected = told["final"], simulation.metrics.latest()
     assert final["network.up"] > final["bytes.up"] > 0

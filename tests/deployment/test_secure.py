@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cryptography")
 
-from fedstrata.deployment.protocol import ProtocolError
+from fedstrata.deployment.protocol import Place, ProtocolError
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.secure import (
+from fedstrata.deployment.secure.masking import (
     RoundSecrets,
     by_site,
     context_of,
@@ -26,8 +26,8 @@ from fedstrata.deployment.secure import (
     read_shares,
     remove_masks,
 )
-from fedstrata.deployment.secure_primitives import add_mask, agreed_key, public_key, restore_secret, split_secret
-from fedstrata.deployment.secure_server import Asked, Gathered
+from fedstrata.deployment.secure.primitives import add_mask, agreed_key, public_key, restore_secret, split_secret
+from fedstrata.deployment.secure.server import Asked, Gathered
 from fedstrata.errors import FedStrataError
 
 RULES = Rules(secure=True)
@@ -388,7 +388,9 @@ def test_a_masked_sum_is_read_back_and_damage_is_named(tmp_path):
     asked = Asked(2, {0: {"loss": 1.5}, 3: {"loss": 2.0}}, {0: 9.0, 3: 3.0}, {"w": 24.0}, 3)
     total = np.array([1, 2**32 - 1, 10], dtype="<u4")  # the last byte but three is a line feed
     around = frozenset({0, 3})
-    gathered = Gathered(asked, "ab", 9001, {0: ("a", "b")}, {0: around, 3: around}, {0: "c", 3: "d"}, (0,), total)
+    gathered = Gathered(
+        asked, "ab", Place.secure_sum(2, 1), {0: ("a", "b")}, {0: around, 3: around}, {0: "c", 3: "d"}, (0,), total
+    )
     read = Gathered.from_bytes(gathered.to_bytes(), tmp_path)
     assert np.array_equal(read.total, total)
     assert replace(read, total=total) == gathered

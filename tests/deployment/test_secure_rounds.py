@@ -20,11 +20,11 @@ from replaying import merged_sites, replayed
 from small_world import EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.cli import main
+from fedstrata.deployment.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.deployment.protocol import SECURE_KINDS, Reply, Request
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.secure_sums import Scale
+from fedstrata.deployment.secure.sums import Scale
 from fedstrata.deployment.server import MASKED_SUM_FILE, Deployment
-from fedstrata.engines.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Method, methods
 from fedstrata.runs.driver import Driver

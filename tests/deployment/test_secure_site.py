@@ -16,9 +16,9 @@ pytest.importorskip("cryptography")
 
 from small_world import SITES, hello, ingredients, request, simulated
 
-from fedstrata.deployment.protocol import OK, REFUSED, SECURE_KINDS, UNREADY, Reply, Request
+from fedstrata.deployment.protocol import OK, REFUSED, SECURE_KINDS, UNREADY, Place, Reply, Request
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.site import TRAIN_STEP, Site, SiteData
+from fedstrata.deployment.site import Site, SiteData
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.methods.contract.views import Message
@@ -46,7 +46,7 @@ def greeting(number: int, rules: Rules = RULES, **facts: Any) -> Request:
 
 
 def step(kind: str, attempt: str = ATTEMPT, round: int = 1, **facts: Any) -> Request:
-    return Request(kind, "run", (round, TRAIN_STEP + 1), {"attempt": attempt, **facts})
+    return Request(kind, "run", Place.secure_sum(round, 1), {"attempt": attempt, **facts})
 
 
 class Group:
@@ -58,7 +58,7 @@ class Group:
         self.trained = {}
         for number, site in self.sites.items():
             assert site.answer(greeting(number)).status == OK
-            self.trained[number] = site.answer(request("train", (1, TRAIN_STEP), broadcast))
+            self.trained[number] = site.answer(request("train", Place.training(1), broadcast))
 
     def start(self, number: int) -> Site:
         return Site(self.folder / str(number), SiteData(part=number, ingredients=ingredients()))
@@ -105,28 +105,28 @@ def refusal(reply: Reply) -> str:
 
 
 def test_training_is_answered_without_the_upload_again_and_again(group, broadcast):
-    asked = request("train", (1, TRAIN_STEP), broadcast)
+    asked = request("train", Place.training(1), broadcast)
     for reply in (group.trained[0], group.sites[0].answer(asked), group.start(0).answer(asked)):
         assert reply.payload == b""
         assert reply.facts["entries"][0] == ["stem.weight", "float32", [4, 1, 3, 3], None]
-    assert SiteStore(group.folder / "0", "run").read((1, TRAIN_STEP)).reply, "it lies on the site's own disk"
+    assert SiteStore(group.folder / "0", "run").read(Place.training(1)).reply, "it lies on the site's own disk"
 
 
 @pytest.mark.parametrize("kind", ["survey", "adopt", "train"])
 def test_no_other_question_gets_the_upload(kind, group, broadcast):
     """Asked about the step of the training, or to train in the place of a survey, it would answer from its disk."""
-    wrong = (1, TRAIN_STEP) if kind != "train" else (1, 0)
+    wrong = Place.training(1) if kind != "train" else Place.survey(1, 0)
     assert refusal(group.sites[0].answer(request(kind, wrong, broadcast)))
     for other in ("survey", "adopt"):
-        assert not group.sites[0].answer(request(other, (1, 0), broadcast)).payload
+        assert not group.sites[0].answer(request(other, Place(1), broadcast)).payload
 
 
 def test_what_is_not_finite_stays_at_the_site(group, broadcast):
     model = {name: tensor[None] for name, tensor in simulated("fedbn").engine.server.model.items()}
     broken = encode(Message({**model, "head.bias": torch.full((1, 10), torch.nan)}), round=2)
-    reply = group.sites[0].answer(request("train", (2, TRAIN_STEP), broken))
+    reply = group.sites[0].answer(request("train", Place.training(2), broken))
     assert "NaN" in refusal(reply)
-    assert SiteStore(group.folder / "0", "run").steps() == [(1, TRAIN_STEP)]
+    assert SiteStore(group.folder / "0", "run").places() == [Place.training(1)]
 
 
 def test_the_same_question_gets_the_same_answer_after_a_restart_too(group):
@@ -185,7 +185,7 @@ def test_one_upload_under_one_pair_of_keys(group, broadcast):
         group.sites[0].answer(replace(masked[0], facts={**masked[0].facts, "sealed": fewer}))
     )
     changed = {name: tensor[None] + 0.1 for name, tensor in simulated("fedbn").engine.server.model.items()}
-    assert group.sites[0].answer(request("train", (1, TRAIN_STEP), encode(Message(changed), round=1))).status == OK
+    assert group.sites[0].answer(request("train", Place.training(1), encode(Message(changed), round=1))).status == OK
     assert "one upload" in refusal(group.sites[0].answer(masked[0])), "the site has learned something else since"
 
 
@@ -194,9 +194,9 @@ def test_secrets_are_for_their_owner_only_and_go_when_the_round_is_over(group, b
     assert group.secrets().stat().st_mode & 0o777 == 0o600
     kept = json.loads(group.secrets().read_text())
     group.ask(masked)
-    group.sites[0].answer(request("test", (1, 0), broadcast))
+    group.sites[0].answer(request("test", Place(1), broadcast))
     assert json.loads(group.secrets().read_text())["keys"] == kept["keys"], "the round is not over"
-    group.sites[0].answer(request("test", (2, 0), broadcast))
+    group.sites[0].answer(request("test", Place(2), broadcast))
     text = group.secrets().read_text()
     assert not any(secret in text for secret in (*kept["keys"], *kept["held"]["0"]))
     assert group.secrets().stat().st_mode & 0o777 == 0o600
@@ -259,7 +259,7 @@ def test_hostile_steps_give_nothing_away_and_do_not_stop_a_site(group):
         kind = chance.choice(SECURE_KINDS)
         if (kind, facts) == (asked.kind, asked.facts) or (kind == "keys" and facts["attempt"] in (ATTEMPT, ANOTHER)):
             continue
-        reply = group.sites[0].answer(Request(kind, "run", (1, TRAIN_STEP + 1), facts))
+        reply = group.sites[0].answer(Request(kind, "run", Place.secure_sum(1, 1), facts))
         assert refusal(reply)
     assert group.secrets().read_bytes() == before
     assert group.sites[0].answer(masked[0]).status == OK

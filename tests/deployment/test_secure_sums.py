@@ -12,8 +12,8 @@ pytest.importorskip("cryptography")
 
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.secure_primitives import add_mask
-from fedstrata.deployment.secure_sums import (
+from fedstrata.deployment.secure.primitives import add_mask
+from fedstrata.deployment.secure.sums import (
     Entry,
     Scale,
     count_numbers,

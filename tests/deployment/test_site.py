@@ -19,12 +19,14 @@ from fedstrata.deployment.protocol import (
     REFUSED,
     STATUSES,
     UNREADY,
+    Place,
     ProtocolError,
     Reply,
     Request,
+    Stage,
     digest,
 )
-from fedstrata.deployment.site import TRAIN_STEP, Site, SiteData, adopt_step, survey_step
+from fedstrata.deployment.site import Site, SiteData
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
@@ -47,7 +49,7 @@ def broadcast(engine, round=1):
 
 
 def train(engine, round=1, **facts):
-    return request("train", (round, TRAIN_STEP), broadcast(engine, round), **facts)
+    return request("train", Place.training(round), broadcast(engine, round), **facts)
 
 
 def test_a_site_answers_like_a_client_of_the_loop_engine(engine, tmp_path):
@@ -77,10 +79,10 @@ def test_the_same_request_gets_the_same_answer_and_is_done_once(engine, tmp_path
     here = site(tmp_path)
     here.answer(hello())
     first = here.answer(train(engine))
-    state = SiteStore(tmp_path, "run").read((1, TRAIN_STEP)).state
+    state = SiteStore(tmp_path, "run").read(Place.training(1)).state
     again = here.answer(train(engine))
     assert (again.payload, again.facts) == (first.payload, first.facts)
-    after = SiteStore(tmp_path, "run").read((1, TRAIN_STEP)).state
+    after = SiteStore(tmp_path, "run").read(Place.training(1)).state
     assert all(torch.equal(state[name], after[name]) for name in state)
 
 
@@ -125,12 +127,12 @@ def test_a_server_that_fell_back_gets_the_state_from_before(engine, tmp_path):
     changed = broadcast(engine)
     assert other != changed
     here.answer(hello())
-    here.answer(request("train", (1, TRAIN_STEP), other))
-    here.answer(request("train", (2, TRAIN_STEP), other))
+    here.answer(request("train", Place.training(1), other))
+    here.answer(request("train", Place.training(2), other))
     here.answer(hello(committed=1, session="two"))
     fresh.answer(hello())
-    fresh.answer(request("train", (1, TRAIN_STEP), other))
-    second = request("train", (2, TRAIN_STEP), changed)
+    fresh.answer(request("train", Place.training(1), other))
+    second = request("train", Place.training(2), changed)
     assert here.answer(second).payload == fresh.answer(second).payload
 
 
@@ -138,10 +140,10 @@ def test_a_payload_that_the_site_holds_is_only_named(engine, tmp_path):
     here = site(tmp_path)
     here.answer(hello())
     message = broadcast(engine)
-    here.answer(request("test", (1, 0), message))
-    named = replace(request("train", (1, TRAIN_STEP), message), payload=b"")
+    here.answer(request("test", Place(1), message))
+    named = replace(request("train", Place.training(1), message), payload=b"")
     assert here.answer(named).status == OK
-    other = replace(named, step=(2, TRAIN_STEP), facts={"payload": digest(b"never sent")})
+    other = replace(named, place=Place.training(2), facts={"payload": digest(b"never sent")})
     assert here.answer(other).status == MISSING
 
 
@@ -152,13 +154,13 @@ def test_a_site_that_missed_an_announcement_says_so(tmp_path):
     here = site(tmp_path)
     here.answer(hello(method="ssfl(sparsity=0.5)"))
     [exchange] = simulation.setting.exchanges_before(1)
-    surveyed = here.answer(request("survey", (1, survey_step(0)), broadcast(engine)))
+    surveyed = here.answer(request("survey", Place.survey(1, 0), broadcast(engine)))
     assert surveyed.payload == engine.members[0].answer_survey(exchange, broadcast(engine), 1)
     engine.exchange(1)
-    asked = request("train", (1, TRAIN_STEP), broadcast(engine), adopted=[1, adopt_step(0)])
+    asked = request("train", Place.training(1), broadcast(engine), adopted=Place.announcement(1, 0).to_facts())
     assert here.answer(asked).status == BEHIND
     announcement = encode(exchange.announce(engine.central.side.view(engine.server, range(SITES), 1)), round=1)
-    assert here.answer(request("adopt", (1, adopt_step(0)), announcement)).status == OK
+    assert here.answer(request("adopt", Place.announcement(1, 0), announcement)).status == OK
     answer = here.answer(asked)
     assert answer.payload == engine.members[0].answer(broadcast(engine), 1)[0]
     assert engine.central.decoded(answer.payload, 0, 1).masks
@@ -169,7 +171,7 @@ def test_only_the_last_rounds_are_kept(engine, tmp_path):
     here.answer(hello())
     for round in range(1, 8):
         here.answer(train(engine, round))
-    assert [step[0] for step in SiteStore(tmp_path, "run").steps()] == [5, 6, 7]
+    assert [place.round for place in SiteStore(tmp_path, "run").places()] == [5, 6, 7]
 
 
 def test_damage_on_disk_is_named(engine, tmp_path):
@@ -191,7 +193,7 @@ def test_nothing_on_disk_is_pickled_and_the_final_model_is_there(engine, tmp_pat
     here = site(tmp_path)
     here.answer(hello())
     here.answer(train(engine))
-    here.answer(request("test", (4, 0), broadcast(engine, 4)))
+    here.answer(request("test", Place(4), broadcast(engine, 4)))
     for path in tmp_path.rglob("*"):
         if path.is_file():
             with pytest.raises(ValueError, match=r".*"):
@@ -232,9 +234,9 @@ def test_a_run_cannot_name_a_place_outside_the_sites_folder(run, tmp_path):
 def test_a_broken_payload_changes_nothing(payload, engine, tmp_path):
     here = site(tmp_path)
     here.answer(hello())
-    answer = here.answer(request("train", (1, TRAIN_STEP), payload))
+    answer = here.answer(request("train", Place.training(1), payload))
     assert answer.status in (REFUSED, MISSING)
-    assert SiteStore(tmp_path, "run").steps() == []
+    assert SiteStore(tmp_path, "run").places() == []
     assert here.answer(train(engine)).status == OK
 
 
@@ -247,11 +249,65 @@ def test_any_header_is_read_or_refused(header, payload):
 
 
 def test_headers_are_read_back():
-    asked = Request("train", "run", (3, 4), {"evaluate": True}, b"abc")
+    asked = Request("train", "run", Place.training(3), {"evaluate": True}, b"abc")
     assert Request.read(asked.header(), b"abc") == asked
     for status in STATUSES:
-        answer = Reply("train 3.4", status, {"loss": 0.5}, b"abc")
+        answer = Reply("train 3.0", status, {"loss": 0.5}, b"abc")
         assert Reply.read(answer.header(), b"abc") == answer
+
+
+@pytest.mark.parametrize(
+    "place",
+    [None, 1, [], [1], [1, 0], [1, 0, 0, 0], [1, 3, 0], [1, -1, 0], [-1, 0, 0], [True, 0, 0], [1, 0, 2**31]],
+)
+def test_what_is_no_place_of_a_run_is_refused(place):
+    with pytest.raises(ProtocolError, match="impossible place"):
+        Place.read(place)
+
+
+def test_places_follow_each_other_as_steps_do():
+    places = [
+        Place(1),
+        Place.announcement(1, 0),
+        Place.survey(1, 1),
+        Place.announcement(1, 1),
+        Place.training(1),
+        Place.secure_sum(1, 1),
+        Place.secure_sum(1, 2),
+        Place(2),
+    ]
+    assert sorted(places) == places
+    assert Place.survey(1, 0) == Place(1)
+    assert [Place.read(place.to_facts()) for place in places] == places
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("survey", Place.announcement(1, 0)),
+        ("survey", Place.training(1)),
+        ("adopt", Place.survey(1, 0)),
+        ("adopt", Place.secure_sum(1, 1)),
+        ("train", Place.survey(1, 0)),
+        ("train", Place(1, Stage.TRAINING, 1)),
+        ("train", Place.secure_sum(1, 0)),
+    ],
+)
+def test_a_step_is_done_in_its_place_only(kind, place, tmp_path):
+    here, method = site(tmp_path), "ssfl(sparsity=0.5)"
+    engine = simulated(method).engine
+    assert isinstance(engine, LoopEngine)
+    here.answer(hello(method=method))
+    answer = here.answer(request(kind, place, broadcast(engine)))
+    assert (answer.status, answer.payload) == (REFUSED, b"")
+    assert "place" in answer.reason
+    assert SiteStore(tmp_path, "run").places() == []
+
+
+def test_an_exchange_that_the_method_does_not_have_is_refused(engine, tmp_path):
+    here = site(tmp_path)
+    here.answer(hello())
+    assert "no exchange number 3" in here.answer(request("survey", Place.survey(1, 3), broadcast(engine))).reason
 
 
 def test_a_part_of_the_data_belongs_to_the_site_that_the_server_means(tmp_path):
@@ -273,6 +329,6 @@ def test_a_store_refuses_a_name_that_is_a_path(tmp_path):
 def test_a_message_of_another_round_is_refused(engine, tmp_path):
     here = site(tmp_path)
     here.answer(hello())
-    answer = here.answer(request("train", (2, TRAIN_STEP), broadcast(engine, 1)))
+    answer = here.answer(request("train", Place.training(2), broadcast(engine, 1)))
     assert answer.status == REFUSED
     assert "A message of round 1 came where one of round 2 is expected." in answer.facts["reason"]

@@ -17,9 +17,9 @@ from replaying import assert_same_model, merged_sites, replayed
 from small_world import EXPERIMENT, ingredients
 from torch import nn
 
+from fedstrata.deployment.flower import GridNetwork, client_app
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
-from fedstrata.engines.flower import GridNetwork, client_app
 from fedstrata.runs.folder import RunFolder
 
 FAULTS = ("crash before", "crash after", "raises", "double", "old", "delay", "hang")

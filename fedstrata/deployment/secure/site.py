@@ -1,7 +1,4 @@
-"""A site's part in secure aggregation: secrets are on its disk before it answers, and nothing is given away twice.
-
-To be imported only where Flower is there (:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
-"""
+"""A site's part in secure aggregation: secrets are on its disk before it answers, and nothing is given away twice."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from typing import Any
 
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request, digest
 from fedstrata.deployment.rules import SecureRules
-from fedstrata.deployment.secure import RoundSecrets, by_site, context_of, read_public_keys, read_sealed
-from fedstrata.deployment.secure_primitives import RandomBytes
-from fedstrata.deployment.secure_sums import Scale, read_ranges, to_numbers
+from fedstrata.deployment.secure.masking import RoundSecrets, by_site, context_of, read_public_keys, read_sealed
+from fedstrata.deployment.secure.primitives import RandomBytes
+from fedstrata.deployment.secure.sums import Scale, read_ranges, to_numbers
 from fedstrata.deployment.store import SiteStore
 from fedstrata.methods.contract.views import Message
 

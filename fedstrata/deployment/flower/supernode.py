@@ -2,7 +2,7 @@
 
 Flower's own command starts a new process for every message, which imports PyTorch and loads the data each time, and
 asks for messages every three seconds. This one keeps the ClientApp alive, and comes back by itself when the server was
-away. To be imported only where Flower is there (:func:`fedstrata.engines.flower.need_flower`).
+away. It is put together from parts that Flower does not document, read from Flower 1.41.0.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
     push_objects,
 )
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedstrata.engines.flower import PARTITION_KEY
+from fedstrata.deployment.flower.app import PARTITION_KEY
+from fedstrata.deployment.flower.internals import public_key_to_bytes
 from fedstrata.errors import FedStrataError
 
 _HEARTBEAT_SECONDS = 10.0

@@ -1,7 +1,4 @@
-"""Rounds in which the server sees only the sum of the sites' uploads.
-
-To be imported only where Flower is there (:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
-"""
+"""Rounds in which the server sees only the sum of the sites' uploads."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from typing import Any
 
 import torch
 
-from fedstrata.deployment.checks import RefusedReply, check_weights, number_in, odd_ones_out
-from fedstrata.deployment.engine import note_declarations
+from fedstrata.deployment.checks import RefusedReply, check_weights, odd_ones_out
+from fedstrata.deployment.declarations import with_declarations
+from fedstrata.deployment.facts import number_in, scores_from_facts
 from fedstrata.deployment.protocol import Reply, Request
-from fedstrata.deployment.secure_server import Asked, Gathered, SecureAggregation
-from fedstrata.deployment.secure_sums import Entries, count_numbers, ranges_of, read_entries, read_sum
-from fedstrata.deployment.site import scores_from_facts
+from fedstrata.deployment.secure.server import Asked, Gathered, SecureAggregation
+from fedstrata.deployment.secure.sums import Entries, count_numbers, ranges_of, read_entries, read_sum
 from fedstrata.engines.collecting import RunningMean
 from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Scores
@@ -33,23 +30,28 @@ class SecureRounds:
     ``refused`` counts the sums in a row that were not used.
     """
 
-    side: ServerSide
     aggregation: SecureAggregation
     refused: int = 0
 
     def run(
-        self, state: ServerState, round: int, asked: Mapping[int, Request], evaluate: bool, sent: frozenset[str]
+        self,
+        side: ServerSide,
+        state: ServerState,
+        round: int,
+        asked: Mapping[int, Request],
+        evaluate: bool,
+        sent: frozenset[str],
     ) -> tuple[ServerState, RoundReport]:
         """Run one round; one whose uploads were collected before the server was stopped is only finished."""
         aggregation = self.aggregation
         up, down = aggregation.bytes_up, aggregation.bytes_down
-        masks = self.side.masks_known(state, list(asked)[:1], round, upload=True)
+        masks = side.masks_known(state, list(asked)[:1], round, upload=True)
         gathered = aggregation.saved(round)
         if gathered is None:
-            gathered = aggregation.gather(self._train(state, round, asked, masks, evaluate))
+            gathered = aggregation.gather(self._train(side, state, round, asked, masks, evaluate))
         opened = aggregation.open(gathered)
-        note_declarations(self.side.declared, aggregation.federation.declarations)
-        after = self._advanced(state, opened, masks)
+        side = with_declarations(side, aggregation.federation.declarations)
+        after = self._advanced(side, state, opened, masks)
         said = {site: opened.asked.facts[site] for site in opened.present}
         scores = [_scores(site, facts, evaluate) for site, facts in said.items()]
         return after, RoundReport(
@@ -62,7 +64,13 @@ class SecureRounds:
         )
 
     def _train(
-        self, state: ServerState, round: int, asked: Mapping[int, Request], masks: Tensors, evaluate: bool
+        self,
+        side: ServerSide,
+        state: ServerState,
+        round: int,
+        asked: Mapping[int, Request],
+        masks: Tensors,
+        evaluate: bool,
     ) -> Asked:
         """Let sites train, and prepare to add up what those learned who will send the same entries as most."""
         federation = self.aggregation.federation
@@ -77,25 +85,22 @@ class SecureRounds:
             federation.refuse(site, reason)
             del answers[site]
         federation.require(asked, len(answers))
-        note_declarations(self.side.declared, federation.declarations)
+        side = with_declarations(side, federation.declarations)
         entries, _ = next(iter(answers.values()))
         sent = {entry.name: state.model[entry.name] for entry in entries}
         return Asked(
             round,
             {site: facts for site, (_, facts) in answers.items()},
-            {site: self._weight(state, site, round) for site in answers},
-            ranges_of(sent, federation.rules.secure_clip, self.side.setting.layers.buffer_names),
+            {site: _weight(side, state, site, round) for site in answers},
+            ranges_of(sent, federation.rules.secure_clip, side.setting.layers.buffer_names),
             count_numbers(entries, masks),
         )
 
-    def _weight(self, state: ServerState, site: int, round: int) -> float:
-        return float(self.side.setting.method.weigh(self.side.view(state, [site], round))[0])
-
-    def _advanced(self, state: ServerState, opened: Gathered, masks: Tensors) -> ServerState:
+    def _advanced(self, side: ServerSide, state: ServerState, opened: Gathered, masks: Tensors) -> ServerState:
         """Go on from the mean of the uploads, or where that cannot be right from where the round began."""
         federation, round = self.aggregation.federation, opened.asked.round
         try:
-            merged = self._merged(state, opened, masks)
+            merged = self._merged(side, state, opened, masks)
         except RefusedReply as refusal:
             self.refused += 1
             text = (
@@ -109,9 +114,9 @@ class SecureRounds:
             federation.log(f"{text}; the model stays as it was")
             return state
         self.refused = 0
-        return self.side.advance(state, opened.present, merged, round)
+        return side.advance(state, opened.present, merged, round)
 
-    def _merged(self, state: ServerState, opened: Gathered, masks: Tensors) -> Tensors:
+    def _merged(self, side: ServerSide, state: ServerState, opened: Gathered, masks: Tensors) -> Tensors:
         """Read the mean out of the sum, and check it as a reply is checked elsewhere."""
         federation, asked = self.aggregation.federation, opened.asked
         entries = read_entries(asked.facts[opened.present[0]].get("entries"), state.model, masks)
@@ -119,7 +124,7 @@ class SecureRounds:
         mean, clipped = read_sum(opened.total, entries, masks, scale, len(opened.present), opened.weight)
         if clipped:
             federation.log(f"round {asked.round}: {clipped} entries were clipped; if that goes on, raise secure_clip")
-        device = self.side.setting.device
+        device = side.setting.device
         running = RunningMean()
         running.add(
             Message(
@@ -131,6 +136,10 @@ class SecureRounds:
         merged = running.mean(state.model)
         check_weights(Message({name: t[None] for name, t in merged.items()}), state.model, federation.rules.norm_limit)
         return merged
+
+
+def _weight(side: ServerSide, state: ServerState, site: int, round: int) -> float:
+    return float(side.setting.method.weigh(side.view(state, [site], round))[0])
 
 
 def _scores(site: int, facts: Mapping[str, Any], evaluate: bool) -> Scores:

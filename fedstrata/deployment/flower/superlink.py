@@ -2,8 +2,7 @@
 
 Flower's own command would start another process for the ServerApp, and anyone who reaches its port could start runs and
 register nodes. Here only the fleet API is served, for the sites whose public keys are known, and the ServerApp talks to
-the SuperLink's state directly. To be imported only where Flower is there
-(:func:`fedstrata.engines.flower.need_flower`).
+the SuperLink's state directly. It is put together from parts that Flower does not document, read from Flower 1.41.0.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import FastAPI
 from flwr.app import Message as FlowerMessage
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
@@ -37,6 +37,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedstrata.deployment.flower.internals import public_key_to_bytes
 from fedstrata.errors import FedStrataError
 
 _IN_MEMORY = ":flwr-in-memory:"
@@ -83,10 +84,17 @@ class SuperLink:
     """Accepts the sites with known public keys, over TLS or, where that is allowed, in plain text."""
 
     def __init__(
-        self, host: str, port: int, public_keys: Sequence[bytes], certificate: ServerCertificate | None
+        self,
+        host: str,
+        port: int,
+        public_keys: Sequence[ec.EllipticCurvePublicKey],
+        certificate: ServerCertificate | None,
     ) -> None:
         self._state = _LinkState(NoOpFederationManager(), ObjectStoreFactory(_IN_MEMORY).store())
-        self._nodes = [self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for key in public_keys]
+        self._nodes = [
+            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(key), 0)
+            for key in public_keys
+        ]
         self._task = self._begin_run()
         self._traffic = _Traffic(_fleet_app(self._state))
         self._server = uvicorn.Server(

@@ -2,8 +2,7 @@
 
 Shares are Shamir's (How to Share a Secret, 1979), over the field of the prime :math:`2^{521} - 1`. Two sites agree on a
 key with X25519 and HKDF; a key becomes a mask with AES-256 in counter mode, and seals a message with ChaCha20-Poly1305.
-Random bytes are passed in. To be imported only where Flower is there
-(:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
+Random bytes are passed in.
 """
 
 from __future__ import annotations

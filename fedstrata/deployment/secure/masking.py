@@ -1,22 +1,7 @@
-r"""Secure aggregation: the server learns the sum of the sites' uploads, and nothing else of any of them.
+"""The four steps of secure aggregation (:mod:`fedstrata.deployment.secure`) without networks, disks or clocks.
 
-The protocol is SecAgg+ (Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020, after
-Bonawitz et al., 2017), once in every round, for whole numbers :math:`x_i` modulo :math:`2^b`:
-
-1. *keys*: every site makes two pairs of keys and sends the public halves. Each has some sites as neighbours.
-2. *shares*: a site gets its neighbours' public keys. It divides a secret seed :math:`b_i` and its first private key
-   into shares, one for itself and one for each neighbour, and sends them sealed, for the server to relay.
-3. *masked*: with the shares of its neighbours, a site sends :math:`y_i = x_i + m(b_i) + \sum_{j > i} m(s_{ij}) -
-   \sum_{j < i} m(s_{ij})`, where :math:`s_{ij}` is the key on which both agree and :math:`m` stretches a key to
-   random numbers. What neighbours have in common vanishes from the sum.
-4. *unmask*: the sites are told who has sent such a vector, and who has not. Of the former they give the server their
-   shares of :math:`b_i`, of the latter those of the private key, and never both of one site. With these it removes
-   the masks that are left.
-
-Here is what a site does, as changes of its :class:`RoundSecrets`, and what the server computes; nothing here knows of
-networks, disks or clocks, and random bytes are passed in. (Flower has the same protocol, for its older interface, with
-masks from a generator that is seeded with 32 bits.) To be imported only where Flower is there
-(:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
+Here is what a site does, as changes of its :class:`RoundSecrets`, and what the server computes. Random bytes are passed
+in.
 """
 
 from __future__ import annotations
@@ -27,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from fedstrata.deployment.protocol import ProtocolError
-from fedstrata.deployment.secure_primitives import (
+from fedstrata.deployment.secure.primitives import (
     KEY_BYTES,
     SEALED_BYTES,
     SHARE_BYTES,

@@ -4,8 +4,6 @@ Sites may drop out between any two steps. As long as enough neighbours of every 
 comes out; if not, and nothing was unmasked yet, the round begins anew with other keys. Before the sites are asked to
 unmask, the masked sum and all that belongs to it is on disk: they do that only once in a round, so that a server that
 was killed meanwhile has to go on with the same question.
-
-To be imported only where Flower is there (:func:`fedstrata.engines.flower.need_flower`), which brings the cryptography.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ import numpy as np
 from fedstrata import files
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.federation import Federation, TooFewAnswers
-from fedstrata.deployment.protocol import ProtocolError, Reply, Request, digest
-from fedstrata.deployment.secure import (
+from fedstrata.deployment.protocol import Place, ProtocolError, Reply, Request, digest
+from fedstrata.deployment.secure.masking import (
     PublicKeys,
     context_of,
     neighbourhoods,
@@ -33,9 +31,8 @@ from fedstrata.deployment.secure import (
     read_shares,
     remove_masks,
 )
-from fedstrata.deployment.secure_primitives import Vector, public_key, read_hex, restore_secret
-from fedstrata.deployment.secure_sums import Scale
-from fedstrata.deployment.site import TRAIN_STEP
+from fedstrata.deployment.secure.primitives import Vector, public_key, read_hex, restore_secret
+from fedstrata.deployment.secure.sums import Scale
 from fedstrata.errors import FedStrataError
 
 ATTEMPTS = 3
@@ -77,7 +74,7 @@ class Gathered:
 
     asked: Asked
     attempt: str
-    step: int
+    place: Place
     public: Mapping[int, PublicKeys]
     holders: Mapping[int, frozenset[int]]
     seed_hashes: Mapping[int, str]
@@ -104,7 +101,7 @@ class Gathered:
             "weights": _by_name(self.asked.weights),
             "ranges": dict(self.asked.ranges),
             "attempt": self.attempt,
-            "step": self.step,
+            "place": self.place.to_facts(),
             "public": _by_name(self.public),
             "holders": {str(site): sorted(others) for site, others in self.holders.items()},
             "seed_hashes": _by_name(self.seed_hashes),
@@ -127,7 +124,7 @@ class Gathered:
         return cls(
             Asked(described["round"], facts, weights, described["ranges"], len(total)),
             described["attempt"],
-            described["step"],
+            Place.read(described["place"]),
             {site: (keys[0], keys[1]) for site, keys in _by_number(described["public"]).items()},
             {site: frozenset(others) for site, others in _by_number(described["holders"]).items()},
             _by_number(described["seed_hashes"]),
@@ -179,7 +176,7 @@ class SecureAggregation:
 
         def request(around: frozenset[int]) -> Request:
             concerned = {"present": sorted(around & present), "dropped": sorted(around & dropped)}
-            return self._request("unmask", gathered.asked.round, gathered.step, gathered.attempt, concerned)
+            return self._request("unmask", gathered.place, gathered.attempt, concerned)
 
         shares = self._ask(
             {site: request(gathered.holders[site]) for site in gathered.present},
@@ -200,10 +197,10 @@ class SecureAggregation:
 
     def _attempt(self, asked: Asked, number: int) -> Gathered:
         """Take the steps from the keys to the masked sum."""
-        round, step, attempt = asked.round, TRAIN_STEP + number, secrets.token_hex(8)
+        place, attempt = Place.secure_sum(asked.round, number), secrets.token_hex(8)
 
         def request(kind: str, **facts: Any) -> Request:
-            return self._request(kind, round, step, attempt, facts)
+            return self._request(kind, place, attempt, facts)
 
         public = self._ask(
             dict.fromkeys(asked.weights, request("keys")), lambda site, reply: read_public_keys(reply.facts.get("keys"))
@@ -236,7 +233,7 @@ class SecureAggregation:
         present = self._ask(requests, lambda site, reply: self._add(total, reply))
         self._require(holders, present, sealed, "sent an upload")
         hashes = {site: seed_hash for site, (_, seed_hash) in sealed.items()}
-        return Gathered(asked, attempt, step, public, holders, hashes, tuple(sorted(present)), total)
+        return Gathered(asked, attempt, place, public, holders, hashes, tuple(sorted(present)), total)
 
     def _add(self, total: Vector, reply: Reply) -> None:
         if len(reply.payload) != total.nbytes:
@@ -280,8 +277,8 @@ class SecureAggregation:
             self.federation.refuse(site, "its shares of others' secrets are wrong")
         return restored
 
-    def _request(self, kind: str, round: int, step: int, attempt: str, facts: Mapping[str, Any]) -> Request:
-        return Request(kind, self.federation.run, (round, step), {"attempt": attempt, **facts})
+    def _request(self, kind: str, place: Place, attempt: str, facts: Mapping[str, Any]) -> Request:
+        return Request(kind, self.federation.run, place, {"attempt": attempt, **facts})
 
     def _ask(self, requests: Mapping[int, Request], check: Callable[[int, Reply], Any]) -> dict[int, Any]:
         """Put a question to sites, and count its bytes both ways."""

@@ -1,0 +1,88 @@
+"""What sites declare about their samples, and what a server that has no samples makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.data import Dataset, Split
+from fedstrata.deployment.checks import RefusedReply
+from fedstrata.deployment.facts import whole_numbers_in
+from fedstrata.engines.server import Declared, ServerSide
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What all sites' samples have in common."""
+
+    input_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a site tells about its samples."""
+
+    schema: Schema
+    size: int
+    test_size: int
+    label_counts: tuple[int, ...]
+
+    def to_facts(self) -> dict[str, Any]:
+        """Write it into the answer to a hello."""
+        return {
+            "input_shape": list(self.schema.input_shape),
+            "class_names": list(self.schema.class_names),
+            "size": self.size,
+            "test_size": self.test_size,
+            "label_counts": list(self.label_counts),
+        }
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> Declaration:
+        """Read the answer to a hello; what does not fit together is refused."""
+        shape, names = whole_numbers_in(facts, "input_shape", 1), facts.get("class_names")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise RefusedReply("its class_names are no list of names")
+        counts = whole_numbers_in(facts, "label_counts", 0)
+        [size], [test_size] = (
+            whole_numbers_in({name: [facts.get(name)]}, name, low) for name, low in (("size", 1), ("test_size", 0))
+        )
+        if len(counts) != len(names) or sum(counts) != size:
+            raise RefusedReply(f"it declares {size} samples, but label counts of {sum(counts)}")
+        return cls(Schema(shape, tuple(names)), size, test_size, counts)
+
+
+def with_declarations(side: ServerSide, declarations: Mapping[int, Declaration]) -> ServerSide:
+    """Let server hooks see what sites declared by now, some of them later than others."""
+    sizes, label_counts = side.declared.sizes.clone(), side.declared.label_counts.clone()
+    for site, declaration in declarations.items():
+        sizes[site] = declaration.size
+        label_counts[site] = torch.tensor(declaration.label_counts)
+    return replace(side, declared=Declared(sizes, label_counts))
+
+
+def declared_data(
+    name: str, schema: Schema, declarations: Mapping[int, Declaration], sites: int
+) -> tuple[Dataset, Split]:
+    """Describe data that the server does not have, from what the sites declared: the labels, but no inputs.
+
+    A site that has not come yet counts as one sample of the first class until it declares itself.
+    """
+    classes = np.arange(len(schema.class_names))
+    unknown = Declaration(schema, 1, 0, (1, *[0] * (len(classes) - 1)))
+    declared = [declarations.get(site, unknown) for site in range(sites)]
+    labels = [np.repeat(classes, one.label_counts) for one in declared]
+    tests = [np.zeros(one.test_size, dtype=np.int64) for one in declared]
+    pool = np.concatenate([*labels, *tests])
+    positions = np.split(np.arange(len(pool)), np.cumsum([len(part) for part in (*labels, *tests)])[:-1])
+    train, test = positions[:sites], positions[sites:]
+    inputs = torch.zeros(1, dtype=torch.uint8).expand(len(pool), *schema.input_shape)
+    dataset = Dataset(
+        name, inputs, torch.from_numpy(pool), np.concatenate(train), np.concatenate(test), schema.class_names
+    )
+    return dataset, Split(tuple(train), tuple(test))

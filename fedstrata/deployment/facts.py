@@ -1,0 +1,55 @@
+"""Numbers and scores in the facts of replies: how a site writes them, and how a server reads them as hostile input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedstrata.deployment.checks import RefusedReply
+from fedstrata.engines.evaluation import Scores
+
+
+def finite_or_none(value: float) -> float | None:
+    """Write a number; JSON has none that is not finite."""
+    return value if math.isfinite(value) else None
+
+
+def number_in(facts: Mapping[str, Any], name: str, low: float = -math.inf, high: float = math.inf) -> float:
+    """Read a finite number."""
+    value = facts.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RefusedReply(f"its {name} is no finite number")
+    if not low <= value <= high:
+        raise RefusedReply(f"its {name} is {value:g}, outside {low:g} to {high:g}")
+    return float(value)
+
+
+def whole_numbers_in(facts: Mapping[str, Any], name: str, low: int) -> tuple[int, ...]:
+    """Read a list of whole numbers from ``low`` on."""
+    values = facts.get(name)
+    if not isinstance(values, list) or not all(type(value) is int and low <= value < 2**40 for value in values):
+        raise RefusedReply(f"its {name} is no list of whole numbers from {low} on")
+    return tuple(values)
+
+
+def scores_to_facts(scores: Scores) -> dict[str, Any]:
+    """Write one site's scores; a site without test samples has none."""
+    if not scores.clients:
+        return {}
+    return {
+        "accuracy": finite_or_none(float(scores.accuracy[0])),
+        "loss": finite_or_none(float(scores.loss[0])),
+    }
+
+
+def scores_from_facts(site: int, facts: Any) -> Scores:
+    """Read a site's scores; none where it has no test samples."""
+    if not isinstance(facts, dict):
+        raise RefusedReply("its scores are missing")
+    if not facts:
+        return Scores((), np.empty(0), np.empty(0))
+    numbers = number_in(facts, "accuracy", 0.0, 1.0), number_in(facts, "loss")
+    return Scores((site,), *(np.array([number]) for number in numbers))

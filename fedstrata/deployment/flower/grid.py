@@ -1,0 +1,119 @@
+"""The network of a federation over a Flower Grid, and which of its nodes is which site."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedstrata.deployment.federation import Event
+from fedstrata.deployment.flower.internals import APP_RAISED
+from fedstrata.deployment.flower.messages import from_record, push
+from fedstrata.deployment.protocol import ProtocolError, Reply, Request
+
+Nodes = Callable[[], Mapping[int, tuple[int, str]]]
+"""The connected sites: from their numbers to Flower's node ids, and a mark that changes when a node connects anew."""
+
+
+class GridNetwork:
+    """Carries requests and answers over a Flower Grid (see :class:`fedstrata.deployment.federation.Network`)."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Nodes,
+        seconds_between: float = 0.5,
+        forget: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self.grid = grid
+        self.nodes = nodes
+        self.seconds_between = seconds_between
+        self.forget = forget
+        self._connected: dict[int, tuple[int, str]] = {}
+        self._open: dict[str, int] = {}
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return time.monotonic()
+
+    def send(self, site: int, request: Request) -> None:
+        """Send a request to a site that is connected; what was asked of it before is not waited for any more."""
+        if request.kind != "notice":
+            for message in [message for message, asked in self._open.items() if asked == site]:
+                self._open.pop(message)
+                self.forget(message)
+        if site in self._connected:
+            node, _ = self._connected[site]
+            [message] = push(self.grid, [(node, request)])
+            self._open[message] = site
+
+    def receive(self, seconds: float) -> list[Event]:
+        """Return who has connected and what was answered, after waiting at most so long for the first of it."""
+        end = self.now() + seconds
+        while True:
+            events = [*self._joined(), *self._answered()]
+            left = end - self.now()
+            if events or left <= 0:
+                return events
+            time.sleep(min(self.seconds_between, left))
+
+    def _joined(self) -> list[Event]:
+        nodes = dict(self.nodes())
+        new = [site for site, node in nodes.items() if self._connected.get(site) != node]
+        self._connected = nodes
+        return [Event(site, joined=True) for site in new]
+
+    def _answered(self) -> list[Event]:
+        events = []
+        for message in self.grid.pull_messages(list(self._open)) if self._open else ():
+            site = self._open.pop(message.metadata.reply_to_message_id, None)
+            if site is not None:
+                event = _event(site, message)
+                events += [] if event is None else [event]
+        return events
+
+
+class AskedNodes:
+    """Finds out which node is which site by asking every new node for its ``partition-id``."""
+
+    def __init__(self, grid: Grid, sites: int, seconds_between: float = 1.0) -> None:
+        self.grid = grid
+        self.sites = sites
+        self.seconds_between = seconds_between
+        self._asked: dict[str, int] = {}
+        self._known: dict[int, int] = {}
+        self._last = -seconds_between
+
+    def __call__(self) -> dict[int, tuple[int, str]]:
+        """List the sites that are there."""
+        if time.monotonic() - self._last >= self.seconds_between:
+            self._last = time.monotonic()
+            self._ask(set(self.grid.get_node_ids()))
+        return {number: (node, "") for node, number in self._known.items()}
+
+    def _ask(self, here: set[int]) -> None:
+        new = sorted(here - set(self._asked.values()) - set(self._known))
+        if new:
+            messages = push(self.grid, [(node, Request("who")) for node in new])
+            self._asked |= dict(zip(messages, new, strict=True))
+        for message in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+            node = self._asked.pop(message.metadata.reply_to_message_id, None)
+            event = None if node is None else _event(0, message)
+            number = None if event is None or event.reply is None else event.reply.facts.get("number")
+            if node is not None and type(number) is int and 0 <= number < self.sites:
+                self._known[node] = number
+        self._known = {node: number for node, number in self._known.items() if node in here}
+
+
+def _event(site: int, message: Message) -> Event | None:
+    """Read an answer. A message that Flower gave up is none: its site is asked again when it connects."""
+    if message.has_error():
+        if message.error.code == APP_RAISED:
+            return Event(site, failure=str(message.error.reason)[:500])
+        return None
+    try:
+        return Event(site, Reply.read(*from_record(message.content)))
+    except ProtocolError as error:
+        return Event(site, failure=str(error))

@@ -1,0 +1,33 @@
+"""A server's run over the sites that connect with its own SuperLink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fedstrata.deployment.federation import Standing
+from fedstrata.deployment.flower.grid import GridNetwork
+from fedstrata.deployment.flower.superlink import SuperLink
+from fedstrata.deployment.server import Deployment
+from fedstrata.runs.driver import Listener
+
+_SECONDS_BETWEEN_LOOKS = 0.02
+
+
+def serve(
+    deployment: Deployment,
+    link: SuperLink,
+    listener: Listener | None = None,
+    watch: Callable[[Standing], None] = lambda standing: None,
+    log: Callable[[str], None] = lambda line: None,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits."""
+
+    def nodes() -> dict[int, tuple[int, str]]:
+        check()
+        return link.nodes()
+
+    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget)
+    return replace(deployment, traffic=link.traffic).run(network, listener, watch, log)
