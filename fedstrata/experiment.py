@@ -70,9 +70,11 @@ class Experiment(Spec):
         None, "How many clients are trained at once, if not as many as fit the memory.", low=1
     )
     deterministic: bool = parameter(False, "On a GPU: only operations whose results repeat bit for bit.")
-    evaluate_every: int = parameter(1, "Evaluate every so many rounds, and in the last one.", low=1)
+    evaluate_every: int = parameter(
+        1, "The rounds from one evaluation to the next; the last round is always evaluated.", low=1
+    )
     reference_round: int = parameter(2, "The round against which the layers' inertia (cosine) is measured.", low=1)
-    checkpoint_every: int = parameter(10, "Save a checkpoint every so many rounds.", low=1)
+    checkpoint_every: int = parameter(10, "The rounds from one checkpoint to the next.", low=1)
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any], source: str = "the experiment") -> Experiment:

@@ -38,7 +38,8 @@ Out = Annotated[
 MinSites = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="A round goes on with so many sites after the timeout; by default it waits for all."
+        metavar="N",
+        help="The number of sites with which a round goes on after the timeout; by default it waits for all.",
     ),
 ]
 RoundTimeout = Annotated[
@@ -91,7 +92,9 @@ def deploy(
     out: Out = None,
     link: Annotated[
         str | None,
-        typer.Option(metavar="SPEED,TIME", help="Make every site's connection so slow and far, such as 50mbit,80ms."),
+        typer.Option(
+            metavar="SPEED,TIME", help="The speed and round trip time of every site's connection, such as 50mbit,80ms."
+        ),
     ] = None,
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from fedstrata.cli.terminal import guarded
 from fedstrata.errors import FedStrataError
@@ -43,6 +44,35 @@ LearningRate = Annotated[
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+class Command(TyperCommand):
+    """A command whose help is whole and plain, whatever versions of Typer and Click are installed."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        told = _argument_help(self.callback) if self.callback is not None else {}
+        for one in self.params:
+            if getattr(one, "help", "") is None:  # Click 8.5 drops what Typer before 0.26 tells it of arguments
+                setattr(one, "help", told.get(one.name or ""))  # noqa: B010 - not every kind of parameter has it
+
+    def get_help(self, ctx: Any) -> str:
+        """Write the help."""
+        # Where Rich is installed, some versions of Typer escape brackets for it, though it prints nothing here.
+        return super().get_help(ctx).replace(r"\[", "[")
+
+    def format_arguments(self, ctx: Any, formatter: Any) -> None:
+        """Leave arguments to Typer, which writes them with the options, where Click 8.5 would write them again."""
+
+
+def _argument_help(function: Callable[..., Any]) -> dict[str, str | None]:
+    annotations = {name: one.annotation for name, one in inspect.signature(function).parameters.items()}
+    return {
+        name: info.help
+        for name, annotation in annotations.items()
+        for info in getattr(annotation, "__metadata__", ())
+        if isinstance(info, typer.models.ArgumentInfo)
+    }
+
+
 def add_command(
     app: typer.Typer, function: Callable[..., None], keys: Sequence[str] = (), examples: Sequence[str] = ()
 ) -> None:
@@ -69,7 +99,7 @@ def add_command(
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     # The control character keeps the lines of a paragraph as they are.
     epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)]) if examples else None
-    app.command(epilog=epilog)(run)
+    app.command(cls=Command, epilog=epilog)(run)
 
 
 def read_experiment(
