@@ -16,6 +16,7 @@ import typer
 from fedstrata.cli.options import (
     EXPERIMENT_KEYS,
     ExperimentFile,
+    Imports,
     Json,
     LearningRate,
     NoReport,
@@ -243,6 +244,7 @@ def client(
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Take part only if the server sees nothing but sums of uploads.")
     ] = False,
+    imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     insecure: Insecure = False,
@@ -251,7 +253,8 @@ def client(
     """Take part in a server's run with this site's own data.
 
     Data, personal layers and everything else that a method keeps to its clients stay in this site's folders. The site
-    may be stopped and started at any time; it waits for the server and goes on where it was.
+    may be stopped and started at any time; it waits for the server and goes on where it was. No code comes from the
+    server: where it uses components of other people, give their files with --import.
     """
     _need_flower()
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
@@ -259,7 +262,9 @@ def client(
     from fedstrata.deployment.supernode import SuperNode
     from fedstrata.engines.flower import app_of
     from fedstrata.files import WriteLock, make_folder
+    from fedstrata.plugins import import_files
 
+    import_files(imports or ())
     host, _ = read_address(server)
     authority = keys / AUTHORITY if (keys / AUTHORITY).is_file() and not insecure else None
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")

@@ -41,6 +41,14 @@ Settings = Annotated[
 LearningRate = Annotated[
     str | None, typer.Option(metavar="X", help="Change the learning rate of the optimiser, and nothing else of it.")
 ]
+Imports = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE",
+        help=next(field.metadata["doc"] for field in dataclasses.fields(Experiment) if field.name == "imports"),
+    ),
+]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -105,9 +113,20 @@ def add_command(
 def read_experiment(
     path: Path | None, settings: Sequence[str] | None, changes: dict[str, Any], learning_rate: str | None = None
 ) -> Experiment:
-    """Put an experiment together: the file (or the defaults), then ``--set``, then single options."""
+    """Put an experiment together: the file (or the defaults), then ``--set``, then single options.
+
+    Files with components are imported; those of the command line come beside those of the experiment's file, or in the
+    place of one that has the same name.
+    """
+    from fedstrata.plugins import IMPORTS_FOLDER, imported_name, load_imports
+
     start = Experiment() if path is None else Experiment.read(path)
-    experiment = start.with_changes({**dict(map(read_setting, settings or ())), **changes})
+    experiment = start.with_changes(dict(map(read_setting, settings or ())))
+    given = {file.name: str(file) for file in changes.get("imports", ())}
+    kept = [text for text in experiment.imports if imported_name(text) not in given]
+    experiment = experiment.with_changes({**changes, "imports": (*kept, *given.values())})
+    places = [Path()] if path is None else [path.parent, path.parent / IMPORTS_FOLDER]
+    experiment = load_imports(experiment, *places)
     return experiment if learning_rate is None else with_learning_rate(experiment, learning_rate)
 
 
@@ -171,6 +190,8 @@ def _own_parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
 
 
 def _option(field: dataclasses.Field[Any]) -> inspect.Parameter:
+    if field.name == "imports":
+        return _keyword(field.name, Imports, None)
     flag = f"--{field.name.replace('_', '-')}"
     kinds = _kinds(field.name)
     text = field.metadata["doc"]
