@@ -118,9 +118,9 @@ class Experiment(Spec):
             raise FedStrataError(f"'{path}' cannot be read: {error.strerror}.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise FedStrataError(f"'{path}' is not a TOML file: {error}.") from None
-        experiment = cls.from_mapping({**values, **(overrides or {})}, source=f"'{path}'")
-        here = (one if read_pinned(one) else str(path.parent / one) for one in experiment.imports)
-        return experiment if "imports" in (overrides or {}) else dataclasses.replace(experiment, imports=tuple(here))
+        experiment = cls.from_mapping(values, source=f"'{path}'")
+        from_here = [text if read_pinned(text) else str(path.parent / text) for text in experiment.imports]
+        return experiment.with_changes({"imports": from_here, **(overrides or {})})
 
     def with_changes(self, changes: dict[str, Any]) -> Experiment:
         """Return a copy with some keys changed."""

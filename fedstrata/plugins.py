@@ -19,8 +19,8 @@ import sys
 import traceback
 import types
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module, metadata
@@ -102,10 +102,10 @@ def _register(file: ImportedFile) -> ImportedFile:
     there = _imported.get(file.name)
     if there is not None and there.content == file.content:
         return there
-    with registering(file.name) as registrations:
+    with registering(file.name) as registrations, _in_sys_modules(file) as module:
         for registry, name in () if there is None else there.registered:
             registry.put(name, None)
-        _execute(file)
+        _execute(file, module)
         if not registrations.made:
             raise FedStrataError(
                 f"'{file.path}' registers nothing; put @methods.register('a-name') before the class of a method, or "
@@ -117,17 +117,26 @@ def _register(file: ImportedFile) -> ImportedFile:
     return _imported[file.name]
 
 
-def _execute(file: ImportedFile) -> None:
-    """Run what was read, so that the hash is that of what runs; what it prints is no result of a command."""
-    source = str(file.path.resolve())
+@contextmanager
+def _in_sys_modules(file: ImportedFile) -> Iterator[types.ModuleType]:
+    """Make a module for a file, where the types of its classes can be looked up; it stays unless anything fails."""
     module = types.ModuleType(f"fedstrata_import_{file.path.stem}_{file.sha256[:8]}")
-    module.__file__ = source
+    module.__file__ = str(file.path.resolve())
     sys.modules[module.__name__] = module
+    try:
+        yield module
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+
+
+def _execute(file: ImportedFile, module: types.ModuleType) -> None:
+    """Run what was read, so that the hash is that of what runs; what it prints is no result of a command."""
+    source = str(module.__file__)
     try:
         with redirect_stdout(sys.stderr):
             exec(compile(file.content, source, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
-        del sys.modules[module.__name__]
         raise FedStrataError(f"'{file.path}' cannot be imported: {_explain(error, file.path, source)}") from error
 
 

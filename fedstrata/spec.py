@@ -170,7 +170,8 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Put the decorated class under ``name``.
 
-        A name that is taken is refused, unless the same class comes again from the same file or a copy of it.
+        A name that is taken is refused, unless the same class comes again: from the same file, from a copy of it, or in
+        a session where it is typed in once more.
         """
 
         def decorate(cls: type[T]) -> type[T]:
@@ -291,8 +292,8 @@ def _is_same(there: Entry, new: Entry) -> bool:
     if one.__qualname__ != other.__qualname__ or from_one is None or from_other is None:
         return False
     first, second = from_one.file, from_other.file
-    if first is None or second is None:
-        return False
+    if first is None or second is None:  # classes of an interactive session have no file
+        return first is second and one.__module__ == other.__module__
     try:
         return first.samefile(second) or first.read_bytes() == second.read_bytes()
     except OSError:

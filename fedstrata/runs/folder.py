@@ -96,6 +96,7 @@ class RunFolder:
             _refuse_foreign_content(path)
         lock = files.WriteLock(path)
         files.remove_partials(path)
+        shutil.rmtree(path / IMPORTS_FOLDER, ignore_errors=True)
         try:
             for name, content in description.items():
                 files.make_folder((path / name).parent)

@@ -31,7 +31,8 @@ def test_help_lists_every_key_of_the_experiment_with_its_default(call: Call) -> 
     text = " ".join(outcome.out.split())
     assert outcome.code == 0
     for field in dataclasses.fields(Experiment):
-        assert f"--{field.name.replace('_', '-')} " in text
+        option = "import" if field.name == "imports" else field.name.replace("_", "-")
+        assert f"--{option} " in text
         assert field.metadata["doc"] in text
     assert "[default: dirichlet:0.1]" in text
 
