@@ -231,11 +231,13 @@ def require_imports(imports: Sequence[str], remedy: str = "import it first") -> 
         name = imported_name(text)
         there = _imported.get(name)
         if there is None:
-            raise FedStrataError(f"This needs the file {_in_words(text)}, which is not imported here; {remedy}.")
+            raise FedStrataError(
+                f"The experiment needs the file {_in_words(text)}, which is not imported here; {remedy}."
+            )
         if pinned is None or there.sha256 != pinned[1]:
             raise FedStrataError(
-                f"This needs the file {_in_words(text)}, but the one that is imported here is another version (SHA-256 "
-                f"{there.sha256}); {remedy}, in the version that is needed."
+                f"The experiment needs the file {_in_words(text)}, but what is imported here is another version "
+                f"(SHA-256 {there.sha256}); {remedy}, in the version that is needed."
             )
         files[name] = there
     return files
