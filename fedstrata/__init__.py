@@ -17,19 +17,30 @@ if TYPE_CHECKING:
     from fedstrata.api import Result, resume, run
     from fedstrata.data import Dataset, Split, from_arrays, from_clients
     from fedstrata.layers import LayerMap
-    from fedstrata.methods import Clients, Facts, Message, Method, Part, Phase, Server, Step
+    from fedstrata.methods import Clients, Facts, Message, Method, Part, Phase, Probe, Server, Step, Training
 
 __all__ = [
     "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "LayerMap", "Message", "Method",
-    "Part", "Phase", "Result", "Server", "Split", "Step", "__version__", "from_arrays", "from_clients", "parameter",
-    "resume", "run",
+    "Part", "Phase", "Probe", "Result", "Server", "Split", "Step", "Training", "__version__", "from_arrays",
+    "from_clients", "parameter", "resume", "run",
 ]  # fmt: skip
 
 _HOMES = {
     "fedstrata.api": ("Result", "resume", "run"),
     "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients"),
     "fedstrata.layers": ("LayerMap",),
-    "fedstrata.methods": ("Clients", "Facts", "Message", "Method", "Part", "Phase", "Server", "Step"),
+    "fedstrata.methods": (
+        "Clients",
+        "Facts",
+        "Message",
+        "Method",
+        "Part",
+        "Phase",
+        "Probe",
+        "Server",
+        "Step",
+        "Training",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

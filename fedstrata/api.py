@@ -15,6 +15,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Part
 from fedstrata.models import ModelSpec
+from fedstrata.plugins import IMPORTS_FOLDER, load_imports
 from fedstrata.runs.driver import Driver, Listener
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
@@ -46,8 +47,9 @@ def run(
     """Run one experiment.
 
     Start from an :class:`Experiment` (or the defaults) and change any key of it by name. ``data``, ``model`` and
-    ``method`` may also be your own objects; ``split`` is your own division of the data. With ``out``, the run folder is
-    written there; without, nothing is.
+    ``method`` may also be your own objects; ``split`` is your own division of the data. ``imports`` are Python files
+    that register components of your own, which can then be named; the run folder keeps a copy of them. With ``out``,
+    the run folder is written there; without, nothing is.
 
     >>> result = run(data="digits", clients=4, rounds=1, epochs=1, model="mlp", method="fedavg")
     >>> 0 <= result.summary["final"]["client_after.accuracy.mean"] <= 1
@@ -59,6 +61,7 @@ def run(
     chosen = (experiment or Experiment()).with_changes({**changes, **named})
     if out is not None:
         RunFolder.refuse_taken(Path(out))
+    chosen = load_imports(chosen, Path())
     simulation = Driver.prepare(chosen, _ingredients(data, split, model, method))
     if out is None:
         return _result(simulation, simulation.run(None, listener), None)
@@ -78,7 +81,10 @@ def resume(
     method: Method | Part | None = None,
     listener: Listener | None = None,
 ) -> Result:
-    """Go on with an interrupted run from its folder; objects from Python that it was made with must be given again."""
+    """Go on with an interrupted run from its folder; objects from Python that it was made with must be given again.
+
+    Files that it imported are taken from the folder.
+    """
     with RunFolder.resume(Path(out)) as folder:
         if folder.finished:
             raise FedStrataError(f"The run in '{out}' is finished already; 'fedstrata report {out}' shows it.")
@@ -90,7 +96,8 @@ def resume(
                 "'fedstrata deploy' command again."
             )
         plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
-        experiment = folder.experiment.with_changes({"device": environment["device"]})
+        experiment = load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
+        experiment = experiment.with_changes({"device": environment["device"]})
         simulation = Driver.prepare(experiment, _ingredients(data, split, model, method), plan)
         if simulation.split.hash != folder.data()["split_hash"]:
             raise FedStrataError(

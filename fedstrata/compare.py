@@ -131,6 +131,10 @@ def _refuse_other_experiment(folder: RunFolder, experiment: Experiment, but_for:
     for key in {**asked, **there}:
         if key not in but_for and there.get(key) != asked.get(key):
             raise OtherExperimentError(
-                f"'{folder.path}' holds a run of another experiment ({key} is {there.get(key, 'none')} there, "
-                f"not {asked.get(key, 'none')}); choose another --out, or delete that folder."
+                f"'{folder.path}' holds a run of another experiment ({key} is {_in_words(there.get(key))} there, "
+                f"not {_in_words(asked.get(key))}); choose another --out, or delete that folder."
             )
+
+
+def _in_words(value: object) -> str:
+    return "none" if value is None else ", ".join(value) if isinstance(value, tuple) else str(value)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.spec import Spec, parameter
+
+_PINNED = re.compile(r"([^/\\\0]+)@sha256:([0-9a-f]{64})")
+
+
+def read_pinned(text: str) -> tuple[str, str] | None:
+    """Read how an experiment names a file whose content is known, as its name and SHA-256; none for a mere path."""
+    matched = _PINNED.fullmatch(text)
+    return None if matched is None else (matched.group(1), matched.group(2))
 
 
 @dataclass(frozen=True)
@@ -70,9 +80,23 @@ class Experiment(Spec):
         None, "How many clients are trained at once, if not as many as fit the memory.", low=1
     )
     deterministic: bool = parameter(False, "On a GPU: only operations whose results repeat bit for bit.")
-    evaluate_every: int = parameter(1, "Evaluate every so many rounds, and in the last one.", low=1)
+    evaluate_every: int = parameter(
+        1, "The rounds from one evaluation to the next; the last round is always evaluated.", low=1
+    )
     reference_round: int = parameter(2, "The round against which the layers' inertia (cosine) is measured.", low=1)
-    checkpoint_every: int = parameter(10, "Save a checkpoint every so many rounds.", low=1)
+    checkpoint_every: int = parameter(10, "The rounds from one checkpoint to the next.", low=1)
+
+    imports: tuple[str, ...] = parameter(
+        (), "A Python file that registers components of your own, such as methods; may be repeated."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given: object = self.imports
+        listed = (given,) if isinstance(given, str | Path) else given
+        if not isinstance(listed, Sequence) or not all(isinstance(one, str | Path) for one in listed):
+            raise FedStrataError(f"'{given}' does not fit the key 'imports': it takes a list of Python files.")
+        object.__setattr__(self, "imports", tuple(str(one) for one in listed))
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any], source: str = "the experiment") -> Experiment:
@@ -85,7 +109,7 @@ class Experiment(Spec):
 
     @classmethod
     def read(cls, path: Path, overrides: dict[str, Any] | None = None) -> Experiment:
-        """Read a TOML file; ``overrides`` replace what it says."""
+        """Read a TOML file; ``overrides`` replace what it says. Files to import are looked for from its folder on."""
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -94,15 +118,17 @@ class Experiment(Spec):
             raise FedStrataError(f"'{path}' cannot be read: {error.strerror}.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise FedStrataError(f"'{path}' is not a TOML file: {error}.") from None
-        return cls.from_mapping({**values, **(overrides or {})}, source=f"'{path}'")
+        experiment = cls.from_mapping(values, source=f"'{path}'")
+        from_here = [text if read_pinned(text) else str(path.parent / text) for text in experiment.imports]
+        return experiment.with_changes({"imports": from_here, **(overrides or {})})
 
     def with_changes(self, changes: dict[str, Any]) -> Experiment:
         """Return a copy with some keys changed."""
         return self.from_mapping({**self.to_mapping(), **changes})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return all keys that are not none."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        """Return all keys that are neither none nor empty."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, ())}
 
     def to_toml(self) -> str:
         """Write the experiment as TOML; :meth:`read` gives it back."""
@@ -113,7 +139,7 @@ class Experiment(Spec):
         return self.to_toml()
 
 
-def _toml_value(value: str | int | float | bool) -> str:
+def _toml_value(value: str | int | float | bool | tuple[str, ...]) -> str:
     """Write a value for TOML: JSON's notation, but for the delete character, which TOML wants escaped too."""
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     try:

@@ -53,13 +53,18 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> None:
-    """Put a folder with its files in place in one step; a folder of that name must not exist, or be empty."""
+    """Put a folder with its files in place in one step; a folder of that name must not exist, or be empty.
+
+    The name of a file may have a folder before it, as in ``imports/my_methods.py``.
+    """
     partial = _partial_beside(path)
     with explained(path), _removed_on_failure(partial):
         partial.mkdir()
         for name, content in files.items():
+            (partial / name).parent.mkdir(exist_ok=True)
             _write_through(partial / name, content)
-        _flush(partial)
+        for folder in {(partial / name).parent for name in files} | {partial}:
+            _flush(folder)
         partial.rename(path)
         _flush(path.parent)
 

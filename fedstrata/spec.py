@@ -17,11 +17,15 @@ import inspect
 import math
 import numbers
 import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstrata.errors import FedStrataError, unknown_name
@@ -84,8 +88,73 @@ class Call:
 T = TypeVar("T", bound=Spec)
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a component comes from that is not FedStrata's own: in words, and the file that defines it, if any."""
+
+    words: str
+    file: Path | None = None
+
+    @classmethod
+    def of(cls, component: type) -> Origin | None:
+        """Tell where a class comes from that is being registered; none where it is FedStrata's own."""
+        if component.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return None
+        source = getattr(sys.modules.get(component.__module__), "__file__", None)
+        file = None if source is None else Path(source)
+        registrations = _open_registrations.get()
+        if registrations is not None:
+            return cls(registrations.words, file)
+        return cls(component.__module__ if file is None else file.name, file)
+
+
+Entry = tuple[type[Any], Origin | None]
+"""A class in a registry, and where it comes from."""
+
+
+@dataclass
+class Registrations:
+    """What is registered while a file or a package is imported, and how to take all of it back."""
+
+    words: str
+    changes: list[tuple[Registry[Any], str, Entry | None]] = dataclasses.field(default_factory=list)
+    """Registry and name, with what stood there before."""
+
+    @property
+    def made(self) -> dict[tuple[Registry[Any], str], type[Spec]]:
+        """What stands in the registries because of it."""
+        made = {(registry, name): registry.registered(name) for registry, name, _ in self.changes}
+        return {place: cls for place, cls in made.items() if cls is not None}
+
+    def undo(self) -> None:
+        """Leave the registries as they were."""
+        for registry, name, before in reversed(self.changes):
+            registry.put(name, before)
+
+
+_open_registrations: ContextVar[Registrations | None] = ContextVar("registrations", default=None)
+
+
+@contextmanager
+def registering(words: str) -> Iterator[Registrations]:
+    """Note what is registered meanwhile, and that it comes from there; where anything fails, nothing of it stays."""
+    registrations = Registrations(words)
+    token = _open_registrations.set(registrations)
+    try:
+        yield registrations
+    except BaseException:
+        _open_registrations.set(None)
+        registrations.undo()
+        raise
+    finally:
+        _open_registrations.reset(token)
+
+
 class Registry(Generic[T]):
     """The named components of one kind.
+
+    Installed packages can offer components too, under the entry points of the ``group``; they are loaded when the
+    registry is first asked for a name that it does not know, or for all names.
 
     >>> from fedstrata.methods import methods
     >>> "fedavg" in methods.names()
@@ -94,34 +163,77 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._classes: dict[str, type[T]] = {}
+        self.group = f"fedstrata.{kind}s"
+        self._entries: dict[str, Entry] = {}
+        self._packages_loaded = False
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Put the decorated class under ``name``."""
+        """Put the decorated class under ``name``.
+
+        A name that is taken is refused, unless the same class comes again: from the same file, from a copy of it, or in
+        a session where it is typed in once more.
+        """
 
         def decorate(cls: type[T]) -> type[T]:
-            if name in self._classes:
-                raise FedStrataError(f"There is already a {self.kind} '{name}'; choose another name.")
+            origin, there = Origin.of(cls), self._entries.get(name)
+            if there is not None and not _is_same(there, (cls, origin)):
+                whose = "" if there[1] is None else f", from {there[1].words}"
+                where = "" if origin is None else f" in {origin.words}"
+                raise FedStrataError(f"There is already a {self.kind} '{name}'{whose}; choose another name{where}.")
             cls.name = name
             cls.kind = self.kind
-            self._classes[name] = cls
+            self.put(name, (cls, origin))
             return cls
 
         return decorate
 
+    def put(self, name: str, entry: Entry | None) -> None:
+        """Let a name stand for a class and its origin, or for nothing; what stood there before is noted."""
+        registrations = _open_registrations.get()
+        own = entry is not None and entry[1] is None  # FedStrata's own modules may be imported on the way
+        if registrations is not None and not own:
+            registrations.changes.append((self, name, self._entries.get(name)))
+        if entry is None:
+            self._entries.pop(name, None)
+        else:
+            self._entries[name] = entry
+
+    def registered(self, name: str) -> type[T] | None:
+        """Look a class up by its name, without looking further for one that is not there."""
+        return self._entries[name][0] if name in self._entries else None
+
+    def holds(self, cls: object) -> bool:
+        """Tell whether a class is registered, under whatever name."""
+        return any(cls is entry[0] for entry in self._entries.values())
+
+    def origin(self, name: str) -> Origin | None:
+        """Tell where a component comes from; none where it is FedStrata's own."""
+        self.get(name)
+        return self._entries[name][1]
+
     def order(self, rank: Callable[[type[T]], int]) -> None:
         """Put what is registered so far into an order; equals stay as they are."""
-        self._classes = dict(sorted(self._classes.items(), key=lambda item: rank(item[1])))
+        self._entries = dict(sorted(self._entries.items(), key=lambda item: rank(item[1][0])))
 
     def names(self, pattern: str = "*") -> list[str]:
         """List the names that match a shell-style pattern, in the order of registration unless it was changed."""
-        return [name for name in self._classes if fnmatchcase(name, pattern)]
+        self._load_packages()
+        return [name for name in self._entries if fnmatchcase(name, pattern)]
 
     def get(self, name: str) -> type[T]:
         """Look a class up by its name; an unknown name is answered with the nearest one."""
-        if name not in self._classes:
-            raise unknown_name(self.kind, name, self._classes)
-        return self._classes[name]
+        if name not in self._entries:
+            self._load_packages()
+        if name not in self._entries:
+            raise unknown_name(self.kind, name, self._entries)
+        return self._entries[name][0]
+
+    def _load_packages(self) -> None:
+        if not self._packages_loaded:
+            self._packages_loaded = True
+            from fedstrata.plugins import load_packages
+
+            load_packages(self)
 
     def make(self, given: str | T) -> T:
         """Build a component from its text, such as ``dirichlet(alpha=0.1)``; a ready component passes through."""
@@ -153,11 +265,12 @@ class Registry(Generic[T]):
 
     def describe(self, name: str) -> dict[str, Any]:
         """Tell all that is known of a component, as plain data for tables and JSON."""
-        cls = self.get(name)
+        cls, origin = self.get(name), self.origin(name)
         hints = _hints(cls)
         return {
             "name": name,
             "kind": self.kind,
+            "origin": None if origin is None else origin.words,
             "summary": summary(cls),
             "description": inspect.getdoc(cls) or "",
             "parameters": [
@@ -171,6 +284,20 @@ class Registry(Generic[T]):
                 for field in dataclasses.fields(cls)
             ],
         }
+
+
+def _is_same(there: Entry, new: Entry) -> bool:
+    """Tell whether a class is another one anew, as where its file is imported twice."""
+    (one, from_one), (other, from_other) = there, new
+    if one.__qualname__ != other.__qualname__ or from_one is None or from_other is None:
+        return False
+    first, second = from_one.file, from_other.file
+    if first is None or second is None:  # classes of an interactive session have no file
+        return first is second and one.__module__ == other.__module__
+    try:
+        return first.samefile(second) or first.read_bytes() == second.read_bytes()
+    except OSError:
+        return False
 
 
 def summary(cls: type) -> str:

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from fedstrata import plugins
 
 # Properties are checked without a time limit per example: a busy machine is no failure.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture
+def fresh_imports() -> Iterator[None]:
+    """Forget in the end what a test has imported, as a process does when it ends."""
+    yield
+    for file in plugins._imported.values():
+        for registry, name in file.registered:
+            registry.put(name, None)
+    plugins._imported.clear()

@@ -25,6 +25,7 @@ experiments = st.builds(
     seed=st.integers(min_value=0, max_value=2**64),
     engine=st.sampled_from(["auto", "loop", "stacked"]),
     deterministic=st.booleans(),
+    imports=st.lists(st.just(f"my methods.py@sha256:{64 * '0'}"), max_size=2),
 )
 
 
@@ -107,3 +108,10 @@ def test_a_missing_file_and_a_folder_are_answered_with_a_sentence(tmp_path: Path
 def test_values_can_travel_in_every_way_that_the_wire_knows(key):
     [field] = (field for field in dataclasses.fields(Experiment) if field.name == key)
     assert tuple(field.metadata["choices"]) == VALUES
+
+
+def test_a_file_says_from_where_on_its_imports_are_looked_for(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text('imports = ["a.py", "/b/c.py"]\n')
+    assert Experiment.read(path).imports == (str(tmp_path / "a.py"), "/b/c.py")
+    assert Experiment.read(path, {"imports": ["d.py"]}).imports == ("d.py",)

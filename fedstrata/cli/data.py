@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from rich.text import Text
 
-from fedstrata.cli.options import Json, add_command
+from fedstrata.cli.options import Json, add_command, read_experiment
 from fedstrata.cli.terminal import new_table, print_json, print_plain, results
 from fedstrata.experiment import Experiment
 
@@ -23,7 +23,7 @@ SHOWN_CLASSES = 40
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    keys = ("data", "data_root", "clients", "partition", "seed")
+    keys = ("data", "data_root", "clients", "partition", "seed", "imports")
     add_command(app, partition, keys, ("fedstrata partition --clients 20 --partition dirichlet:0.1 --plot skew.html",))
     add_command(app, download)
 
@@ -36,7 +36,7 @@ def partition(
     json: Json = False,
 ) -> None:
     """Show who gets which data; nothing is trained."""
-    experiment = Experiment(**changes)
+    experiment = read_experiment(None, None, changes)
     from fedstrata.runs.preparing import divide, load_data
 
     dataset = load_data(experiment)

@@ -16,6 +16,7 @@ import typer
 from fedstrata.cli.options import (
     EXPERIMENT_KEYS,
     ExperimentFile,
+    Imports,
     Json,
     LearningRate,
     NoReport,
@@ -38,7 +39,8 @@ Out = Annotated[
 MinSites = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="A round goes on with so many sites after the timeout; by default it waits for all."
+        metavar="N",
+        help="The number of sites with which a round goes on after the timeout; by default it waits for all.",
     ),
 ]
 RoundTimeout = Annotated[
@@ -91,7 +93,9 @@ def deploy(
     out: Out = None,
     link: Annotated[
         str | None,
-        typer.Option(metavar="SPEED,TIME", help="Make every site's connection so slow and far, such as 50mbit,80ms."),
+        typer.Option(
+            metavar="SPEED,TIME", help="The speed and round trip time of every site's connection, such as 50mbit,80ms."
+        ),
     ] = None,
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,
@@ -239,6 +243,7 @@ def client(
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Take part only if the server sees nothing but sums of uploads.")
     ] = False,
+    imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     insecure: Insecure = False,
@@ -247,14 +252,17 @@ def client(
     """Take part in a server's run with this site's own data.
 
     Data, personal layers and everything else that a method keeps to its clients stay in this site's folders. The site
-    may be stopped and started at any time; it waits for the server and goes on where it was.
+    may be stopped and started at any time; it waits for the server and goes on where it was. No code comes from the
+    server: where it uses components of other people, give their files with --import.
     """
     _need_flower()
     from fedstrata.deployment.flower import SuperNode, app_of
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
     from fedstrata.deployment.site import Site, SiteData
     from fedstrata.files import WriteLock, make_folder
+    from fedstrata.plugins import import_files
 
+    import_files(imports or ())
     host, _ = read_address(server)
     authority = keys / AUTHORITY if (keys / AUTHORITY).is_file() and not insecure else None
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.cli.options import Json, add_command
+from fedstrata.cli.options import Imports, Json, add_command
 from fedstrata.cli.terminal import new_table, print_json, results
 from fedstrata.cli.words import readable
 from fedstrata.errors import FedStrataError, unknown_name
@@ -32,32 +34,32 @@ def register(app: typer.Typer) -> None:
     )
 
 
-def methods(name: Name = None, json: Json = False) -> None:
+def methods(name: Name = None, imports: Imports = None, json: Json = False) -> None:
     """List the methods, or tell all about one."""
     from fedstrata.methods import methods as registry
 
-    _list(registry, name, json)
+    _list(registry, name, imports, json)
 
 
-def models(name: Name = None, json: Json = False) -> None:
+def models(name: Name = None, imports: Imports = None, json: Json = False) -> None:
     """List the models, or tell all about one."""
     from fedstrata.models import models as registry
 
-    _list(registry, name, json)
+    _list(registry, name, imports, json)
 
 
-def datasets(name: Name = None, json: Json = False) -> None:
+def datasets(name: Name = None, imports: Imports = None, json: Json = False) -> None:
     """List the datasets, or tell all about one."""
     from fedstrata.data import datasets as registry
 
-    _list(registry, name, json)
+    _list(registry, name, imports, json)
 
 
-def partitions(name: Name = None, json: Json = False) -> None:
+def partitions(name: Name = None, imports: Imports = None, json: Json = False) -> None:
     """List the ways to divide data among clients."""
     from fedstrata.data import partitions as registry
 
-    _list(registry, name, json)
+    _list(registry, name, imports, json)
 
 
 def layers(
@@ -73,6 +75,7 @@ def layers(
     method: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Mark what this method keeps at the clients.")
     ] = None,
+    imports: Imports = None,
     json: Json = False,
 ) -> None:
     """Show the layers of a model as methods see them."""
@@ -80,8 +83,10 @@ def layers(
     from fedstrata.layers import LayerMap
     from fedstrata.methods import Method
     from fedstrata.models import build_model
+    from fedstrata.plugins import import_files
     from fedstrata.runs.preparing import load_data
 
+    import_files(imports or ())
     if shape is None:
         dataset = load_data(Experiment(data=data, data_root=data_root))
         input_shape, count = dataset.input_shape, dataset.classes
@@ -131,7 +136,10 @@ def _share(names: tuple[str, ...], personal: frozenset[str]) -> str:
     return "all" if kept == len(names) else "" if kept == 0 else "a part"
 
 
-def _list(registry: Registry[Any], pattern: str | None, json: bool) -> None:
+def _list(registry: Registry[Any], pattern: str | None, imports: Sequence[Path] | None, json: bool) -> None:
+    from fedstrata.plugins import import_files
+
+    import_files(imports or ())
     names = registry.names(pattern or "*")
     if not names:
         raise unknown_name(registry.kind, pattern or "", registry.names())
@@ -196,7 +204,10 @@ def _print_list(described: list[dict[str, Any]], kind: str) -> None:
         else:
             table = new_table(kind, "what it is")
         for entry in members:
-            table.add_row(Text(entry["name"], style="bold"), Text(readable(entry["summary"])))
+            origin = "" if entry["origin"] is None else f" (from {entry['origin']})"
+            table.add_row(
+                Text(entry["name"], style="bold"), Text.assemble(readable(entry["summary"]), (origin, "dim italic"))
+            )
         results.print(table)
     hint = f"\n'fedstrata {kind}s NAME' tells the parameters of one."
     if kind == "method":
@@ -215,7 +226,8 @@ def _print_details(entry: dict[str, Any]) -> None:
         results.print(table)
     results.print()
     facts = Table.grid(padding=(0, 2))
-    for name, value in {**_facts(entry), "written as": example(entry)}.items():
+    origin = {} if entry["origin"] is None else {"from": entry["origin"]}
+    for name, value in {**origin, **_facts(entry), "written as": example(entry)}.items():
         facts.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
     results.print(facts)
 

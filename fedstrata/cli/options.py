@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from fedstrata.cli.terminal import guarded
 from fedstrata.errors import FedStrataError
@@ -40,7 +41,44 @@ Settings = Annotated[
 LearningRate = Annotated[
     str | None, typer.Option(metavar="X", help="Change the learning rate of the optimiser, and nothing else of it.")
 ]
+Imports = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE",
+        help=next(field.metadata["doc"] for field in dataclasses.fields(Experiment) if field.name == "imports"),
+    ),
+]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class Command(TyperCommand):
+    """A command whose help is whole and plain, whatever versions of Typer and Click are installed."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        told = _argument_help(self.callback) if self.callback is not None else {}
+        for one in self.params:
+            if getattr(one, "help", "") is None:  # Click 8.5 drops what Typer before 0.26 tells it of arguments
+                setattr(one, "help", told.get(one.name or ""))  # noqa: B010 - not every kind of parameter has it
+
+    def get_help(self, ctx: Any) -> str:
+        """Write the help."""
+        # Where Rich is installed, some versions of Typer escape brackets for it, though it prints nothing here.
+        return super().get_help(ctx).replace(r"\[", "[")
+
+    def format_arguments(self, ctx: Any, formatter: Any) -> None:
+        """Leave arguments to Typer, which writes them with the options, where Click 8.5 would write them again."""
+
+
+def _argument_help(function: Callable[..., Any]) -> dict[str, str | None]:
+    annotations = {name: one.annotation for name, one in inspect.signature(function).parameters.items()}
+    return {
+        name: info.help
+        for name, annotation in annotations.items()
+        for info in getattr(annotation, "__metadata__", ())
+        if isinstance(info, typer.models.ArgumentInfo)
+    }
 
 
 def add_command(
@@ -69,15 +107,26 @@ def add_command(
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     # The control character keeps the lines of a paragraph as they are.
     epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)]) if examples else None
-    app.command(epilog=epilog)(run)
+    app.command(cls=Command, epilog=epilog)(run)
 
 
 def read_experiment(
     path: Path | None, settings: Sequence[str] | None, changes: dict[str, Any], learning_rate: str | None = None
 ) -> Experiment:
-    """Put an experiment together: the file (or the defaults), then ``--set``, then single options."""
+    """Put an experiment together: the file (or the defaults), then ``--set``, then single options.
+
+    Files with components are imported; those of the command line come beside those of the experiment's file, or in the
+    place of one that has the same name.
+    """
+    from fedstrata.plugins import IMPORTS_FOLDER, imported_name, load_imports
+
     start = Experiment() if path is None else Experiment.read(path)
-    experiment = start.with_changes({**dict(map(read_setting, settings or ())), **changes})
+    experiment = start.with_changes(dict(map(read_setting, settings or ())))
+    given = {file.name: str(file) for file in changes.get("imports", ())}
+    kept = [text for text in experiment.imports if imported_name(text) not in given]
+    experiment = experiment.with_changes({**changes, "imports": (*kept, *given.values())})
+    places = [Path()] if path is None else [path.parent, path.parent / IMPORTS_FOLDER]
+    experiment = load_imports(experiment, *places)
     return experiment if learning_rate is None else with_learning_rate(experiment, learning_rate)
 
 
@@ -141,6 +190,8 @@ def _own_parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
 
 
 def _option(field: dataclasses.Field[Any]) -> inspect.Parameter:
+    if field.name == "imports":
+        return _keyword(field.name, Imports, None)
     flag = f"--{field.name.replace('_', '-')}"
     kinds = _kinds(field.name)
     text = field.metadata["doc"]

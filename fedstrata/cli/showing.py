@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedstrata.cli.terminal import messages, new_table, print_json, results
 from fedstrata.experiment import Experiment
+from fedstrata.plugins import require_imports
 from fedstrata.report import read_run, rich_table, write_report
 from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.labels import LABELS, meaning, short_name
@@ -106,6 +107,9 @@ def next_command(experiment: Experiment) -> str:
     for field in dataclasses.fields(experiment):
         value = getattr(experiment, field.name)
         if value == field.default or field.name == "method":
+            continue
+        if field.name == "imports":
+            parts += [part for file in require_imports(value).values() for part in ("--import", str(file.path))]
             continue
         flag = f"--{field.name.replace('_', '-')}"
         parts += [flag] if value is True else [flag, str(value)]

@@ -117,7 +117,7 @@ class Rotate(Transform):
     The nearest pixel is taken, and zero from outside the image: torchvision's defaults.
     """
 
-    degrees: float = parameter(15.0, "Angles are drawn between minus and plus so many degrees.", above=0, high=180)
+    degrees: float = parameter(15.0, "The largest angle in degrees, either way.", above=0, high=180)
 
     random = True
     images_only = True

@@ -20,6 +20,7 @@ from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SITES_FILE, Sites
 from fedstrata.deployment.link import Link, ShapedLinks
 from fedstrata.deployment.server import Deployment
 from fedstrata.errors import FedStrataError
+from fedstrata.plugins import require_imports
 from fedstrata.runs.driver import Listener
 
 LOOPBACK = "127.0.0.1"
@@ -79,6 +80,7 @@ class LocalSites:
                 sites_folder(deployment.out) / name,
                 *("--part", str(number), "--poll", str(_POLL_SECONDS), "--parent", str(os.getpid())),
                 *_own_data(deployment),
+                *_own_imports(deployment, keys.parent / "imports"),
             )
             for number, name in enumerate(self.names)
         ]
@@ -126,6 +128,16 @@ def client_command(address: str, name: str, keys: Path, state: Path, *more: str)
         *(sys.executable, "-m", "fedstrata", "client", "--server", address, "--site", name),
         *("--keys", str(keys), "--state", str(state), *more),
     ]
+
+
+def _own_imports(deployment: Deployment, folder: Path) -> list[str]:
+    """Give the sites copies of what this process has imported, so that nobody can change it meanwhile."""
+    arguments = []
+    for name, file in require_imports(deployment.experiment.imports).items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(file.content)
+        arguments += ["--import", str(folder / name)]
+    return arguments
 
 
 def _own_data(deployment: Deployment) -> Sequence[str]:

@@ -11,7 +11,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.spec import Spec, parameter
 
 EXACT_BITS = 32
-"""From so many bits on, rounding is hardly more than that of single precision."""
+"""With at least this many bits, rounding is hardly more than that of single precision."""
 FEWEST_SITES = 3
 """With fewer sites a sum hides too little: of two, each could subtract its own upload."""
 
@@ -25,13 +25,13 @@ class SecureRules(Spec):
 
     secure: bool = parameter(False, "Whether the server sees only the sum of the sites' uploads.")
     secure_neighbours: int = parameter(
-        32, "With so many other sites each one shares its secrets of a round, or with all if there are fewer.", low=2
+        32, "How many other sites each site shares its secrets of a round with; all, if there are fewer.", low=2
     )
     secure_threshold: float = parameter(
         0.66, "This part of the shares of a secret must come together to restore it.", above=0.5, high=1
     )
     secure_clip: float = parameter(
-        8.0, "Entries are clipped to this range, or so many times the largest of their tensor, if that is above 1.",
+        8.0, "Entries are clipped to this range, multiplied by the largest entry of their tensor if that is above 1.",
         above=0, high=1e6,
     )  # fmt: skip
     secure_bits: int = parameter(32, "The bits of every number that is uploaded.", choices=(16, 32, 64))
@@ -63,12 +63,12 @@ class Rules(SecureRules):
     """What a server insists on, as the ``[rules]`` of a sites file say."""
 
     min_sites: int | None = parameter(
-        None, "A round goes on with so many sites after the timeout; none: it waits for all.", low=1
+        None, "The number of sites with which a round goes on after the timeout; none: it waits for all.", low=1
     )
     round_timeout: float = parameter(600.0, "Seconds that a round waits for all of its sites.", above=0)
-    max_refusals: int = parameter(3, "After so many refused replies a site is left out.", low=1)
+    max_refusals: int = parameter(3, "The number of refused replies after which a site is left out.", low=1)
     norm_limit: float = parameter(
-        100.0, "A reply is refused whose norm is so many times that of the model that was sent.", above=0
+        100.0, "A reply is refused if its norm is more than this many times that of the model that was sent.", above=0
     )
 
     def check(self, sites: int) -> None:

@@ -27,6 +27,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
 from fedstrata.methods.contract.compatibility import defines
+from fedstrata.plugins import require_imports
 from fedstrata.runs.driver import Driver, Listener, Update
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
@@ -65,6 +66,7 @@ class Deployment:
     def check(self) -> None:
         """Refuse what cannot run over a network, before anybody connects."""
         self.rules.check(len(self.names))
+        require_imports(self.experiment.imports)
         method = self.method
         refuse_misfits(self.experiment, method)
         if method.proxy_samples() and not self.rehearsal:
@@ -109,11 +111,13 @@ class Deployment:
         """
         self.check()
         experiment = self.experiment.with_changes({"clients": len(self.names)})
+        imports = experiment.imports
         told = {
             "method": experiment.method,
             "model": experiment.model,
             "rounds": experiment.rounds,
             "rules": str(self.rules),
+            **({"imports": [f"{text}, which every site must import too" for text in imports]} if imports else {}),
             **({"secure_aggregation": self._secrecy()} if self.rules.secure else {}),
         }
         try:
@@ -251,9 +255,9 @@ class _Begun:
         folder = RunFolder.open(out)
         differing = [key for key, value in vars(folder.experiment).items() if value != getattr(experiment, key)]
         if differing:
+            what = "other imported files" if differing[0] == "imports" else f"another {differing[0]}"
             raise FedStrataError(
-                f"The run in '{out}' was begun with another {differing[0]}; go on with the same experiment, or choose "
-                "another --out."
+                f"The run in '{out}' was begun with {what}; go on with the same experiment, or choose another --out."
             )
         data = folder.data()
         checkpoint = folder.load_checkpoint()

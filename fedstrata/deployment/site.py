@@ -46,6 +46,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods.contract.composition import Exchange
 from fedstrata.methods.contract.views import Message
+from fedstrata.plugins import imported_name, require_imports
 from fedstrata.runs.preparing import Ingredients, Prepared, load_data, prepare
 from fedstrata.stack import Tensors, take_first
 from fedstrata.wire import AS_IS, decode, encode, quantisation_error
@@ -70,7 +71,15 @@ class SiteData:
     ingredients: Ingredients = field(default_factory=Ingredients)
 
     def prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
-        """Load the site's samples and build the model."""
+        """Load the site's samples and build the model.
+
+        The server names files that it has imported; only those that the site's operator has given too are used.
+        """
+        for text in experiment.imports:
+            require_imports(
+                [text],
+                f"get it from the server's operator, read it, and start the client with --import {imported_name(text)}",
+            )
         if self.data is None and getattr(datasets.make(experiment.data), "path", None) is not None:
             raise FedStrataError(
                 f"The server names a folder of this machine ('{experiment.data}'); only the site itself may do that, "

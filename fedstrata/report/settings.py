@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedstrata.experiment import Experiment
+from fedstrata.plugins import IMPORTS_FOLDER, imported_name
 from fedstrata.report import formats
 from fedstrata.report.labels import LABELS, STATISTICS, label_of
 from fedstrata.report.markup import Markup, element, join
@@ -76,18 +77,29 @@ def rerun(view: View) -> Section:
     names = view.names()
     commands = []
     for run in view.runs:
-        own = {key: _setting(run.experiment[key]) for key in differing if key in run.experiment}
-        changes = [argument for key, value in own.items() for argument in ("--set", f"{key}={value}")]
+        own = {key: run.experiment[key] for key in differing if key in run.experiment}
+        imports = [str(run.path / IMPORTS_FOLDER / imported_name(text)) for text in own.pop("imports", ())]
+        changes = [argument for file in imports for argument in ("--import", file)]
+        changes += [argument for key, value in own.items() for argument in ("--set", f"{key}={_setting(value)}")]
         commands.append(
             shlex.join(["fedstrata", "run", "experiment.toml", *changes, "--out", f"rerun/{names[run.path]}"])
         )
     body = (
-        element("p", "Save this as ", element("code", "experiment.toml"), ":"),
+        element("p", "Save this as ", element("code", "experiment.toml"), *_beside(common.get("imports", ())), ":"),
         _copyable("".join(shared), "experiment.toml"),
         element("p", "and run:" if len(commands) == 1 else "and run what you need of these, one line per run:"),
         _copyable("\n".join(commands) + "\n", "commands"),
     )
     return Section("rerun", "Run it again", join(body))
+
+
+def _beside(imports: Sequence[str]) -> list[Markup | str]:
+    """Say which files the experiment needs, and where they are."""
+    if not imports:
+        return []
+    files = [element("code", imported_name(text)) for text in imports]
+    listed = [part for file in files for part in (", ", file)][1:]
+    return [" beside ", *listed, " from the folder ", element("code", IMPORTS_FOLDER), " of a run"]
 
 
 _FROM_PYTHON = "python:"
@@ -156,6 +168,8 @@ def _common_and_differing(experiments: Sequence[Mapping[str, Any]]) -> tuple[dic
 def _setting(value: Any) -> str:
     if value is None:
         return "none"
+    if isinstance(value, tuple):
+        return ", ".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -1,6 +1,7 @@
 """What a run leaves behind: a folder from which it can be resumed, compared and reported.
 
     experiment.toml     what was asked for
+    imports/            copies of the Python files that registered components for the run, if there were any
     environment.json    with which software, on what
     data.json           the data in numbers: classes, sizes, label counts
     split.parquet       who holds which samples
@@ -19,6 +20,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
+from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
 from fedstrata.runs.metrics import METRIC_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
 
 # Written in this order when there is no folder to rename: the experiment comes last and makes the folder a run.
@@ -93,10 +96,13 @@ class RunFolder:
             _refuse_foreign_content(path)
         lock = files.WriteLock(path)
         files.remove_partials(path)
+        shutil.rmtree(path / IMPORTS_FOLDER, ignore_errors=True)
         try:
-            for name in _DESCRIPTION:
-                files.write_atomically(path / name, description[name])
+            for name, content in description.items():
+                files.make_folder((path / name).parent)
+                files.write_atomically(path / name, content)
         except BaseException:
+            shutil.rmtree(path / IMPORTS_FOLDER, ignore_errors=True)
             for name in (*_DESCRIPTION, files.LOCK_FILE):
                 (path / name).unlink(missing_ok=True)
             lock.release()
@@ -307,6 +313,7 @@ def describe_environment(device: torch.device | str, resolved: Mapping[str, Any]
         "device_name": name,
         "threads": torch.get_num_threads(),
         "resolved": dict(resolved),
+        **({"packages": dict(packages)} if (packages := loaded_packages()) else {}),
     }
 
 
@@ -323,7 +330,9 @@ def _describe(
         "input_shape": dataset.input_shape,
         "samples": len(dataset.inputs),
     }
+    imported = require_imports(experiment.imports)
     return {
+        **{f"{IMPORTS_FOLDER}/{name}": file.content for name, file in imported.items()},
         "environment.json": files.to_json(environment),
         "data.json": files.to_json(data),
         "split.parquet": files.to_parquet(_split_to_table(split)),
@@ -337,7 +346,9 @@ def _refuse_foreign_content(path: Path) -> None:
         raise FedStrataError(f"'{path}' is a file, not a folder; choose another --out.")
     names = {entry.name for entry in path.iterdir() if files.partial_of(entry.name) is None}
     if not names or (
-        files.LOCK_FILE in names and names < {files.LOCK_FILE, *_DESCRIPTION} and "experiment.toml" not in names
+        files.LOCK_FILE in names
+        and names < {files.LOCK_FILE, IMPORTS_FOLDER, *_DESCRIPTION}
+        and "experiment.toml" not in names
     ):
         return
     if "experiment.toml" not in names:

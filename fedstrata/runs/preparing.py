@@ -26,6 +26,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods import Method, Part
 from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
+from fedstrata.plugins import require_imports
 from fedstrata.runs.devices import DTYPES, choose_device, set_precision
 from fedstrata.schedules import schedules
 from fedstrata.wire import AS_IS
@@ -92,6 +93,7 @@ class Prepared:
 
 def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> Prepared:
     """Load the data, divide it and build the model; whatever does not fit is refused here."""
+    require_imports(experiment.imports)
     ingredients = ingredients or Ingredients()
     method = ingredients.make_method(experiment)
     experiment = ingredients.describe(experiment)

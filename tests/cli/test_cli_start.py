@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 
 import pytest
 from cli_calls import ROOT, Call, environment
+from typer.main import get_command
 
 import fedstrata
+from fedstrata.cli import app
 from fedstrata.experiment import Experiment
 
 
@@ -28,9 +31,25 @@ def test_help_lists_every_key_of_the_experiment_with_its_default(call: Call) -> 
     text = " ".join(outcome.out.split())
     assert outcome.code == 0
     for field in dataclasses.fields(Experiment):
-        assert f"--{field.name.replace('_', '-')} " in text
+        option = "import" if field.name == "imports" else field.name.replace("_", "-")
+        assert f"--{option} " in text
         assert field.metadata["doc"] in text
     assert "[default: dirichlet:0.1]" in text
+
+
+@pytest.mark.parametrize("command", [None, *get_command(app).commands])
+def test_help_is_plain_text_and_explains_every_argument_and_option(call: Call, command: str | None) -> None:
+    outcome = call("--help") if command is None else call(command, "--help")
+    assert outcome.code == 0
+    assert "\\" not in outcome.out
+    assert not re.search(r"\b(every )?so (many|often|slow|long)\b", outcome.out)
+    text = " ".join(outcome.out.split())
+    assert text.lower().count("arguments:") <= 1
+    known = get_command(app) if command is None else get_command(app).commands[command]
+    for one in known.params:
+        if not getattr(one, "hidden", False):
+            assert one.help, one.name
+            assert one.help in text, one.name
 
 
 def test_the_package_and_its_help_start_without_torch() -> None:

@@ -41,7 +41,7 @@ class Cifar(DatasetSource, ABC):
 
     shards: int | None = parameter(
         None,
-        "Use only the first so many training files (a fifth each in the sharded and batched versions); all by default.",
+        "How many training files to use (each a fifth in the sharded and batched versions); all by default.",
         low=1,
     )
 

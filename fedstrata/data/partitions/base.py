@@ -31,7 +31,7 @@ class Partitioner(Spec, ABC):
 
     @abstractmethod
     def split(self, dataset: Dataset, clients: int) -> Split:
-        """Give each of so many clients its training and test samples."""
+        """Give each client its training and test samples."""
 
     def with_seed(self, seed: int) -> Self:
         """Return this partition with a seed, if it has none of its own."""

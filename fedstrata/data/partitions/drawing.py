@@ -57,7 +57,7 @@ def draw(pool: np.ndarray, count: int, generator: np.random.Generator) -> np.nda
 
 
 def draw_by_class(pools: Sequence[np.ndarray], counts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Draw so many positions of each class, in ascending order."""
+    """Draw as many positions of each class as ``counts`` says, and sort them."""
     return np.sort(
         np.concatenate([draw(pool, int(count), generator) for pool, count in zip(pools, counts, strict=True)])
     )

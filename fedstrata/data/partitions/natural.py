@@ -18,8 +18,8 @@ from fedstrata.spec import parameter
 class Natural(Partitioner):
     """One client per site of the dataset (a hospital, a writer): its training and its test samples.
 
-    With fewer clients than sites, so many sites are drawn at random. Clients stand in the order in which their sites
-    first occur.
+    With fewer clients than sites, as many sites as clients are drawn at random. Clients stand in the order in which
+    their sites first occur.
     """
 
     seed: int | None = parameter(None, SEED, low=0)

@@ -14,7 +14,7 @@ configuration of a node what is the site's own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
 from fedstrata.deployment.site import Site, SiteData
 from fedstrata.experiment import Experiment
+from fedstrata.plugins import import_files, load_imports
 from fedstrata.runs.driver import Listener, Update
 from fedstrata.runs.preparing import Ingredients
 
@@ -45,6 +46,7 @@ def client_app(
     data_root: str | None = None,
     device: str = "auto",
     part_of_partition: bool = False,
+    imports: Iterable[str | Path] = (),
     ingredients: Ingredients | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> ClientApp:
@@ -52,8 +54,10 @@ def client_app(
 
     Its samples are all those of ``data`` in ``data_root``, or with ``part_of_partition`` those that the experiment's
     partition gives to the node's ``partition-id``. The node's configuration may name another ``state`` folder,
-    ``data``, ``data-root`` and ``device``; the configuration of the run, which is the server's, cannot.
+    ``data``, ``data-root`` and ``device``; the configuration of the run, which is the server's, cannot. ``imports`` are
+    the files with components that the site may use; of what a server imports, a site without the file runs nothing.
     """
+    import_files(map(Path, imports))
     sites: dict[int, Site] = {}
 
     def find(context: Context) -> Site:
@@ -118,12 +122,13 @@ def server_app(
     listener: Listener | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> ServerApp:
-    """Make a ServerApp that runs an experiment over so many nodes.
+    """Make a ServerApp that runs an experiment over a number of nodes.
 
     Nodes are numbered by the ``partition-id`` of their configuration. The run folder is ``out``, by default one in
     ``runs`` with the number of Flower's run; where a run was begun there, it goes on. The configuration of Flower's run
     may change all of it (:func:`configured`).
     """
+    place = Path() if experiment is None or isinstance(experiment, Experiment) else Path(experiment).parent
     if not isinstance(experiment, Experiment):
         experiment = Experiment() if experiment is None else Experiment.read(Path(experiment))
     app = ServerApp()
@@ -134,6 +139,7 @@ def server_app(
         folder = Path(out or Path("runs") / f"flower-{context.run_id}")
         given = Deployment(experiment, names, folder, rules or Rules(), rehearsal, ingredients or Ingredients())
         deployment = configured(given, context.run_config)
+        deployment = dataclasses.replace(deployment, experiment=load_imports(deployment.experiment, place))
         tell = LogFile(deployment.out / LOG_FILE, log)
         tell(f"waits for {len(deployment.names)} nodes, with a partition-id from 0 to {len(deployment.names) - 1}")
         network = GridNetwork(grid, AskedNodes(grid, len(deployment.names)))
