@@ -1,6 +1,7 @@
 # make        say this
 # make demo   compare methods on scikit-learn's digits: a table, and a page in runs/demo/report.html
 # make test   lint, types and tests, as continuous integration does
+# make docs   the documentation as a site, in site/index.html
 # make bench  how much faster stacked clients are than one after another, on this machine
 # make lint | format | clean
 #
@@ -19,7 +20,7 @@ DEMO_METHODS := fedavg, fedbn, local, lips, ssfl, fedbn+lws, player(threshold=1.
 DEMO_DATA := --data digits --clients 20 --partition "dirichlet(alpha=0.2, samples=25, test_samples=50)"
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint format clean
+.PHONY: help demo test docs bench lint format clean
 
 help:
 	@sed -n 's/^# //p;/^#$$/q' Makefile
@@ -30,12 +31,17 @@ demo: $(VENV)/report.installed
 		--out runs/demo
 
 test: lint
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --doctest-modules --doctest-ignore-import-errors tests fedstrata
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --doctest-modules --doctest-ignore-import-errors tests fedstrata docs/site_pages
+
+docs: $(VENV)/docs.installed
+	NO_MKDOCS_2_WARNING=1 $(ONE_THREAD) $(BIN)/python -m mkdocs build --strict --quiet
+	@echo site/index.html
 
 lint: $(VENV)/dev.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(VENV)/dev.installed
 	$(BIN)/ruff check --fix .
@@ -45,7 +51,7 @@ bench: $(VENV)/report.installed
 	$(BIN)/python benchmarks/speed.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made anew whenever it was not made to its end.
@@ -62,5 +68,10 @@ $(VENV)/report.installed: pyproject.toml | $(VENV)/made
 
 $(VENV)/dev.installed: pyproject.toml | $(VENV)/made
 	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[dev,report,flower,vit]' && cp pyproject.toml $@; }
+	@cp $@ $(VENV)/report.installed
+	@touch $@
+
+$(VENV)/docs.installed: pyproject.toml | $(VENV)/made
+	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[docs,report,flower]' && cp pyproject.toml $@; }
 	@cp $@ $(VENV)/report.installed
 	@touch $@

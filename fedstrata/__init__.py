@@ -7,7 +7,7 @@ at once.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedstrata import _platform  # noqa: F401 - before torch
+from fedstrata import _platform, plugins  # noqa: F401 - before torch; registries find installed packages
 from fedstrata._version import __version__
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
@@ -17,12 +17,26 @@ if TYPE_CHECKING:
     from fedstrata.api import Result, resume, run
     from fedstrata.data import Dataset, Split, from_arrays, from_clients
     from fedstrata.layers import LayerMap
-    from fedstrata.methods import Clients, Facts, Message, Method, Part, Phase, Probe, Server, Step, Training
+    from fedstrata.methods import (
+        Clients,
+        Facts,
+        Kept,
+        LocalStep,
+        Message,
+        Method,
+        Needs,
+        Part,
+        Phase,
+        Probe,
+        Server,
+        Touches,
+        Training,
+    )
 
 __all__ = [
-    "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "LayerMap", "Message", "Method",
-    "Part", "Phase", "Probe", "Result", "Server", "Split", "Step", "Training", "__version__", "from_arrays",
-    "from_clients", "parameter", "resume", "run",
+    "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept", "LayerMap", "LocalStep",
+    "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "Training",
+    "__version__", "from_arrays", "from_clients", "parameter", "resume", "run",
 ]  # fmt: skip
 
 _HOMES = {
@@ -30,18 +44,10 @@ _HOMES = {
     "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients"),
     "fedstrata.layers": ("LayerMap",),
     "fedstrata.methods": (
-        "Clients",
-        "Facts",
-        "Message",
-        "Method",
-        "Part",
-        "Phase",
-        "Probe",
-        "Server",
-        "Step",
-        "Training",
+        "Clients", "Facts", "Kept", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Server",
+        "Touches", "Training",
     ),
-}
+}  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 

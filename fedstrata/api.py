@@ -113,5 +113,5 @@ def _ingredients(data: object, split: Split | None, model: object, method: objec
 
 
 def _result(simulation: Driver, summary: dict[str, Any], out: Path | None) -> Result:
-    resident = simulation.engine.clients().resident
+    resident = simulation.engine.clients().group("own")
     return Result(summary, simulation.metrics, simulation.engine.server.model, resident, out)

@@ -66,6 +66,10 @@ class Layer:
     """How many numbers its own parameters hold."""
     follows: str | None
     """For a norm layer: the layer with weights whose output, and nothing else, it normalises."""
+    running_mean: str | None = None
+    """For a norm layer with running statistics: the buffer with the mean."""
+    running_variance: str | None = None
+    """For a norm layer with running statistics: the buffer with the variance."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,6 +133,15 @@ class LayerMap:
         """The classifier: the last layer with weights, if that is linear."""
         return next((layer for layer in self.layers if layer.head), None)
 
+    def linear_head(self) -> tuple[str, str | None]:
+        """Name the weight and the bias of the head, for methods that compute with it; refuse a model without one."""
+        if self.head is None or self.head.weight is None:
+            raise FedStrataError(
+                "The method works on a linear head, and the model does not end in a linear layer with a weight of its "
+                "own; choose another model or method."
+            )
+        return self.head.weight, self.head.bias
+
     def layer(self, name: str) -> Layer:
         """Return the layer of this name."""
         for layer in self.all:
@@ -158,6 +171,11 @@ class LayerMap:
     def norm_names(self) -> frozenset[str]:
         """All parameters and buffers of norm layers, running statistics and counters included."""
         return self.names(kind="norm")
+
+    @cached_property
+    def variance_names(self) -> frozenset[str]:
+        """The running variances of norm layers."""
+        return frozenset(layer.running_variance for layer in self.all if layer.running_variance is not None)
 
     @cached_property
     def head_names(self) -> frozenset[str]:
@@ -369,7 +387,14 @@ def _layer(candidate: _Candidate, role: Role, follows: str | None, names: Mappin
         tied=tuple(names[id(tensor)] for tensor in candidate.parameters + candidate.buffers if id(tensor) in owned),
         size=sum(parameter.numel() for parameter in candidate.parameters if id(parameter) not in owned),
         follows=follows,
+        running_mean=next(iter(own([_running(candidate.module, "running_mean")])), None),
+        running_variance=next(iter(own([_running(candidate.module, "running_var")])), None),
     )
+
+
+def _running(module: nn.Module, name: str) -> Tensor | None:
+    """Find a running statistic of a norm layer that keeps some; a buffer of the same name elsewhere is none."""
+    return getattr(module, name) if isinstance(module, nn.modules.batchnorm._NormBase) else None
 
 
 def _refuse_hidden_use(unmet: list[_Candidate], output: Any, model_name: str) -> None:

@@ -290,3 +290,6 @@ def load_packages(registry: Registry[Any]) -> None:
 def loaded_packages() -> Mapping[str, str]:
     """Tell of which packages something was loaded, and their versions."""
     return dict(_packages)
+
+
+Registry.finders.append(load_packages)

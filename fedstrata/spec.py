@@ -161,6 +161,9 @@ class Registry(Generic[T]):
     True
     """
 
+    finders: ClassVar[list[Callable[[Registry[Any]], None]]] = []
+    """What fills a registry with components of elsewhere, once, when it is listed or lacks a name."""
+
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.group = f"fedstrata.{kind}s"
@@ -231,9 +234,8 @@ class Registry(Generic[T]):
     def _load_packages(self) -> None:
         if not self._packages_loaded:
             self._packages_loaded = True
-            from fedstrata.plugins import load_packages
-
-            load_packages(self)
+            for find in Registry.finders:
+                find(self)
 
     def make(self, given: str | T) -> T:
         """Build a component from its text, such as ``dirichlet(alpha=0.1)``; a ready component passes through."""
@@ -266,24 +268,30 @@ class Registry(Generic[T]):
     def describe(self, name: str) -> dict[str, Any]:
         """Tell all that is known of a component, as plain data for tables and JSON."""
         cls, origin = self.get(name), self.origin(name)
-        hints = _hints(cls)
         return {
             "name": name,
             "kind": self.kind,
             "origin": None if origin is None else origin.words,
             "summary": summary(cls),
             "description": inspect.getdoc(cls) or "",
-            "parameters": [
-                {
-                    "name": field.name,
-                    "type": _type_name(hints[field.name]),
-                    "default": field.default,
-                    "meaning": field.metadata.get("doc", ""),
-                    "choices": list(field.metadata["choices"]) if field.metadata.get("choices") else None,
-                }
-                for field in dataclasses.fields(cls)
-            ],
+            "parameters": describe_parameters(cls),
         }
+
+
+def describe_parameters(cls: type[Spec]) -> list[dict[str, Any]]:
+    """Tell all that is known of the parameters of a component, as plain data."""
+    hints = _hints(cls)
+    return [
+        {
+            "name": field.name,
+            "type": _type_name(hints[field.name]),
+            "default": field.default,
+            "meaning": field.metadata.get("doc", ""),
+            "choices": list(field.metadata["choices"]) if field.metadata.get("choices") else None,
+            "limits": _range(field.metadata) or None,
+        }
+        for field in dataclasses.fields(cls)
+    ]
 
 
 def _is_same(there: Entry, new: Entry) -> bool:
@@ -449,9 +457,9 @@ def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) ->
     return value
 
 
-def _range(limits: Mapping[str, float | None]) -> str:
+def _range(limits: Mapping[str, Any]) -> str:
     words = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
-    stated = [f"{words[key]} {limits[key]:g}" for key in words if limits[key] is not None]
+    stated = [f"{words[key]} {limits[key]:g}" for key in words if limits.get(key) is not None]
     return " and ".join(stated)
 
 

@@ -2,6 +2,9 @@
 
 A **stack** is a dict from a name to a tensor with a leading client axis, ``[K, *shape]``. A plain dict without that
 axis holds one model, such as the server's. Everything here is a pure function unless its name says otherwise.
+
+Names may stand in **groups**: ``mask/conv.weight`` is ``conv.weight`` of the group ``mask``. All that a client keeps is
+one :class:`Stack` with groups in groups, such as ``memory/ssfl/mask/conv.weight``.
 """
 
 from __future__ import annotations
@@ -14,9 +17,41 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 
 
-def take(stack: Mapping[str, Tensor], rows: Tensor | None) -> Tensors:
+class Stack(dict[str, Tensor]):
+    """Named tensors in groups; :func:`under` puts tensors into a group, and ``|`` joins stacks.
+
+    >>> stack = Stack(round=torch.tensor(1)) | under("mask", {"a": torch.tensor(True)})
+    >>> stack, stack.group("mask")
+    ({'round': tensor(1), 'mask/a': tensor(True)}, {'a': tensor(True)})
+    """
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Stack:  # type: ignore[override]
+        """Join with others; what both name is as the others have it."""
+        return Stack({**self, **other})
+
+    def __ior__(self, other: Mapping[str, Tensor]) -> Stack:  # type: ignore[override]
+        """Join with others into a new stack: a stack that somebody else holds too stays as it is."""
+        return self | other
+
+    def group(self, name: str) -> Stack:
+        """Take what stands in a group, by its name there."""
+        start = f"{name}/"
+        return Stack({key[len(start) :]: tensor for key, tensor in self.items() if key.startswith(start)})
+
+    def without(self, *groups: str) -> Stack:
+        """Leave some groups out."""
+        starts = tuple(f"{name}/" for name in groups)
+        return Stack({key: tensor for key, tensor in self.items() if not key.startswith(starts)})
+
+
+def under(group: str, tensors: Mapping[str, Tensor]) -> Stack:
+    """Put tensors into a group."""
+    return Stack({f"{group}/{name}": tensor for name, tensor in tensors.items()})
+
+
+def take(stack: Mapping[str, Tensor], rows: Tensor | None) -> Stack:
     """Pick clients by their rows; ``None`` means all of them, without a copy."""
-    return dict(stack) if rows is None else {name: tensor.index_select(0, rows) for name, tensor in stack.items()}
+    return Stack(stack if rows is None else {name: tensor.index_select(0, rows) for name, tensor in stack.items()})
 
 
 def put_(stack: Tensors, rows: Tensor | None, values: Mapping[str, Tensor]) -> None:
@@ -38,15 +73,28 @@ def take_first(stack: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor[0] for name, tensor in stack.items()}
 
 
-def concatenate(stacks: Iterable[Mapping[str, Tensor]]) -> Tensors:
+def concatenate(stacks: Iterable[Mapping[str, Tensor]]) -> Stack:
     """Join the clients of several stacks with equal names."""
     parts = list(stacks)
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    return Stack({name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {})
 
 
-def clone(stack: Mapping[str, Tensor]) -> Tensors:
+def clone(stack: Mapping[str, Tensor]) -> Stack:
     """Copy every tensor, contiguous and cut off from autograd."""
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in stack.items()}
+    copies = ((name, tensor.detach().clone(memory_format=torch.contiguous_format)) for name, tensor in stack.items())
+    return Stack(copies)
+
+
+def apart(stack: Mapping[str, Tensor]) -> Stack:
+    """Copy the tensors that share memory with others of the stack, or inside themselves, so that all can be written."""
+    seen: set[int] = set()
+    result = Stack()
+    for name, tensor in stack.items():
+        place = tensor.untyped_storage().data_ptr()
+        own = tensor.is_contiguous() and place not in seen
+        seen.add(place)
+        result[name] = tensor if own else tensor.clone(memory_format=torch.contiguous_format)
+    return result
 
 
 def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors:

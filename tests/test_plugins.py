@@ -46,8 +46,8 @@ class {cls}(Part):
     facts: ClassVar[Facts] = Facts("own", "nobody")
     mu: float = parameter(0.5, "How much.", low=0)
 
-    def loss(self, clients, step):
-        return self.mu * sum((step.parameters[name] - step.received[name]).square().flatten(1).sum(1)
+    def loss(self, clients, step, loss):
+        return loss + self.mu * sum((step.parameters[name] - step.received[name]).square().flatten(1).sum(1)
                              for name in step.parameters if name in clients.shared)
 '''
 SMALL = {"model": "mlp(hidden=8)", "clients": 3, "epochs": 1, "engine": "stacked", "partition": "iid"}

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from fedstrata.stack import (
+    Stack,
     align,
+    apart,
     clone,
     concatenate,
     per_client,
@@ -14,6 +16,7 @@ from fedstrata.stack import (
     subtract,
     take,
     take_first,
+    under,
     weighted_mean,
 )
 
@@ -21,6 +24,77 @@ from fedstrata.stack import (
 @pytest.fixture
 def stack():
     return {"weight": torch.arange(12.0).reshape(3, 2, 2), "scale": torch.tensor([1.0, 2.0, 3.0])}
+
+
+# Groups --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grouped():
+    """Names in groups, groups in groups, and names that only begin like a group."""
+    names = ("mask/a", "mask/conv.b", "mask/deep/c", "mask", "masked", "mask2/a", "other/mask/a")
+    return Stack({name: torch.tensor(place) for place, name in enumerate(names)})
+
+
+def test_a_group_is_what_stands_behind_its_name_and_a_stroke(grouped):
+    assert grouped.group("mask") == {"a": 0, "conv.b": 1, "deep/c": 2}
+    assert grouped.group("mask/deep") == grouped.group("mask").group("deep") == {"c": 2}
+    assert grouped.group("other").group("mask") == {"a": 6}
+    assert grouped.group("mas") == grouped.group("a") == grouped.group("masked") == {}
+    assert isinstance(grouped.group("mask"), Stack)
+    assert grouped.group("mask")["a"] is grouped["mask/a"]
+
+
+def test_groups_are_left_out_whole(grouped):
+    assert grouped.without("mask") == {"mask": 3, "masked": 4, "mask2/a": 5, "other/mask/a": 6}
+    assert set(grouped.without("mask", "mask2", "nothing")) == {"mask", "masked", "other/mask/a"}
+    assert set(grouped.without("mask/deep")) == set(grouped) - {"mask/deep/c"}
+    assert grouped.without() == grouped
+    assert isinstance(grouped.without("mask"), Stack)
+    assert len(grouped) == 7
+
+
+def test_what_is_put_under_a_group_stands_in_it(stack):
+    nested = under("memory/part", under("mask", stack))
+    assert set(nested) == {"memory/part/mask/weight", "memory/part/mask/scale"}
+    assert isinstance(nested, Stack)
+    assert nested.group("memory").group("part/mask") == nested.group("memory/part/mask")
+    assert nested.group("memory/part/mask")["weight"] is stack["weight"]
+    assert under("mask", {}) == {}
+
+
+def test_joining_takes_the_others_where_both_have_a_name():
+    left, right = Stack(a=torch.tensor(1), b=torch.tensor(2)), {"b": torch.tensor(3), "c": torch.tensor(4)}
+    both = left | right
+    assert both == {"a": 1, "b": 3, "c": 4}
+    assert isinstance(both, Stack)
+    assert both.group("x") == {}
+    assert left == {"a": 1, "b": 2}
+    assert right == {"b": 3, "c": 4}
+    assert both["a"] is left["a"]
+
+
+def test_joining_in_place_leaves_a_stack_that_others_hold_alone():
+    """Hooks join what they remember to what they were given; whoever gave it must not notice."""
+    held = Stack(a=torch.tensor(1), b=torch.tensor(2))
+    memory = held
+    memory |= {"b": torch.tensor(3)}
+    memory |= under("mask", {"a": torch.tensor(4)})
+    assert memory == {"a": 1, "b": 3, "mask/a": 4}
+    assert isinstance(memory, Stack)
+    assert held == {"a": 1, "b": 2}
+
+
+# All clients at once -------------------------------------------------------------------------------------------------
+
+
+def test_stacks_stay_stacks(stack):
+    rows = torch.tensor([1])
+    for made in (take(stack, None), take(stack, rows), clone(stack), concatenate([stack, stack]), concatenate([])):
+        assert isinstance(made, Stack)
+    taken = take(stack, None)
+    taken["more"] = torch.zeros(3)
+    assert "more" not in stack
 
 
 def test_take_and_put_are_inverse(stack):
@@ -60,6 +134,25 @@ def test_repeat_clone_and_first(stack):
     transposed = clone({"weight": torch.zeros(2, 3, requires_grad=True).T})["weight"]
     assert transposed.is_contiguous()
     assert not transposed.requires_grad
+
+
+def test_tensors_that_share_memory_are_put_apart(stack):
+    """One of them stays itself, the others and what repeats inside itself are copied; the values are the same."""
+    whole = stack["weight"]
+    shared = {"first": whole, "again": whole, "part": whole[1:], "turned": whole.mT, "many": torch.ones(1).expand(3)}
+    mine = apart({**shared, "alone": stack["scale"]})
+    assert isinstance(mine, Stack)
+    assert list(mine) == [*shared, "alone"]
+    assert mine["first"] is whole
+    assert mine["alone"] is stack["scale"]
+    for name, tensor in shared.items():
+        assert torch.equal(mine[name], tensor)
+        assert mine[name].is_contiguous()
+    before = clone(mine)
+    for name, tensor in mine.items():
+        tensor += 1
+        assert all(torch.equal(other, before[one]) for one, other in mine.items() if one != name)
+        tensor -= 1
 
 
 def test_concatenate_and_subtract(stack):

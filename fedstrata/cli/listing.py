@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from fedstrata.cli.words import readable
 from fedstrata.errors import FedStrataError, unknown_name
 
 if TYPE_CHECKING:
+    from fedstrata.layers import LayerMap
     from fedstrata.methods import Part
     from fedstrata.spec import Registry
 
@@ -165,22 +167,25 @@ def method_facts(method: Part) -> dict[str, Any]:
     from fedstrata.methods import methods as registry
     from fedstrata.methods.contract.compatibility import defines, objection
 
-    parts = method.parts()
+    parts, layers = method.parts(), _example_layers()
+    keeps_personal = any(list(part.keeps(layers).personal) for part in parts)
 
-    def some_define(hook: str) -> bool:
-        return any(defines(part, hook) for part in parts)
+    def some_define(*hooks: str) -> bool:
+        return any(defines(part, *hooks) for part in parts)
 
     def refuses(other: Part) -> bool:
         return any(objection(one, part) for one in parts for part in other.parts() if one != part)
 
     obstacles = [part.facts.not_on_network for part in (method, *parts) if part.facts.not_on_network]
+    if any(part.needs.proxy for part in parts):
+        obstacles.append("it needs labelled samples at the server, which only a rehearsal has")
     seen = obstacles[0] if obstacles else Method.make(method).objection_to_secure_aggregation
     return {
         "family": method.facts.family,
         "paper": method.facts.paper,
         "link": method.facts.link,
-        "personal_layers": some_define("personal"),
-        "client_state": any(some_define(hook) for hook in ("personal", "resident", "client_memory", "second_models")),
+        "personal_layers": keeps_personal,
+        "client_state": some_define("keeps", "client_memory") or any(part.needs.previous for part in parts),
         "server_state": some_define("server_memory"),
         "refuses": [name for name in registry.names() if name != method.name and refuses(registry.make(name))],
         "on_network": not obstacles,
@@ -188,6 +193,15 @@ def method_facts(method: Part) -> dict[str, Any]:
         "secure_aggregation": seen is None,
         "not_under_secure_aggregation": seen,
     }
+
+
+@cache
+def _example_layers() -> LayerMap:
+    """Read the layers of a small model with convolutions, norms and a head, on which methods show what they keep."""
+    from fedstrata.layers import LayerMap
+    from fedstrata.models import build_model
+
+    return LayerMap.read(build_model("cnn", (1, 8, 8), 10, seed=0), (1, 8, 8))
 
 
 def _print_list(described: list[dict[str, Any]], kind: str) -> None:

@@ -12,7 +12,8 @@ import torch
 from fedstrata.data import Dataset, Split
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.facts import whole_numbers_in
-from fedstrata.engines.server import Declared, ServerSide
+from fedstrata.engines.server import ServerSide
+from fedstrata.methods import Declared
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ from fedstrata.deployment.declarations import with_declarations
 from fedstrata.deployment.facts import number_in, scores_from_facts
 from fedstrata.deployment.federation import Federation
 from fedstrata.deployment.protocol import BEGINNING, Place, Reply, Request
-from fedstrata.engines.client import ClientSide, ClientState
+from fedstrata.engines.client import ClientSide
 from fedstrata.engines.collecting import Collector
 from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
 from fedstrata.engines.server import ServerSide, ServerState
-from fedstrata.methods.contract.composition import Exchange
+from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Message
 from fedstrata.runs.preparing import Prepared
-from fedstrata.stack import Tensors, take_first
+from fedstrata.stack import Stack, Tensors, take_first
 from fedstrata.wire import AS_IS, encode, received
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ENGINE = "network"
 """The name of this engine, where run folders tell with which one a run was made."""
-Announced = tuple[Exchange, Message, int]
+Announced = tuple[PartExchange, Message, int]
 """What was announced to a site, and before which round."""
 GlobalTest = Callable[[Message, Sequence[Announced], int], tuple[float, float] | None]
 """Accuracy and loss of the model broadcast after a round, at a client that has heard the announcements so far, on the
@@ -66,11 +66,11 @@ class NetworkEngine:
         """The server's state."""
         return self.central.state
 
-    def clients(self) -> ClientState:
+    def clients(self) -> Stack:
         """Return nothing: the sites keep their state themselves."""
-        return ClientState()
+        return Stack()
 
-    def restore(self, server: ServerState, clients: ClientState) -> None:
+    def restore(self, server: ServerState, clients: Stack) -> None:
         """Go on from a saved state; the sites have theirs.
 
         Names are put into the order of an unbroken run, so that what was sent before is the same bytes when sent again.
@@ -204,19 +204,19 @@ class NetworkEngine:
 
     # Exchanges --------------------------------------------------------------------------------------------------------
 
-    def _conclude(self, exchange: Exchange, replies: Mapping[int, Message], round: int) -> None:
+    def _conclude(self, exchange: PartExchange, replies: Mapping[int, Message], round: int) -> None:
         """Conclude a survey from the sites that answered."""
         self._note_declarations()
         side, state = self.side, self.server
         model, memory = exchange.conclude(side.view(state, list(replies), round), Message.join(list(replies.values())))
         self.central.state = ServerState({**state.model, **model}, memory)
 
-    def _announced(self, exchange: Exchange, place: Place, site: int) -> Message:
+    def _announced(self, exchange: PartExchange, place: Place, site: int) -> Message:
         """Tell what a site must know of a concluded survey; the server's state says it at any later time too."""
         message = exchange.announce(self.central.side.view(self.central.state, self._everybody, place.round))
         return message if message.common else message.rows(torch.tensor([site], device=self.setting.device))
 
-    def _announcement(self, exchange: Exchange, place: Place, site: int) -> Request:
+    def _announcement(self, exchange: PartExchange, place: Place, site: int) -> Request:
         payload = encode(self._announced(exchange, place, site), round=place.round)
         return Request("adopt", self.federation.run, place, {}, payload)
 
@@ -224,11 +224,11 @@ class NetworkEngine:
         """List what a site that was away must take in before a round."""
         return [self._announcement(exchange, place, site) for place, exchange in self._last(round)]
 
-    def _last(self, round: int) -> list[tuple[Place, Exchange]]:
+    def _last(self, round: int) -> list[tuple[Place, PartExchange]]:
         """List the last exchange of each part before a round."""
         return list({exchange.part.name: (place, exchange) for place, exchange in self._exchanges(round)}.values())
 
-    def _exchanges(self, round: int) -> Iterator[tuple[Place, Exchange]]:
+    def _exchanges(self, round: int) -> Iterator[tuple[Place, PartExchange]]:
         """List the exchanges that were concluded before a round or, in this one, so far."""
         for earlier in range(1, min(round, self.setting.rounds) + 1):
             for index, exchange in enumerate(self.setting.exchanges_before(earlier)):
@@ -236,8 +236,8 @@ class NetworkEngine:
                     yield Place.announcement(earlier, index), exchange
 
 
-def _in_order(tensors: Tensors, like: Tensors) -> Tensors:
-    return {name: tensors[name] for name in (*like, *tensors) if name in tensors}
+def _in_order(tensors: Tensors, like: Tensors) -> Stack:
+    return Stack({name: tensors[name] for name in (*like, *tensors) if name in tensors})
 
 
 def global_test(ready: Prepared) -> GlobalTest:

@@ -22,11 +22,10 @@ from fedstrata.deployment.rules import EXACT_BITS, Rules
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.proxy import server_proxy
-from fedstrata.engines.server import Declared, ServerSide
+from fedstrata.engines.server import ServerSide
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.methods import Method
-from fedstrata.methods.contract.compatibility import defines
+from fedstrata.methods import Declared, Method
 from fedstrata.plugins import require_imports
 from fedstrata.runs.driver import Driver, Listener, Update
 from fedstrata.runs.folder import RunFolder
@@ -69,7 +68,7 @@ class Deployment:
         require_imports(self.experiment.imports)
         method = self.method
         refuse_misfits(self.experiment, method)
-        if method.proxy_samples() and not self.rehearsal:
+        if method.needs.proxy and not self.rehearsal:
             raise FedStrataError(
                 f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "
                 "it runs in simulation, and in a rehearsal."
@@ -139,7 +138,7 @@ class Deployment:
 
     def _secrecy(self) -> str:
         """Tell what the server sees under secure aggregation, and what it still sees of single sites."""
-        surveying = [f"'{part.name}'" for part in self.method.parts if defines(part, "survey")]
+        surveying = [f"'{part.name}'" for part in self.method.parts if part.exchanges()]
         surveys = f", and the answers to the surveys of {' and '.join(surveying)}" if surveying else ""
         return f"of uploads the server sees only sums; losses and scores of single sites stay in the clear{surveys}"
 

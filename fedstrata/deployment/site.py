@@ -36,19 +36,17 @@ from fedstrata.deployment.protocol import (
 from fedstrata.deployment.rules import SecureRules
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
 from fedstrata.deployment.store import Record, SiteStore
-from fedstrata.engines.client import ClientSide, ClientState
-from fedstrata.engines.engine import pack, unpack
+from fedstrata.engines.client import ClientSide
 from fedstrata.engines.evaluation import Evaluator
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopClient
-from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.methods.contract.composition import Exchange
+from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Message
 from fedstrata.plugins import imported_name, require_imports
 from fedstrata.runs.preparing import Ingredients, Prepared, load_data, prepare
-from fedstrata.stack import Tensors, take_first
+from fedstrata.stack import Stack, Tensors, take_first
 from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
 if TYPE_CHECKING:
@@ -133,7 +131,7 @@ class _Member:
         tensors = {name: tensor for name, tensor in reply.tensors.items() if name in shared}
         return Message(tensors, {name: mask for name, mask in reply.masks.items() if name in tensors})
 
-    def exchange(self, place: Place) -> Exchange:
+    def exchange(self, place: Place) -> PartExchange:
         """Find the exchange that a survey or an announcement belongs to."""
         exchanges = self.ready.setting.exchanges_before(place.round)
         if place.exchange >= len(exchanges):
@@ -261,7 +259,7 @@ class Site:
         place = Place.training(round)
         if place not in store.places():
             raise ProtocolError(f"This site has not trained in round {round}.")
-        return decode(store.read(place).reply), own_weight(member.ready, member.number, round)
+        return decode(store.read(place).reply), float(member.client.side.weights([member.number])[0])
 
     def _do(self, request: Request) -> Reply:
         """Do a step that belongs to the run's history, unless it is done already."""
@@ -322,7 +320,7 @@ class Site:
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)
         session = str(self._greeting.facts["session"])
-        return Record(request.place, asked, facts, reply, adopted, session, pack(ServerState(), member.client.state))
+        return Record(request.place, asked, facts, reply, adopted, session, member.client.state)
 
     def _look(self, request: Request) -> Reply:
         """Test the site's own model with what the server sent; nothing of the run's history changes."""
@@ -368,19 +366,12 @@ class Site:
             self._newest = self._store.read(newest)
         return self._newest
 
-    def _state(self, record: Record | None) -> ClientState:
+    def _state(self, record: Record | None) -> Stack:
         assert self._member is not None
         if record is None:
             return self._member.first_state
         device = self._member.ready.setting.device
-        _, state = unpack({name: tensor.to(device) for name, tensor in record.state.items()})
-        return state
-
-
-def own_weight(ready: Prepared, number: int, round: int) -> float:
-    """Tell a site's own weight in a round, which follows from what it declared."""
-    view = ServerSide(ready.setting, ready.declared).view(ServerState(), [number], round)
-    return float(ready.setting.method.weigh(view)[0])
+        return Stack({name: tensor.to(device) for name, tensor in record.state.items()})
 
 
 def _role(greeting: Request) -> tuple[Any, ...]:

@@ -1,12 +1,16 @@
 """The client's side of a round, for K clients at once.
 
 The loop engine uses it with K = 1, the stacked engine with as many clients as fit the memory.
+
+All that a client keeps between rounds is one :class:`~fedstrata.stack.Stack`, in groups: ``own`` tensors of the model,
+the ``memory`` of each part of the method, the state of the ``optimiser`` where it is kept, and where a part asks for it
+the ``previous`` model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,34 +20,11 @@ from fedstrata.engines.forward import Forward
 from fedstrata.engines.probe import DataProbe
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.training import Trainer
-from fedstrata.methods.contract.composition import Exchange
-from fedstrata.methods.contract.views import Clients, Message, Training
-from fedstrata.stack import Tensors, clone, concatenate, put_, repeat, take
+from fedstrata.methods.contract.composition import PartExchange
+from fedstrata.methods.contract.views import Clients, Declared, Message, Training
+from fedstrata.stack import Stack, Tensors, clone, repeat, under
 
-
-@dataclass(frozen=True)
-class ClientState:
-    """What clients keep between rounds, as stacks: parts of the model, the method's memory, the optimiser's state."""
-
-    resident: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    optimiser: Tensors = field(default_factory=dict)
-
-    def rows(self, rows: Tensor | None) -> ClientState:
-        """Pick some clients."""
-        return ClientState(take(self.resident, rows), take(self.memory, rows), take(self.optimiser, rows))
-
-    def put_(self, rows: Tensor | None, other: ClientState) -> None:
-        """Write some clients' state back, in place."""
-        put_(self.resident, rows, other.resident)
-        put_(self.memory, rows, other.memory)
-        put_(self.optimiser, rows, other.optimiser)
-
-    @classmethod
-    def concatenate(cls, states: Sequence[ClientState]) -> ClientState:
-        """Join the clients of several states."""
-        kinds = ([getattr(state, kind) for state in states] for kind in ("resident", "memory", "optimiser"))
-        return cls(*(concatenate(kind) for kind in kinds))
+_HAS_TRAINED = "previous:trained"
 
 
 @dataclass(frozen=True)
@@ -52,7 +33,7 @@ class Outcome:
     trained models, and each client's mean loss.
     """
 
-    state: ClientState
+    state: Stack
     reply: Message
     known: Tensors
     trained: Tensors
@@ -67,40 +48,44 @@ class ClientSide:
     forward: Forward
     data: DeviceData
 
-    def first_state(self, ids: Sequence[int]) -> ClientState:
+    def first_state(self, ids: Sequence[int]) -> Stack:
         """Prepare clients before the first round: everybody starts from the same initial model."""
-        model = repeat(self.setting.initial, len(ids))
-        resident = clone({name: model[name] for name in sorted(self.setting.resident)})
-        memory = clone(self.setting.method.client_memory(self._view(ids, 0, {}), model))
-        optimiser = self._first_optimiser(model, memory) if self.setting.optimiser.keep else {}
-        return ClientState(resident, memory, optimiser)
+        setting = self.setting
+        model, clients = repeat(setting.initial, len(ids)), self._view(ids, 0, Stack())
+        memory = setting.method.client_memory(clients, model)
+        state = under("own", {name: model[name] for name in sorted(setting.resident)}) | under("memory", memory)
+        if setting.method.needs.previous:
+            never = torch.zeros_like(clients.sizes, dtype=torch.bool)
+            state |= under("previous", model) | {_HAS_TRAINED: never}
+        if setting.optimiser.keep:
+            state |= under("optimiser", self._first_optimiser(replace(clients, memory=memory), model))
+        return clone(state)
 
-    def _first_optimiser(self, model: Tensors, memory: Tensors) -> Tensors:
-        """Prepare the optimiser's state for the model, for what is learned beside it, and for second models."""
-        method, layers, optimiser = self.setting.method, self.setting.layers, self.setting.optimiser
-        parameters = {name: model[name] for name in layers.parameter_names}
-        learned = {name: memory[name] for name in method.learns(layers)}
-        first = optimiser.state({**parameters, **learned})
-        for second in method.second_models():
-            first |= _under(second, optimiser.state({**parameters, **learned}))
-        return clone(first)
+    def _first_optimiser(self, clients: Clients, model: Tensors) -> Stack:
+        """Prepare the optimiser's state for the model and what is learned beside it, and for second models."""
+        method, optimiser = self.setting.method, self.setting.optimiser
+        parameters = {name: model[name] for name in self.setting.layers.parameter_names}
+        learned = {name: clients.memory[name] for name in method.learned(clients.memory)}
+        first = under("model", optimiser.state({**parameters, **learned}))
+        for second in filter(None, map(method.second_model, method.phases(clients))):
+            first |= under(second, optimiser.state({**parameters, **learned}))
+        return first
 
-    def own_model(
-        self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int
-    ) -> tuple[Tensors, Clients]:
+    def own_model(self, ids: Sequence[int], state: Stack, broadcast: Message, round: int) -> tuple[Tensors, Clients]:
         """Put together each client's model: what was received, and for the rest what it keeps itself.
 
         Return it with the view of the clients, whose memory may have changed with it.
         """
+        own = state.group("own")
         model = {
-            name: _combined(broadcast, name, initial.expand(len(ids), *initial.shape), state.resident.get(name))
+            name: _combined(broadcast, name, initial.expand(len(ids), *initial.shape), own.get(name))
             for name, initial in self.setting.initial.items()
         }
-        clients = self._view(ids, round, state.memory)
-        model, memory = self.setting.method.receive(clients, broadcast, model, DataProbe(self._trainer, clients))
+        clients = self._view(ids, round, state)
+        model, memory = self.setting.method.receive(clients, broadcast, model)
         return model, replace(clients, memory=memory)
 
-    def deployed_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
+    def deployed_model(self, ids: Sequence[int], state: Stack, broadcast: Message, round: int) -> Tensors:
         """Put together the model that each client uses, and that is tested."""
         model, clients = self.own_model(ids, state, broadcast, round)
         return self.setting.method.deployed(clients, model)
@@ -108,50 +93,65 @@ class ClientSide:
     def round(
         self,
         ids: Sequence[int],
-        state: ClientState,
+        state: Stack,
         broadcast: Message,
         round: int,
         losses_so_far: Sequence[float] = (),
     ) -> Outcome:
-        """Download, begin, perturb, train, settle, remember, upload.
+        """Receive, start, train, finish, upload.
 
         ``losses_so_far`` are the mean training losses of the rounds before, which some schedules look at.
         """
-        method, keep = self.setting.method, self.setting.optimiser.keep
+        method = self.setting.method
         received, clients = self.own_model(ids, state, broadcast, round)
-        clients = replace(clients, memory=method.begin(clients, received, broadcast))
+        start, memory = method.start(clients, broadcast, received)
+        clients = replace(clients, memory=memory)
         known = method.masks_known(clients, upload=True)
-        model = start = method.perturb(clients, received)
         factor = self.setting.schedule.factor(round, self.setting.rounds, losses_so_far)
-        learning_rate = self.setting.optimiser.learning_rate * factor
+        clients, training, loss, optimiser = self._train(
+            clients, received, start, self.setting.optimiser.learning_rate * factor, state.group("optimiser")
+        )
+        model, memory = method.finish(clients, training)
+        clients, training = replace(clients, memory=memory), replace(training, trained=model)
+        shared = Message({name: model[name] for name in self.setting.initial if name not in self.setting.personal})
+        reply = method.upload(clients, training, shared)
+        after = under("own", {name: model[name] for name in state.group("own")}) | under("memory", memory)
+        if method.needs.previous:
+            after |= under("previous", model) | {_HAS_TRAINED: torch.ones_like(state[_HAS_TRAINED])}
+            clients = replace(clients, previous=Stack(model), trained=after[_HAS_TRAINED])
+        if self.setting.optimiser.keep:
+            after |= under("optimiser", optimiser)
+        return Outcome(after, reply, known, method.deployed(clients, model), loss)
+
+    def _train(
+        self, clients: Clients, received: Tensors, start: Tensors, learning_rate: float, kept: Stack
+    ) -> tuple[Clients, Training, Tensor, Stack]:
+        """Train all phases: return the clients, what training did, each client's mean loss, the optimiser's state."""
+        method, trainer = self.setting.method, self._trainer
+        model = start
         losses, models, steps = [], [], torch.zeros_like(clients.sizes)
         gradients, mean_gradients = Tensors(), Tensors()
-        kept, last = dict(state.optimiser), Tensors()
-        phases, first = method.phases(clients), 0
-        for number, phase in enumerate(phases):
+        last, first = Tensors(), 0
+        for number, phase in enumerate(method.phases(clients)):
             first = number if phase.span[0] == 0 else first  # the spans of one piece of work share its draws
+            model, memory = method.before_phase(clients, phase, model)
+            clients = replace(clients, memory=memory)
             second = method.second_model(phase)
-            begin = model if second is None else _of(second, clients.memory)
-            own = _outside(method.second_models(), kept) if second is None else _of(second, kept)
-            optimiser = last if phase.continues else own
+            begin = model if second is None else memory.group(second)
+            optimiser = last if phase.continues else kept.group(second or "model")
             rate = learning_rate * phase.rate
-            trained = self._trainer.train(clients, received, begin, phase, rate, f"phase {first}", optimiser)
-            memory, last = {**clients.memory, **trained.learned}, trained.optimiser
+            trained = trainer.train(clients, received, begin, phase, rate, f"phase {first}", optimiser)
+            memory, last = trained.memory, trained.optimiser
             if second is None:
                 model, steps = trained.model, steps + trained.steps
                 gradients, mean_gradients = gradients | trained.gradients, mean_gradients | trained.mean_gradients
             else:
-                memory |= _under(second, trained.model)
-            if keep:
-                kept |= trained.optimiser if second is None else _under(second, trained.optimiser)
+                memory |= under(second, trained.model)
+            if self.setting.optimiser.keep:
+                kept |= under(second or "model", trained.optimiser)
             clients = replace(clients, memory=memory)
             losses.append(trained.loss)
             models.append(trained.model)
-            if number + 1 < len(phases):
-                probe = DataProbe(self._trainer, clients)
-                model, memory = method.between_phases(clients, number, model, probe)
-                clients = replace(clients, memory=memory)
-        model = method.settle(clients, start, model)
         training = Training(
             received=received,
             start=start,
@@ -162,51 +162,50 @@ class ClientSide:
             steps=steps,
             effective_steps=self.setting.optimiser.effective_steps(steps),
             learning_rate=learning_rate,
-            probe=DataProbe(self._trainer, clients),
         )
-        clients = replace(clients, memory=method.remember(clients, training))
-        shared = Message({name: model[name] for name in self.setting.initial if name not in self.setting.personal})
-        reply = method.upload(clients, training, shared)
-        resident = {name: model[name] for name in state.resident}
-        used = method.deployed(clients, model)
-        after = ClientState(resident, clients.memory, kept)
-        return Outcome(after, reply, known, used, torch.stack(losses).nanmean(0))
+        return clients, training, torch.stack(losses).nanmean(0), kept
 
-    def masks_known(self, ids: Sequence[int], state: ClientState, round: int) -> Tensors:
+    def masks_known(self, ids: Sequence[int], state: Stack, round: int) -> Tensors:
         """Return the masks under which the next broadcast may come without sending them."""
-        return self.setting.method.masks_known(self._view(ids, round, state.memory), upload=False)
+        return self.setting.method.masks_known(self._view(ids, round, state), upload=False)
 
-    def adapted_model(self, ids: Sequence[int], state: ClientState, broadcast: Message, round: int) -> Tensors:
+    def adapted_model(self, ids: Sequence[int], state: Stack, broadcast: Message, round: int) -> Tensors:
         """Train clients' own models once more, for themselves, at the initial learning rate times that of the phase."""
         model, clients = self.own_model(ids, state, broadcast, round)
-        phase = self.setting.method.adaptation()
+        phase = self.setting.method.adaptation
         if phase is not None:
             rate = self.setting.optimiser.learning_rate * phase.rate
             model = self._trainer.train(clients, model, model, phase, rate, "adaptation").model
         return self.setting.method.deployed(clients, model)
 
     def answer_survey(
-        self, ids: Sequence[int], state: ClientState, exchange: Exchange, broadcast: Message, round: int
+        self, ids: Sequence[int], state: Stack, exchange: PartExchange, broadcast: Message, round: int
     ) -> Message:
         """Answer a survey before a round, from the current model and the clients' own data."""
         model, clients = self.own_model(ids, state, broadcast, round)
-        return exchange.survey(clients, model, DataProbe(self._trainer, clients))
+        return exchange.survey(clients, model)
 
     def adopt(
-        self, ids: Sequence[int], state: ClientState, exchange: Exchange, announcement: Message, round: int
-    ) -> ClientState:
+        self, ids: Sequence[int], state: Stack, exchange: PartExchange, announcement: Message, round: int
+    ) -> Stack:
         """Take in what the server concluded from a survey."""
-        return replace(state, memory=clone(exchange.adopt(self._view(ids, round, state.memory), announcement)))
+        memory = clone(exchange.adopt(self._view(ids, round, state), announcement))
+        return state.without("memory") | under("memory", memory)
+
+    def weights(self, ids: Sequence[int]) -> Tensor:
+        """Tell what the clients' replies count, from what they themselves know ``[K]``."""
+        clients = self._view(ids, 0, Stack())
+        return self.setting.method.weigh(Declared(clients.sizes, clients.label_counts))
 
     def probe(self, ids: Sequence[int], round: int) -> DataProbe:
         """Offer the data of some clients to measurements outside of a run."""
-        return DataProbe(self._trainer, self._view(ids, round, {}))
+        return DataProbe(self._trainer, self._view(ids, round, Stack()))
 
     @property
     def _trainer(self) -> Trainer:
         return Trainer(self.setting, self.forward, self.data)
 
-    def _view(self, ids: Sequence[int], round: int, memory: Tensors) -> Clients:
+    def _view(self, ids: Sequence[int], round: int, state: Stack) -> Clients:
         """Gather what hooks may see of some clients."""
         rows = torch.tensor(list(ids))
         return Clients(
@@ -219,9 +218,12 @@ class ClientSide:
             sizes=torch.from_numpy(self.data.split.sizes)[rows].to(self.setting.device),
             label_counts=self.data.label_counts[rows].to(self.setting.device),
             shared=self.setting.shared,
-            memory=memory,
+            memory=state.group("memory"),
             initial=self.setting.initial,
+            previous=state.group("previous"),
+            trained=state.get(_HAS_TRAINED, torch.empty(0)),
             secret=self.setting.secret,
+            probing=lambda clients: DataProbe(self._trainer, clients),
         )
 
 
@@ -236,24 +238,3 @@ def _combined(broadcast: Message, name: str, initial: Tensor, kept: Tensor | Non
     if kept is None or name not in broadcast.masks:
         return received
     return received.where(broadcast.masks[name], kept)
-
-
-def _of(prefix: str, tensors: Tensors) -> Tensors:
-    """Take what is named under a prefix, without it."""
-    return {
-        name.removeprefix(f"{prefix}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}/")
-    }
-
-
-def _outside(prefixes: Sequence[str], tensors: Tensors) -> Tensors:
-    """Take what is named under none of some prefixes."""
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not any(name.startswith(f"{prefix}/") for prefix in prefixes)
-    }
-
-
-def _under(prefix: str, tensors: Tensors) -> Tensors:
-    """Put names under a prefix."""
-    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}

@@ -86,6 +86,5 @@ class Collector:
         return self.side.advance(self.state, participants, merged, self.round, Message.join(replies))
 
     def _add(self, clients: Sequence[int], replies: Sequence[Message]) -> None:
-        weights = self._method.weigh(self.side.view(self.state, clients, self.round))
-        for reply, weight in zip(replies, weights, strict=True):
+        for reply, weight in zip(replies, self.side.weights(clients), strict=True):
             self._mean.add(reply, weight)

@@ -8,12 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedstrata.engines.client import ClientState
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.methods.contract.views import Message
-from fedstrata.stack import Tensors
+from fedstrata.stack import Stack, under
 from fedstrata.wire import AS_IS, quantisation_error
 
 
@@ -81,33 +80,20 @@ class Engine(Protocol):
         """Let every client adapt its model once more, and test it; nothing is kept."""
         ...
 
-    def clients(self) -> ClientState:
+    def clients(self) -> Stack:
         """Return the state of all clients, in their order."""
         ...
 
-    def restore(self, server: ServerState, clients: ClientState) -> None:
+    def restore(self, server: ServerState, clients: Stack) -> None:
         """Go on from a saved state."""
         ...
 
 
-def pack(server: ServerState, clients: ClientState) -> Tensors:
-    """Put all state into one flat dict, as a checkpoint stores it."""
-    groups = {
-        "server.model": server.model,
-        "server.memory": server.memory,
-        "clients.resident": clients.resident,
-        "clients.memory": clients.memory,
-        "clients.optimiser": clients.optimiser,
-    }
-    return {f"{group}:{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+def pack(server: ServerState, clients: Stack) -> Stack:
+    """Put all state into one stack, as a checkpoint stores it."""
+    return under("server/model", server.model) | under("server/memory", server.memory) | under("clients", clients)
 
 
-def unpack(state: Tensors) -> tuple[ServerState, ClientState]:
-    """Take a flat dict apart again."""
-
-    def group(name: str) -> Tensors:
-        prefix = f"{name}:"
-        return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
-
-    server = ServerState(group("server.model"), group("server.memory"))
-    return server, ClientState(group("clients.resident"), group("clients.memory"), group("clients.optimiser"))
+def unpack(state: Stack) -> tuple[ServerState, Stack]:
+    """Take such a stack apart again."""
+    return ServerState(state.group("server/model"), state.group("server/memory")), state.group("clients")

@@ -137,7 +137,7 @@ class StackedForward(Forward):
             with KeyedRandomness(own_key, operations, around):
                 return call(own_parameters, own_buffers, own_inputs)
 
-        outputs, after = vmap(one_client)(parameters, clone(buffers), inputs, keys)
+        outputs, after = vmap(one_client)(dict(parameters), dict(clone(buffers)), inputs, keys)
         return outputs, after
 
 

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.client import ClientSide, ClientState, Outcome
+from fedstrata.engines.client import ClientSide, Outcome
 from fedstrata.engines.collecting import Collector
 from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.proxy import server_proxy
-from fedstrata.engines.server import Declared, ServerSide, ServerState
+from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.contract.composition import Exchange
-from fedstrata.methods.contract.views import Message
-from fedstrata.stack import Tensors, take_first
+from fedstrata.methods.contract.composition import PartExchange
+from fedstrata.methods.contract.views import Declared, Message
+from fedstrata.stack import Stack, Tensors, concatenate, take, take_first
 from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
 
@@ -40,12 +40,12 @@ class LoopClient:
         self.state = outcome.state
         return encode(outcome.reply, outcome.known, self.side.setting.upload_values, round), outcome
 
-    def answer_survey(self, exchange: Exchange, message: bytes, round: int) -> bytes:
+    def answer_survey(self, exchange: PartExchange, message: bytes, round: int) -> bytes:
         """Answer a survey before a round."""
         reply = self.side.answer_survey(self.ids, self.state, exchange, self._decoded(message, round), round)
         return encode(reply, round=round)
 
-    def adopt(self, exchange: Exchange, message: bytes, round: int) -> None:
+    def adopt(self, exchange: PartExchange, message: bytes, round: int) -> None:
         """Take in what the server concluded."""
         self.state = self.side.adopt(self.ids, self.state, exchange, self._decoded(message, round), round)
 
@@ -78,11 +78,11 @@ class LoopServer:
         """Encode what each participant gets."""
         return self.broadcast(participants, round, testing)[1]
 
-    def asked(self, exchange: Exchange, round: int) -> tuple[int, ...]:
+    def asked(self, exchange: PartExchange, round: int) -> tuple[int, ...]:
         """Choose the clients that a survey asks."""
         return self.side.asked(self.state, exchange, round)
 
-    def conclude(self, exchange: Exchange, replies: list[bytes], round: int) -> list[bytes]:
+    def conclude(self, exchange: PartExchange, replies: list[bytes], round: int) -> list[bytes]:
         """Conclude a survey, and encode the announcement for every client."""
         joined = Message.join([decode(reply, self.side.setting.device, round=round) for reply in replies])
         self.state, announcement = self.side.conclude(self.state, exchange, joined, round)
@@ -191,12 +191,12 @@ class LoopEngine:
         scores = [self.evaluator.own_models(self.forward, model, [number]) for number, model in enumerate(models)]
         return Scores.join(scores)
 
-    def clients(self) -> ClientState:
+    def clients(self) -> Stack:
         """Return the state of all clients, in their order."""
-        return ClientState.concatenate([member.state for member in self.members])
+        return concatenate([member.state for member in self.members])
 
-    def restore(self, server: ServerState, clients: ClientState) -> None:
+    def restore(self, server: ServerState, clients: Stack) -> None:
         """Go on from a saved state."""
         self.central.state = server
         for member in self.members:
-            member.state = clients.rows(torch.tensor(member.ids, device=self.setting.device))
+            member.state = take(clients, torch.tensor(member.ids, device=self.setting.device))

@@ -16,11 +16,12 @@ from fedstrata.engines.client import ClientSide
 from fedstrata.engines.engine import Engine
 from fedstrata.engines.forward import Forward, LoopForward, StackedForward
 from fedstrata.engines.loop import LoopEngine
-from fedstrata.engines.server import Declared, ServerSide
+from fedstrata.engines.server import ServerSide
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.stacked import StackedEngine
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.losses import cross_entropy
+from fedstrata.methods import Declared
 from fedstrata.stack import repeat
 
 ENGINES = ("loop", "stacked")

@@ -20,6 +20,7 @@ from fedstrata.rng import fold, numpy_generator, uniform
 from fedstrata.stack import Tensors, align, take
 
 _BYTES_AT_ONCE = 2**30
+_SAMPLES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,22 @@ class DataProbe:
     trainer: Trainer
     clients: Clients
 
-    def gradients(self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False) -> Tensors:
+    def gradients(
+        self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False, draw: int = 0
+    ) -> Tensors:
         """Return the gradients of the mean loss on minibatches or all samples, in training mode; nothing is kept."""
         layers, data = self.trainer.setting.layers, self.trainer.data
         names = layers.parameter_names
         buffers = {name: model[name] for name in layers.buffer_names}
         total = {name: torch.zeros_like(model[name], memory_format=torch.contiguous_format) for name in names}
         dropout = self.clients.keys("probe/dropout")
-        drawn = self._balanced(batch_size, batches) if balanced and batches else self._plain(batch_size, batches)
+        drawn = self._balanced(batch_size, batches) if balanced and batches else self._plain(batch_size, batches, draw)
         for batch in drawn:
             rows = batch.rows
             keys = fold(dropout if rows is None else dropout[rows], batch.step)
             inputs, labels = data.make(batch.positions, None)
-            own = take({name: model[name] for name in names}, rows)
-            own = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
+            taken = take({name: model[name] for name in names}, rows)
+            own = {name: tensor.detach().requires_grad_() for name, tensor in taken.items()}
             effective = self.trainer.setting.method.effective(self.clients.rows(rows), own, batch.step)
             outputs, _ = self.trainer.forward(effective, take(buffers, rows), inputs, keys, training=True)
             loss = cross_entropy(outputs, labels).mean(1).sum()
@@ -101,6 +104,28 @@ class DataProbe:
         gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
         return {name: gradient.square() for name, gradient in zip(names, gradients, strict=True)}
 
+    def features(self, model: Tensors) -> Tensor:
+        """Return the mean features of each class ``[K, classes, features]``, over all samples, in evaluation mode."""
+        layers, data = self.trainer.setting.layers, self.trainer.data
+        parameters = {name: model[name] for name in layers.parameter_names}
+        buffers = {name: model[name] for name in layers.buffer_names}
+        counts = self.clients.label_counts
+        total: Tensor | None = None
+        with torch.no_grad():
+            for batch in self._plain(_SAMPLES_AT_ONCE, None):
+                rows = torch.arange(len(counts), device=counts.device) if batch.rows is None else batch.rows
+                inputs, labels = data.make(batch.positions, None)
+                none = torch.zeros(len(rows), 2, dtype=torch.int64, device=rows.device)
+                _, features, _ = self.trainer.forward.features(
+                    take(parameters, batch.rows), take(buffers, batch.rows), inputs, none, training=False
+                )
+                flat = features.flatten(2)
+                total = flat.new_zeros(*counts.shape, flat.shape[2]) if total is None else total
+                belongs = torch.nn.functional.one_hot(labels, counts.shape[1]).to(flat.dtype)
+                total.index_add_(0, rows, belongs.transpose(1, 2) @ flat)
+        assert total is not None
+        return total / counts.clamp(min=1)[..., None].to(total.dtype)
+
     def train(
         self,
         model: Tensors,
@@ -110,7 +135,7 @@ class DataProbe:
     ) -> Tensors:
         """Return the model after a stretch of some epochs of local training at the initial learning rate."""
         rate = self.trainer.setting.optimiser.learning_rate
-        clients = replace(self.clients, memory={**self.clients.memory, **(memory or {})})
+        clients = replace(self.clients, memory=self.clients.memory | (memory or {}))
         return self.trainer.train(clients, model, model, Phase(epochs=epochs, span=span), rate, "survey").model
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
@@ -120,13 +145,14 @@ class DataProbe:
         own = [samples[client] for client in self.clients.ids]
         return score_models(setting, data, self.trainer.forward, model, own)
 
-    def _plain(self, batch_size: int, batches: int | None) -> Iterator[Batch]:
+    def _plain(self, batch_size: int, batches: int | None, draw: int = 0) -> Iterator[Batch]:
         """Yield minibatches of each client; ``None``: as many as hold all its samples once."""
         setting = self.trainer.setting
         work = replace(setting.work, batch_size=batch_size, epochs=1, steps=batches)
         if batches is None:
             work = replace(work, last_batch="keep", samples=None)
-        return self.trainer.data.batches(self.clients.ids, work, setting.seed, self.clients.round, "probe")
+        purpose = f"probe/{draw}" if draw else "probe"
+        return self.trainer.data.batches(self.clients.ids, work, setting.seed, self.clients.round, purpose)
 
     def _balanced(self, batch_size: int, batches: int) -> Iterator[Batch]:
         """Yield each client's batches with its classes in turn, one client at a time; small clients repeat samples."""

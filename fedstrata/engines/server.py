@@ -9,17 +9,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.contract.composition import Exchange
-from fedstrata.methods.contract.views import Message, Proxy, Server
-from fedstrata.stack import Tensors, clone
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What clients tell the server about their data once, before the first round."""
-
-    sizes: Tensor
-    label_counts: Tensor
+from fedstrata.methods.contract.composition import PartExchange
+from fedstrata.methods.contract.views import Declared, Message, Proxy, Server
+from fedstrata.stack import Stack, Tensors, clone
 
 
 @dataclass(frozen=True)
@@ -27,7 +19,7 @@ class ServerState:
     """What the server keeps between rounds: the shared part of the model, and the method's memory."""
 
     model: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
+    memory: Stack = field(default_factory=Stack)
 
 
 @dataclass(frozen=True)
@@ -65,8 +57,13 @@ class ServerSide:
         """Return the masks that both sides hold before the broadcast, or before the replies."""
         return self.setting.method.masks_known(self.view(state, participants, round), upload)
 
+    def weights(self, participants: Sequence[int]) -> Tensor:
+        """Give each participant its weight in the merged model ``[K]``, from what it declared."""
+        declared = self.declared.rows(torch.tensor(list(participants)))
+        return self.setting.method.weigh(declared).to(self.setting.device)
+
     def conclude(
-        self, state: ServerState, exchange: Exchange, replies: Message, round: int
+        self, state: ServerState, exchange: PartExchange, replies: Message, round: int
     ) -> tuple[ServerState, Message]:
         """Conclude a survey of some clients: the next state, and the announcement to everybody."""
         asked = self.asked(state, exchange, round)
@@ -74,7 +71,7 @@ class ServerSide:
         state = ServerState({**state.model, **model}, memory)
         return state, exchange.announce(self.view(state, range(self.setting.clients), round))
 
-    def asked(self, state: ServerState, exchange: Exchange, round: int) -> tuple[int, ...]:
+    def asked(self, state: ServerState, exchange: PartExchange, round: int) -> tuple[int, ...]:
         """Choose the clients that a survey asks, in their order."""
         return tuple(sorted(exchange.asks(self._present(state, round))))
 
@@ -92,12 +89,13 @@ class ServerSide:
         replies: Message | None = None,
     ) -> ServerState:
         """Go from the merged model to the next state; the replies are needed where the method looks at single ones."""
-        new, memory = self.setting.method.advance(self.view(state, participants, round), merged, replies)
+        view = self.view(state, participants, round)
+        new, memory = self.setting.method.advance(view, merged, replies or Message())
         return ServerState({**state.model, **new}, memory)
 
     def view(self, state: ServerState, participants: Sequence[int], round: int) -> Server:
         """Gather what hooks may see at the server."""
-        rows = torch.tensor(list(participants))
+        declared = self.declared.rows(torch.tensor(list(participants)))
         return Server(
             round=round,
             rounds=self.setting.rounds,
@@ -105,10 +103,11 @@ class ServerSide:
             seed=self.setting.seed,
             clients=self.setting.clients,
             participants=tuple(participants),
-            sizes=self.declared.sizes[rows].to(self.setting.device),
-            label_counts=self.declared.label_counts[rows].to(self.setting.device),
+            sizes=declared.sizes.to(self.setting.device),
+            label_counts=declared.label_counts.to(self.setting.device),
             model=state.model,
             memory=state.memory,
+            initial=self.setting.initial,
             proxy=self.proxy,
             secret=self.setting.secret,
         )

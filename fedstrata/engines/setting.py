@@ -8,7 +8,7 @@ import torch
 
 from fedstrata.engines.batches import Work
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.composition import Exchange, Method
+from fedstrata.methods.contract.composition import Method, PartExchange
 from fedstrata.optimisers import Optimiser
 from fedstrata.schedules import Schedule
 from fedstrata.stack import Tensors
@@ -45,7 +45,7 @@ class Setting:
         joined = self.join_round is None or round >= self.join_round
         return range(self.clients if joined else self.clients - self.late_clients)
 
-    def exchanges_before(self, round: int) -> list[Exchange]:
+    def exchanges_before(self, round: int) -> list[PartExchange]:
         """List the method's exchanges with clients before a round, in their order."""
         return self.method.exchanges_before(round, self.rounds, joining=round == self.join_round)
 

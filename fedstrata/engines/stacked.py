@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.client import ClientSide, ClientState
+from fedstrata.engines.client import ClientSide
 from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import StackedForward
 from fedstrata.engines.proxy import server_proxy
-from fedstrata.engines.server import Declared, ServerSide, ServerState
+from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.contract.views import Message
-from fedstrata.stack import Tensors, take_first
+from fedstrata.methods.contract.views import Declared, Message
+from fedstrata.stack import Stack, Tensors, apart, put_, take, take_first
 from fedstrata.wire import AS_IS, encoded_sizes, quantisation_error, received
 
 
@@ -44,7 +44,7 @@ class StackedEngine:
             known = self.side.masks_known(self.server, asked, round, upload=False)
             got = received(message, self.setting.download_values)
             replies = [
-                self.client_side.answer_survey(ids, self._clients.rows(rows), exchange, got.rows(places), round)
+                self.client_side.answer_survey(ids, take(self._clients, rows), exchange, got.rows(places), round)
                 for places, ids, rows in self._chunks(asked)
             ]
             joined = Message.join(replies)
@@ -64,9 +64,9 @@ class StackedEngine:
         got = received(message, download_values)
         replies, losses, scores = [], [], []
         for places, ids, rows in self._chunks(participants):
-            state = self._clients.rows(rows)
+            state = take(self._clients, rows)
             outcome = self.client_side.round(ids, state, got.rows(places), round, losses_so_far)
-            self._clients.put_(rows, outcome.state)
+            put_(self._clients, rows, apart(outcome.state) if rows is None else outcome.state)
             replies.append(outcome.reply)
             losses.append(outcome.loss)
             if evaluate:
@@ -90,11 +90,11 @@ class StackedEngine:
         """Test every client's own model after aggregation, and the global one on the global test set."""
         message = self._for_testing(round)
         if message.common and self.setting.everybody_alike:
-            model = self.client_side.deployed_model([0], self._clients.rows(self._first), message, round)
+            model = self.client_side.deployed_model([0], take(self._clients, self._first), message, round)
             return self.evaluator.common_model(self.forward, take_first(model))
         scores = []
         for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.deployed_model(ids, self._clients.rows(rows), message.rows(places), round)
+            models = self.client_side.deployed_model(ids, take(self._clients, rows), message.rows(places), round)
             scores.append(self.evaluator.own_models(self.forward, models, ids))
         return Scores.join(scores), None
 
@@ -103,15 +103,15 @@ class StackedEngine:
         message = self._for_testing(round)
         scores = []
         for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.adapted_model(ids, self._clients.rows(rows), message.rows(places), round)
+            models = self.client_side.adapted_model(ids, take(self._clients, rows), message.rows(places), round)
             scores.append(self.evaluator.own_models(self.forward, models, ids))
         return Scores.join(scores)
 
-    def clients(self) -> ClientState:
+    def clients(self) -> Stack:
         """Return the state of all clients, in their order."""
         return self._clients
 
-    def restore(self, server: ServerState, clients: ClientState) -> None:
+    def restore(self, server: ServerState, clients: Stack) -> None:
         """Go on from a saved state."""
         self.server, self._clients = server, clients
 

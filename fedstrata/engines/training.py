@@ -11,22 +11,22 @@ from torch import Tensor
 from fedstrata.engines.batches import Batch, DeviceData
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.setting import Setting
-from fedstrata.methods.contract.views import Clients, Phase, Step
+from fedstrata.methods.contract.views import Clients, LocalStep, Phase
 from fedstrata.rng import client_keys, fold
-from fedstrata.stack import Tensors, add, align, clone, put_, take
+from fedstrata.stack import Stack, Tensors, add, align, clone, put_, take
 
 
 @dataclass(frozen=True)
 class Trained:
     """What a phase of training leaves.
 
-    ``learned`` is what parts train beside the model. ``loss`` is each client's mean and ``steps`` the number of its
-    steps; ``gradients`` are those of its last step and ``mean_gradients`` the mean over all of them, if the method
-    wants them.
+    ``memory`` is that of the clients, with what parts trained or changed in it. ``loss`` is each client's mean and
+    ``steps`` the number of its steps; ``gradients`` are those of its last step and ``mean_gradients`` the mean over all
+    of them, if the method needs them.
     """
 
     model: Tensors
-    learned: Tensors
+    memory: Stack
     optimiser: Tensors
     loss: Tensor
     steps: Tensor
@@ -58,7 +58,8 @@ class Trainer:
         ``purpose`` separates the draws of different phases. Without an optimiser's state a fresh one is made.
         """
         layers, method = self.setting.layers, self.setting.method
-        learned = clone({name: clients.memory[name] for name in method.learns(layers)})
+        learned = clone({name: clients.memory[name] for name in method.learned(clients.memory)})
+        changed = Stack()
         model = clone(start)
         parameters = {**{name: model[name] for name in layers.parameter_names}, **learned}
         buffers = {name: model[name] for name in layers.buffer_names}
@@ -74,31 +75,36 @@ class Trainer:
             current = {name: tensor.detach() for name, tensor in take(parameters, rows).items()}
             for name in moving:
                 current[name].requires_grad_()
+            some = _remembering(some, changed, rows, {name: current[name] for name in learned})
             place = phase, repeat, learning_rate
             step, loss, after = self._pass(some, take(received, rows), current, own_buffers, batch, keys, place)
             slopes = _slopes(loss, {name: current[name] for name in moving})
             with torch.no_grad():
-                if method.wants_gradients():
+                if method.needs.last_gradients:
                     gradients = gradients or {name: torch.zeros_like(parameters[name]) for name in slopes}
                     put_(gradients, rows, slopes)
-                if method.wants_mean_gradients():
+                if method.needs.mean_gradients:
                     total = total or {name: torch.zeros_like(parameters[name]) for name in slopes}
                     put_(total, rows, add(slopes, take(total, rows)))
                 new = {name: tensor.detach() for name, tensor in current.items()}
                 self.setting.optimiser.update_(new, method.gradients(some, step, slopes), own_state, learning_rate)
-                for name, value in method.project(some, step, new).items():
+                own = {name: new[name] for name in layers.parameter_names}
+                some = _remembering(some, Stack(), None, {name: new[name] for name in learned})
+                projected, memory = method.project(some, step, own)
+                for name, value in projected.items():
                     if value is not new[name]:
                         new[name].copy_(value)  # a hook may return what it was given; training owns its tensors
+                _change_(changed, clients.memory, rows, memory)
                 put_(parameters, rows, new)
                 put_(buffers, rows, after)
                 put_(state, rows, own_state)
                 losses.add(rows, loss.detach())
-        model = {name: parameters[name] for name in layers.parameter_names}
-        learned = {name: parameters[name] for name in learned}
+        trained = {name: parameters[name] for name in layers.parameter_names}
+        memory = clients.memory | changed | {name: parameters[name] for name in learned}
         mean = {
             name: tensor / align(losses.count.clamp(min=1), tensor).to(tensor.dtype) for name, tensor in total.items()
         }
-        return Trained({**model, **buffers}, learned, state, losses.value(), losses.count, gradients, mean)
+        return Trained({**trained, **buffers}, memory, state, losses.value(), losses.count, gradients, mean)
 
     def _batches(self, ids: Sequence[int], round: int, phase: Phase, purpose: str) -> Iterator[tuple[Batch, int]]:
         work = replace(self.setting.work, span=phase.span)
@@ -119,7 +125,7 @@ class Trainer:
         batch: Batch,
         keys: tuple[Tensor, Tensor],
         place: tuple[Phase, int, float],
-    ) -> tuple[Step, Tensor, Tensors]:
+    ) -> tuple[LocalStep, Tensor, Tensors]:
         """Run the models on a batch: return the step as hooks see it, each client's loss, and the buffers after."""
         method, layers = self.setting.method, self.setting.layers
         for_transforms, for_dropout = keys if batch.rows is None else (key[batch.rows] for key in keys)
@@ -127,31 +133,31 @@ class Trainer:
         draws = fold(for_dropout, batch.step)
         phase, repeat, learning_rate = place
 
-        def run(model: Tensors, own_buffers: Tensors, training: bool) -> tuple[Tensor, Tensor | None, Tensors]:
-            features, around = None, method.operations() if training else {}
+        def run(model: Tensors, own_buffers: Tensors, training: bool) -> tuple[Tensor, Tensor, Tensors]:
+            features, around = torch.empty(0), dict(method.needs.operations) if training else {}
             with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.setting.precision == "bf16"):
-                if method.wants_features():
+                if method.needs.features:
                     outputs, features, after = self.forward.features(
                         model, own_buffers, inputs, draws, training=training, around=around
                     )
                 else:
                     outputs, after = self.forward(model, own_buffers, inputs, draws, training=training, around=around)
-            return outputs.to(self.data.dtype), None if features is None else features.to(self.data.dtype), after
+            return outputs.to(self.data.dtype), features.to(self.data.dtype), after
 
-        def forward(chosen: Tensors) -> tuple[Tensor, Tensor | None, Tensors]:
+        def forward(chosen: Tensors) -> tuple[Tensor, Tensor, Tensors]:
             model = method.effective(clients, chosen, batch.step)
             return run({name: model[name] for name in layers.parameter_names}, buffers, True)
 
         def predict(model: Tensors) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
-                weights = method.as_weights(clients, model)
+                weights = method.effective(clients, model, None)
                 own = {name: weights[name] for name in layers.parameter_names}
                 outputs, features, _ = run(own, {name: weights[name] for name in layers.buffer_names}, False)
-            return outputs, outputs if features is None else features
+            return outputs, features
 
         outputs, features, after = forward(parameters)
-        step = Step(
-            parameters=parameters,
+        step = LocalStep(
+            parameters={name: parameters[name] for name in layers.parameter_names},
             received=received,
             inputs=inputs,
             labels=labels,
@@ -164,9 +170,25 @@ class Trainer:
             number=batch.step,
             repeat=repeat,
         )
-        loss = method.base_loss(clients, step)
-        extra = method.loss(clients, step)
-        return step, loss if extra is None else loss + extra, after
+        return step, method.loss(clients, step), after
+
+
+def _remembering(clients: Clients, changed: Stack, rows: Tensor | None, learned: Tensors) -> Clients:
+    """Let hooks see in the memory what changed in steps before, and what is just being learned."""
+    if not changed and not learned:
+        return clients
+    return replace(clients, memory=clients.memory | take(changed, rows) | learned)
+
+
+def _change_(changed: Stack, memory: Stack, rows: Tensor | None, new: Stack) -> None:
+    """Note what hooks changed in the memory of some clients; the memory itself stays as it was."""
+    for name, tensor in new.items():
+        if rows is None:
+            changed[name] = tensor.clone()  # what a hook remembers may be what training goes on to change
+            continue
+        if name not in changed:
+            changed[name] = memory[name].clone()
+        changed[name].index_copy_(0, rows, tensor)
 
 
 def _slopes(loss: Tensor, moving: Tensors) -> Tensors:

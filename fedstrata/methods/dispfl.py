@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedstrata.functional import erk_masks, readjust, readjusted_at
-from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Probe, Server, Training
-from fedstrata.methods.mechanisms.layer_choice import SETS_WEIGHTS
-from fedstrata.methods.mechanisms.masking import Masked, as_memory, keep, layer_densities, masks_in, send_under
-from fedstrata.methods.mechanisms.peers import NO_SERVER, Peers, heard, last_models, mean_with, noted
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.mechanisms.masking import Masked, keep, layer_densities, send_under
+from fedstrata.methods.mechanisms.peers import NO_SERVER, Peers, first_models, mean_with, noted
 from fedstrata.rng import client_keys, uniform
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Stack, Tensors, under
 
 
 @methods.register("dispfl")
@@ -46,8 +45,9 @@ class DisPFL(Peers, Masked):
         "https://arxiv.org/abs/2206.00187",
         not_on_network=NO_SERVER,
     )
-    claims: ClassVar[tuple[str, ...]] = (*Peers.claims, SETS_WEIGHTS)
-    one_support: ClassVar[bool] = False
+    touches: ClassVar[Touches] = Peers.touches.also(
+        decides=(Decision.WEIGHTS,), takes_away=(Matter.SAME_ENTRIES, Matter.UNMASKED_HEAD)
+    )
 
     density: float = parameter(0.5, "The fraction of weights that a mask keeps.", above=0, high=1)
     alpha: float = parameter(0.5, "The fraction of kept weights that the first round exchanges.", low=0, below=1)
@@ -62,7 +62,7 @@ class DisPFL(Peers, Masked):
         """Draw the first mask; keep the mask of the last training, under which the model was sent, beside it."""
         shapes = {name: model[name].shape[1:] for name in _masked(clients.layers.parameter_names, clients.shared)}
         masks = self._first_masks(shapes, clients.seed, clients.ids, clients.sizes.device)
-        return {**as_memory(masks), **_as_sent(masks)}
+        return under("mask", masks) | under("sent", masks)
 
     def _first_masks(
         self, shapes: Mapping[str, torch.Size], seed: int, clients: Iterable[int], device: torch.device
@@ -75,37 +75,37 @@ class DisPFL(Peers, Masked):
         }
         return erk_masks(scores, self.density, batched=True)
 
-    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
+    def receive(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Average each entry over those that hold it, and cut to the own mask."""
-        masks, held = _sent(clients.memory), heard(message.masks)
+        masks, held = clients.memory.group("sent"), Stack(message.masks).group("peers")
         own = keep(model, masks)
         mixed = {}
-        for name, peers in heard(message.tensors).items():
+        for name, peers in message.group("peers").items():
             holders = torch.cat((masks[name].unsqueeze(1), held[name]), dim=1) if name in held else None
             mixed[name] = mean_with(own[name], peers, holders)
-        return keep({**own, **mixed}, masks_in(clients.memory)), clients.memory
+        return keep({**own, **mixed}, clients.memory.group("mask")), clients.memory
 
-    def remember(self, clients: Clients, training: Training) -> Tensors:
+    def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Move the mask for the next round."""
-        masks = masks_in(clients.memory)
+        masks = clients.memory.group("mask")
         fraction = readjusted_at(clients.round - 1, clients.rounds, self.alpha)
         growth = self._growth(clients, training, masks)
         moved = {
             name: readjust(mask, training.trained[name], growth[name], fraction, batched=True)
             for name, mask in masks.items()
         }
-        return {**clients.memory, **as_memory(moved), **_as_sent(masks)}
+        return training.trained, under("mask", moved) | under("sent", masks)
 
     def _growth(self, clients: Clients, training: Training, masks: Tensors) -> Tensors:
         """Score what may come back."""
         if self.regrow == "random":
             return {name: uniform(clients.keys(f"{self.name}/{name}"), mask.shape[1:]) for name, mask in masks.items()}
-        gradients = training.probe.gradients(training.trained, self.batch_size)
+        gradients = clients.probe.gradients(training.trained, self.batch_size)
         return {name: gradients[name].abs() for name in masks}
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send what was trained, under the mask with which it was."""
-        return send_under(message, _sent(clients.memory))
+        return send_under(message, clients.memory.group("sent"))
 
     # The relay --------------------------------------------------------------------------------------------------------
 
@@ -113,34 +113,25 @@ class DisPFL(Peers, Masked):
         """Know every client by the initial model under its first mask."""
         shapes = {name: server.model[name].shape for name in _masked(server.layers.parameter_names, server.model)}
         masks = self._first_masks(shapes, server.seed, range(server.clients), server.sizes.device)
-        models = keep(last_models(super().server_memory(server)), masks)
-        return {**{f"last/{name}": stack for name, stack in models.items()}, **as_memory(masks)}
+        return under("last", keep(first_models(server).group("last"), masks)) | under("mask", masks)
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Relay the neighbours' last models, under their masks."""
         message, peers = super().broadcast(server, message), self.choose_peers(server)
-        masks = {f"peers/{name}": masks[peers] for name, masks in masks_in(server.memory).items()}
-        return replace(message, masks={**message.masks, **masks})
+        masks = {name: masks[peers] for name, masks in server.memory.group("mask").items()}
+        return replace(message, masks={**message.masks, **under("peers", masks)})
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Note what the participants sent, and under which masks."""
-        new, memory = super().examine(server, replies, shares, new)
-        return new, {**memory, **noted(server, "mask", replies.masks)}
+        _, memory = super().refine(server, model, replies)
+        return model, {**memory, **noted(server, "mask", replies.masks)}
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer the masks keep, in the mean over all clients."""
-        return {"density": layer_densities(server.layers, masks_in(server.memory))}
+        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
 
 
 def _masked(parameters: Iterable[str], shared: Iterable[str]) -> list[str]:
     """Name what is masked: the parameters that are shared."""
     known = set(shared)
     return [name for name in parameters if name in known]
-
-
-def _as_sent(masks: Tensors) -> Tensors:
-    return {f"sent/{name}": mask for name, mask in masks.items()}
-
-
-def _sent(memory: Tensors) -> Tensors:
-    return {name.removeprefix("sent/"): mask for name, mask in memory.items() if name.startswith("sent/")}

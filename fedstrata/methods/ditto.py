@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Phase, Step
-from fedstrata.methods.fedprox import proximal_term
-from fedstrata.methods.mechanisms.layer_choice import DECIDES_WHAT_IS_USED
+from fedstrata.methods.contract.views import Clients, LocalStep, ModelAndMemory, Phase
+from fedstrata.methods.mechanisms.proximal import proximal_term
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, under
 
 
 @methods.register("ditto")
@@ -37,8 +37,9 @@ class Ditto(Part):
         "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
         "https://arxiv.org/abs/2012.04221",
     )
-    claims: ClassVar[tuple[str, ...]] = (DECIDES_WHAT_IS_USED,)
-    second_models: ClassVar[tuple[str, ...]] = ("personal",)
+    touches: ClassVar[Touches] = Touches(
+        decides=(Decision.USE,), relies_on=(Matter.SHARING, Matter.AVERAGE, Matter.SHARED_WEIGHTS)
+    )
 
     strength: float = parameter(1.0, "How strongly the personal model is held (lambda).", low=0)
     epochs: int | None = parameter(None, "Epochs for the personal model; none: as many as for the global one.", low=1)
@@ -48,28 +49,32 @@ class Ditto(Part):
         choices=("gradient", "released"),
     )
 
+    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
+        """Keep a personal model, which starts at the common initial one."""
+        return under("personal", model)
+
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Train the global model, then the personal one."""
         return Phase(name="global"), Phase(model="personal", epochs=self.epochs, name="personal")
 
-    def loss(self, clients: Clients, step: Step) -> Tensor | None:
+    def loss(self, clients: Clients, step: LocalStep, loss: Tensor) -> Tensor:
         """Hold the personal model near the global one."""
         if step.phase.model is None or self.pull != "gradient":
-            return None
-        return proximal_term(clients, step.parameters, step.received, self.strength)
+            return loss
+        return loss + proximal_term(clients, step.parameters, step.received, self.strength)
 
-    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
+    def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndMemory:
         """In the released variant, pull the personal model after the step."""
         if step.phase.model is None or self.pull != "released":
-            return parameters
+            return parameters, clients.memory
         reach = step.learning_rate * self.strength
         pulled = {
             name: tensor - reach * (tensor - step.received[name])
             for name, tensor in parameters.items()
             if name in clients.shared
         }
-        return {**parameters, **pulled}
+        return {**parameters, **pulled}, clients.memory
 
     def deployed(self, clients: Clients, model: Tensors) -> Tensors:
         """Use the personal model."""
-        return {name: clients.memory[f"personal/{name}"] for name in model}
+        return clients.memory.group("personal")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Facts, Matter, Touches
+from fedstrata.methods.contract.part import Kept, Part
 from fedstrata.methods.contract.registry import methods
 
 
@@ -25,9 +26,13 @@ class FedBN(Part):
         "https://arxiv.org/abs/2102.07623",
     )
 
-    def personal(self, layers: LayerMap) -> Iterable[str]:
+    touches: ClassVar[Touches] = Touches(
+        relies_on=(Matter.SHARING, Matter.SHARED_NORMS), takes_away=(Matter.SHARED_NORMS,)
+    )
+
+    def keeps(self, layers: LayerMap) -> Kept:
         """Keep every tensor of every norm layer."""
-        return layers.norm_names
+        return Kept(personal=layers.norm_names)
 
     def notes(self, layers: LayerMap) -> Iterable[str]:
         """Say that without norm layers this is FedAvg."""

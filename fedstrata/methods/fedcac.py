@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,12 +10,13 @@ from torch import Tensor
 
 from fedstrata.functional import overlaps, sensitivity, top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.declarations import Facts
+from fedstrata.methods.contract.part import Kept
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Server, Training
-from fedstrata.methods.mechanisms.peers import Mixing, first_models, last_models, mix, noted, rows_of
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.mechanisms.peers import Mixing, first_models, mix, noted, rows_of
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, under
 
 NEGLIGIBLE = 1e-12
 """Up to this score a weight did not move but for rounding: a bias in front of a norm layer, which has no gradient."""
@@ -50,17 +50,15 @@ class FedCAC(Mixing):
     tau: float = parameter(0.5, "The fraction of each tensor that is critical.", above=0, high=1)
     beta: int = parameter(100, "The round after which clients collaborate with nobody on critical weights.", low=1)
 
-    def personal(self, layers: LayerMap) -> Iterable[str]:
+    def keeps(self, layers: LayerMap) -> Kept:
         """Keep buffers."""
-        return layers.buffer_names
+        return Kept(personal=layers.buffer_names)
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Tell which weights were critical, too."""
         names = [name for name in clients.layers.parameter_names if name in message.tensors]
-        critical = {
-            f"{self.name}/{name}": self._critical(training.start[name], training.trained[name]) for name in names
-        }
-        return replace(message, tensors={**message.tensors, **critical})
+        critical = {name: self._critical(training.start[name], training.trained[name]) for name in names}
+        return message.plus(under(self.name, critical))
 
     def _critical(self, before: Tensor, after: Tensor) -> Tensor:
         scores = sensitivity(before, after)
@@ -69,32 +67,27 @@ class FedCAC(Mixing):
     def server_memory(self, server: Server) -> Tensors:
         """Know every client by the initial model, and nothing of what is critical."""
         models = first_models(server)
-        critical = {
-            f"critical/{name}": torch.zeros_like(stack, dtype=torch.bool) for name, stack in last_models(models).items()
-        }
+        none = {name: torch.zeros_like(stack, dtype=torch.bool) for name, stack in models.group("last").items()}
         seen = torch.zeros(server.clients, dtype=torch.bool, device=server.sizes.device)
-        return {**models, **critical, "seen": seen}
+        return models | under("critical", none) | {"seen": seen}
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Note what the participants sent."""
-        prefix = f"{self.name}/"
-        critical = {
-            name.removeprefix(prefix): mask for name, mask in replies.tensors.items() if name.startswith(prefix)
+        sent, critical = noted(server, "last", replies.tensors), noted(server, "critical", replies.group(self.name))
+        return model, server.memory | sent | critical | {
+            "seen": server.memory["seen"].index_fill(0, rows_of(server), True)
         }
-        seen = server.memory["seen"].index_fill(0, rows_of(server), True)
-        changes = {**noted(server, "last", replies.tensors), **noted(server, "critical", critical), "seen": seen}
-        return new, {**server.memory, **changes}
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Put each participant's model together."""
-        rows, critical, models = rows_of(server), _critical_of(server.memory), last_models(server.memory)
+        rows, critical, models = rows_of(server), server.memory.group("critical"), server.memory.group("last")
         shares = self._collaboration(server)[rows]
         whole = {
             name: mix(models[name][None], shares).where(critical[name][rows], tensor)
             for name, tensor in message.tensors.items()
             if name in critical
         }
-        return replace(message, tensors={**message.tensors, **whole})
+        return message.plus(whole)
 
     def _collaboration(self, server: Server) -> Tensor:
         """Give the share of each client in each client's critical weights: ``[N, N]``."""
@@ -103,11 +96,7 @@ class FedCAC(Mixing):
         pairs = seen & seen[:, None] & ~alone
         together = alone
         if bool(pairs.any()):
-            overlap = overlaps(_critical_of(server.memory))
+            overlap = overlaps(server.memory.group("critical"))
             mean, most = overlap[pairs].mean(), overlap[pairs].max()
             together = alone | (pairs & (overlap >= mean + (server.round - 1) / self.beta * (most - mean)))
         return together / together.sum(1, keepdim=True).to(torch.float64)
-
-
-def _critical_of(memory: Tensors) -> Tensors:
-    return {name.removeprefix("critical/"): mask for name, mask in memory.items() if name.startswith("critical/")}

@@ -8,9 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.functional import disco_shares
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Facts, Matter, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Server
+from fedstrata.methods.contract.views import Declared
 from fedstrata.spec import parameter
 
 
@@ -34,13 +35,13 @@ class FedDisco(Part):
         "Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023",
         "https://arxiv.org/abs/2305.19229",
     )
-    separable: ClassVar[bool] = False
+    touches: ClassVar[Touches] = Touches(takes_away=(Matter.OWN_WEIGHT,))
 
     a: float = parameter(0.5, "How strongly the distance counts.", low=0)
     b: float = parameter(0.1, "What every client gets beforehand.", low=0)
     distance: str = parameter("kl", "The distance of label distributions.", choices=("kl", "l1", "l2", "cosine"))
     normalise: bool = parameter(True, "Divide the distances by their sum, as the released code does.")
 
-    def weigh(self, server: Server) -> Tensor:
+    def weigh(self, declared: Declared) -> Tensor:
         """Compute the shares from what the participants declared."""
-        return disco_shares(server.sizes, server.label_counts, self.a, self.b, self.distance, self.normalise)
+        return disco_shares(declared.sizes, declared.label_counts, self.a, self.b, self.distance, self.normalise)

@@ -9,10 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.layers import Layer, LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Server, Training
-from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, choose_layers
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.mechanisms.layer_choice import choose_layers
 from fedstrata.methods.mechanisms.masking import keep, send_under
 from fedstrata.rng import client_keys, uniform
 from fedstrata.spec import parameter
@@ -42,8 +43,9 @@ class FedDrop(Part):
         "Constrained Devices, IEEE Wireless Communications Letters 2022",
         "https://arxiv.org/abs/2109.15258",
     )
-    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS)
-    one_support: ClassVar[bool] = False
+    touches: ClassVar[Touches] = Touches(
+        decides=(Decision.TRAVEL, Decision.WEIGHTS), relies_on=(Matter.SHARING,), takes_away=(Matter.SAME_ENTRIES,)
+    )
 
     rate: float = parameter(0.2, "With what probability a unit is dropped.", low=0, below=1)
     layers: str = parameter(
@@ -59,18 +61,22 @@ class FedDrop(Part):
         """Send each participant its subnet; for a test, everybody the whole model."""
         return message if server.testing else send_under(message, self._kept(server, message.tensors))
 
-    def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
-        """Run the subnet, with the outputs of its units scaled."""
+    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
+        """Run the subnet, with the outputs of its units scaled; for a test, the whole model."""
+        if step is None:
+            return parameters
         scaled = {name for block in self._blocks(clients.layers) for name in _outermost(block).parameters}
         return {
             name: tensor / (1 - self.rate) if name in scaled else tensor
             for name, tensor in keep(parameters, self._kept(clients, parameters)).items()
         }
 
-    def settle(self, clients: Clients, start: Tensors, trained: Tensors) -> Tensors:
+    def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Leave everything that belongs to a dropped unit as it was."""
+        trained, start = training.trained, training.start
         kept = self._kept(clients, trained)
-        return {**trained, **{name: trained[name].where(mask, start[name]) for name, mask in kept.items()}}
+        whole = {**trained, **{name: trained[name].where(mask, start[name]) for name, mask in kept.items()}}
+        return whole, clients.memory
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send the subnet."""

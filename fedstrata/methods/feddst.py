@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedstrata.functional import erk_masks, readjust, readjusted_at
-from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.declarations import Facts, Matter, Needs, Touches
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Server, Training
-from fedstrata.methods.mechanisms.masking import MovingMask, as_memory, for_each, maskable, masks_in
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.mechanisms.masking import MovingMask, for_each, keep, maskable
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, take_first
+from fedstrata.stack import Tensors, take_first, under
 
 
 @methods.register("feddst")
@@ -38,52 +36,57 @@ class FedDST(MovingMask):
         "AAAI 2022",
         "https://arxiv.org/abs/2112.09824",
     )
-    one_support: ClassVar[bool] = False
+    touches: ClassVar[Touches] = MovingMask.touches.also(takes_away=(Matter.SAME_ENTRIES,))
 
     sparsity: float = parameter(0.8, "The fraction of weights that are masked.", low=0, below=1)
     alpha: float = parameter(0.01, "The fraction of kept weights that are exchanged at first.", low=0, below=1)
-    every: int = parameter(15, "Clients move the mask every so many rounds.", low=1)
+    every: int = parameter(15, "The number of rounds from one move of the mask to the next.", low=1)
     until: float = parameter(0.5, "In which first part of all rounds the mask moves.", above=0, high=1)
     batch_size: int = parameter(32, "Samples in the minibatch on which gradients are taken.", low=1)
+
+    @property
+    def needs(self) -> Needs:
+        """The server looks at the clients' masks."""
+        return Needs(replies=True)
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start with the mask of the initial model."""
         names = [name for name in maskable(clients.layers) if name in clients.shared]
         masks = self._largest(take_first({name: model[name] for name in names}))
-        return as_memory(for_each({name: mask[None] for name, mask in masks.items()}, len(clients.ids)))
+        return under("mask", for_each({name: mask[None] for name, mask in masks.items()}, len(clients.ids)))
 
     def server_memory(self, server: Server) -> Tensors:
         """Start with the mask of the initial model."""
         names = [name for name in maskable(server.layers) if name in server.model]
-        return as_memory(self._largest({name: server.model[name] for name in names}))
+        return under("mask", self._largest({name: server.model[name] for name in names}))
 
     def _largest(self, model: Tensors) -> Tensors:
         """Keep the largest weights of each tensor."""
         return erk_masks({name: tensor.abs() for name, tensor in model.items()}, 1 - self.sparsity)
 
-    def exchanged(self, round: int, rounds: int) -> float:
+    def moved_fraction(self, round: int, rounds: int) -> float:
         """Return the fraction of the mask that clients exchange in a round; zero in most rounds."""
         end = int(self.until * rounds)
         return readjusted_at(round - 1, end, self.alpha) if round % self.every == 0 and round < end else 0.0
 
-    def remember(self, clients: Clients, training: Training) -> Tensors:
+    def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Move the mask, if it is time."""
-        fraction = self.exchanged(clients.round, clients.rounds)
+        fraction = self.moved_fraction(clients.round, clients.rounds)
         if fraction == 0:
-            return clients.memory
-        gradients = training.probe.gradients(training.trained, self.batch_size)
+            return training.trained, clients.memory
+        gradients = clients.probe.gradients(training.trained, self.batch_size)
         moved = {
             name: readjust(mask, training.trained[name], gradients[name].abs(), fraction, batched=True)
-            for name, mask in masks_in(clients.memory).items()
+            for name, mask in clients.memory.group("mask").items()
         }
-        return {**clients.memory, **as_memory(moved)}
+        return training.trained, under("mask", moved)
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Settle the mask, if it moved: the largest weights, and of equal ones those that a participant holds."""
-        masks = masks_in(server.memory)
-        if self.exchanged(server.round, server.rounds) > 0:
+        masks: Tensors = server.memory.group("mask")
+        if self.moved_fraction(server.round, server.rounds) > 0:
             held = {name: replies.masks[name].any(0) if name in replies.masks else mask for name, mask in masks.items()}
-            whole = {**server.model, **new}
+            whole = {**server.model, **model}
             sizes = {name: whole[name].abs().where(kept, -1.0) for name, kept in held.items()}
             masks = erk_masks(sizes, 1 - self.sparsity)
-        return new, {**server.memory, **as_memory(masks)}
+        return keep(model, masks), under("mask", masks)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.declarations import Facts
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Server, Step, Training
-from fedstrata.methods.fedprox import proximal_term
+from fedstrata.methods.contract.views import Clients, LocalStep, ModelAndMemory, Server, Training
 from fedstrata.methods.mechanisms.drift import DriftCorrection
+from fedstrata.methods.mechanisms.proximal import proximal_term
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, per_client
 
@@ -42,20 +42,20 @@ class FedDyn(DriftCorrection):
 
     alpha: float = parameter(0.01, "The strength of the regulariser (paper: 0.001 to 0.1).", above=0)
 
-    def loss(self, clients: Clients, step: Step) -> Tensor | None:
+    def loss(self, clients: Clients, step: LocalStep, loss: Tensor) -> Tensor:
         """Add the proximal term, and subtract the product with the client's state."""
         products = [per_client(state * step.parameters[name]).sum(1) for name, state in clients.memory.items()]
         proximal = proximal_term(clients, step.parameters, step.received, self.alpha)
-        return None if proximal is None else proximal - torch.stack(products).sum(0)
+        return loss + (proximal - torch.stack(products).sum(0))
 
-    def remember(self, clients: Clients, training: Training) -> Tensors:
+    def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Follow the client's gradient."""
-        return {
+        return training.trained, {
             name: state - self.alpha * (training.trained[name] - training.start[name])
             for name, state in clients.memory.items()
         }
 
-    def step(self, server: Server, merged: Tensors) -> tuple[Tensors, Tensors]:
+    def server_step(self, server: Server, merged: Tensors) -> ModelAndMemory:
         """Follow the mean over all clients, and correct the mean of the participants by it."""
         part = len(server.participants) / server.clients
         states = {

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.declarations import Facts, Needs
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Probe, Server, Training
-from fedstrata.methods.mechanisms.peers import Peers, heard, mix, rows_of
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.mechanisms.peers import Peers, mix, rows_of
 from fedstrata.rng import client_keys, permutation, uniform
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, align, squared_norm, subtract
+from fedstrata.stack import Stack, Tensors, align, squared_norm, subtract, under
 
 
 @methods.register("fedfomo")
@@ -47,28 +47,28 @@ class FedFomo(Peers):
     epsilon: float = parameter(0.3, "How often a place goes to a random client, in the first round.", low=0, high=1)
     decay: float = parameter(0.05, "By how much epsilon falls from round to round.", low=0)
 
-    def held_out(self) -> float:
-        """Hold samples out to judge models on."""
-        return self.validation
+    @property
+    def needs(self) -> Needs:
+        """Hold samples out to judge models on; the server notes what each client sent."""
+        return Needs(replies=True, held_out=self.validation)
 
     # At the client ----------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Keep the model with which training began, and the last weights."""
         weights = torch.zeros(len(clients.ids), self.neighbours, dtype=torch.float64, device=clients.sizes.device)
-        return {"weights": weights, **{f"start/{name}": tensor for name, tensor in model.items()}}
+        return Stack(weights=weights) | under("start", model)
 
-    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
+    def receive(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Weigh the models heard and the own one, and mix them."""
-        start = {name: clients.memory[f"start/{name}"] for name in model}
-        peers = heard(message.tensors)
+        start, peers = clients.memory.group("start"), message.group("peers")
         count = len(next(iter(peers.values()))[0]) if peers else 0
         candidates = [
             model,
             *({**model, **{name: stack[:, place] for name, stack in peers.items()}} for place in range(count)),
         ]
-        _, before = probe.test(start, held_out=True)
-        weights = torch.stack([self._weight(clients, probe, start, before, other) for other in candidates], dim=1)
+        _, before = clients.probe.test(start, held_out=True)
+        weights = torch.stack([self._weight(clients, start, before, other) for other in candidates], dim=1)
         positive = weights.clamp(min=0)
         total = positive.sum(1)
         helped = total > 0
@@ -79,23 +79,22 @@ class FedFomo(Peers):
             mixed[name] = mixture.where(align(helped, mixture), start[name])
         noted = torch.zeros_like(clients.memory["weights"])
         noted[:, :count] = weights[:, 1:]
-        return {**model, **mixed}, {**clients.memory, "weights": noted}
+        return {**model, **mixed}, clients.memory | {"weights": noted}
 
-    def _weight(self, clients: Clients, probe: Probe, start: Tensors, before: Tensor, other: Tensors) -> Tensor:
+    def _weight(self, clients: Clients, start: Tensors, before: Tensor, other: Tensors) -> Tensor:
         """Weigh one model of each client: ``[K]``; a model that does not differ has no weight."""
-        _, after = probe.test(other, held_out=True)
+        _, after = clients.probe.test(other, held_out=True)
         names = clients.layers.parameter_names
         distance = squared_norm(subtract({name: other[name] for name in names}, start)).sqrt().to(before.dtype)
         return torch.where(distance > 0, (before - after) / distance.where(distance > 0, 1), 0.0)
 
-    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
+    def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Remember the model with which training begins."""
-        return {**clients.memory, **{f"start/{name}": tensor for name, tensor in received.items()}}
+        return model, clients.memory | under("start", model)
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Tell the weights of the models heard, too."""
-        weights = {f"{self.name}/weights": clients.memory["weights"]}
-        return Message({**message.tensors, **weights}, message.masks, message.numbers)
+        return message.plus({f"{self.name}/weights": clients.memory["weights"]})
 
     # At the server ----------------------------------------------------------------------------------------------------
 
@@ -117,12 +116,12 @@ class FedFomo(Peers):
         order = torch.where(rank < count - at_random, rank - server.clients, shuffled.argsort(dim=1))
         return order.scatter(1, own, server.clients).argsort(dim=1)[:, :count]
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Note what the participants sent, and add their weights to the affinity."""
-        new, memory = super().examine(server, replies, shares, new)
+        _, memory = super().refine(server, model, replies)
         peers = self.choose_peers(server)
         weights = replies.tensors[f"{self.name}/weights"][:, : peers.shape[1]]
         rows = rows_of(server)
         own = memory["affinity"][rows]
         added = own.scatter(1, peers, own.gather(1, peers) + weights)
-        return new, {**memory, "affinity": memory["affinity"].index_copy(0, rows, added)}
+        return model, {**memory, "affinity": memory["affinity"].index_copy(0, rows, added)}

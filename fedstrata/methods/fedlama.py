@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,10 +10,11 @@ from torch import Tensor
 
 from fedstrata.functional import lama_cut
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touches
+from fedstrata.methods.contract.part import Kept, Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Server, Training
-from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, weights_of
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.methods.mechanisms.shared import shared_parameters
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, per_client
@@ -43,14 +43,19 @@ class FedLAMA(Part):
         "Lee, Zhang and Avestimehr, Layer-wise Adaptive Model Aggregation for Scalable Federated Learning, AAAI 2023",
         "https://arxiv.org/abs/2110.10302",
     )
-    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS,)
+    touches: ClassVar[Touches] = Touches(decides=(Decision.TRAVEL,))
 
     factor: int = parameter(2, "The long interval, in rounds.", low=1)
     warmup: int = parameter(0, "Rounds before the first layer may wait.", low=0)
 
-    def resident(self, layers: LayerMap) -> Iterable[str]:
+    @property
+    def needs(self) -> Needs:
+        """The server measures how far the clients are apart."""
+        return Needs(replies=True)
+
+    def keeps(self, layers: LayerMap) -> Kept:
         """Clients keep the weights that may have to wait."""
-        return weights_of(layers, "all")
+        return Kept(resident=weights_of(layers, "all"))
 
     def select(self, server: Server, count: int) -> tuple[int, ...]:
         """Choose new participants only after all layers were aggregated."""
@@ -68,19 +73,19 @@ class FedLAMA(Part):
         shape = len(clients.ids), len(_weights(clients))
         return {"waits": torch.zeros(shape, dtype=torch.bool, device=clients.sizes.device)}
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Decide again which layers wait, whenever all were aggregated."""
         names, waited = _weights(server), server.memory["waits"]
         if not names or server.round % self.factor != 0 or server.round <= self.warmup:
-            return new, server.memory
+            return model, server.memory
         intervals = 1 + (self.factor - 1) * waited.to(torch.float64)
         sizes = [server.model[name].numel() for name in names]
-        distances = torch.stack([_mean_squared_distance(replies, name, new[name]) for name in names])
+        distances = torch.stack([_mean_squared_distance(replies, name, model[name]) for name in names])
         discrepancy = distances / (intervals * intervals.new_tensor(sizes))
         longest = discrepancy.argsort(stable=True)[: lama_cut(discrepancy, sizes)]
-        return new, {"waits": torch.zeros_like(waited).index_fill(0, longest, True)}
+        return model, {"waits": torch.zeros_like(waited).index_fill(0, longest, True)}
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell how often each layer is aggregated from now on."""
         waits = zip(_weights(server), server.memory["waits"].tolist(), strict=True)
         return {"interval": {server.layers.of(name).name: float(self.factor if long else 1) for name, long in waits}}
@@ -90,11 +95,11 @@ class FedLAMA(Part):
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send what was aggregated in the round before, and which layers wait."""
         due = message.without(self._waiting(server, server.round - 1, server.memory["waits"]))
-        return replace(due, tensors={**due.tensors, self._wire: server.memory["waits"][None]})
+        return due.plus({self._wire: server.memory["waits"][None]})
 
-    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
+    def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Note which layers wait."""
-        return {"waits": message.tensors[self._wire].expand_as(clients.memory["waits"]).contiguous()}
+        return model, {"waits": message.tensors[self._wire].expand_as(clients.memory["waits"]).contiguous()}
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send what is aggregated in this round."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.contract.compatibility import EXCLUSIVE_HOOKS, defines
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Needs, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Message, Server
 from fedstrata.spec import parameter
@@ -18,7 +18,6 @@ from fedstrata.stack import Tensors, weighted_mean
 
 _ADAM_BETAS = (0.5, 0.999)
 _HALVE_EVERY = 20
-_HOOKS_THAT_LEAVE_NO_WHOLE_MODEL = ("personal", "resident", "receive", "effective")
 
 
 @methods.register("fedlaw")
@@ -42,21 +41,16 @@ class FedLAW(Part):
         "Li et al., Revisiting Weighted Aggregation in Federated Learning with Neural Networks, ICML 2023",
         "https://arxiv.org/abs/2302.10911",
     )
-    claims: ClassVar[tuple[str, ...]] = (EXCLUSIVE_HOOKS["weigh"],)
+    touches: ClassVar[Touches] = Touches(decides=(Decision.SHARES,), relies_on=(Matter.WHOLE_MODEL,))
 
     samples: int = parameter(200, "Labelled samples at the server.", low=1)
     epochs: int = parameter(20, "Steps on them in every round.", low=1)
     learning_rate: float = parameter(0.01, "The learning rate of shares and factor.", above=0)
 
-    def objects_to(self, other: Part) -> str | None:
-        """Refuse what leaves the server without a model that it can run."""
-        if not any(defines(other, hook) for hook in _HOOKS_THAT_LEAVE_NO_WHOLE_MODEL):
-            return None
-        return f"'{self.name}' runs the whole model at the server, and under '{other.name}' the server has none to run"
-
-    def proxy_samples(self) -> int:
+    @property
+    def needs(self) -> Needs:
         """Ask for the server's samples."""
-        return self.samples
+        return Needs(proxy=self.samples)
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Learn the shares and the factor, and merge the parameters by them."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, Training
-from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, EXPLAINS_GAPS
 from fedstrata.methods.mechanisms.masking import send_under
 from fedstrata.rng import uniform
 from fedstrata.spec import parameter
@@ -37,8 +37,9 @@ class FedLP(Part):
         "ICC 2023",
         "https://arxiv.org/abs/2303.06360",
     )
-    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, EXPLAINS_GAPS)
-    one_support: ClassVar[bool] = False
+    touches: ClassVar[Touches] = Touches(
+        decides=(Decision.TRAVEL, Decision.GAPS), relies_on=(Matter.SHARING,), takes_away=(Matter.SAME_ENTRIES,)
+    )
 
     probability: float = parameter(0.7, "With what probability a layer is sent (PLayer-FL: 0.7).", above=0, high=1)
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Facts, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, Server, Training
 from fedstrata.methods.mechanisms.shared import shared_parameters
@@ -35,6 +36,7 @@ class FedNova(Part):
         "NeurIPS 2020",
         "https://arxiv.org/abs/2007.07481",
     )
+    touches: ClassVar[Touches] = Touches()
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send the number of steps too."""

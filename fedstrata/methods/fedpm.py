@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.compatibility import HOOKS_ON_WHAT_IS_SHARED, defines
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Facts, Matter, Touches
+from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Server, Step, Training
+from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Message, Server, Training
 from fedstrata.methods.mechanisms.reparametrised import Reparametrised
 from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.rng import key, numpy_generator, uniform
@@ -47,17 +47,13 @@ class FedPM(Reparametrised):
         "https://arxiv.org/abs/2209.15328",
     )
 
+    touches: ClassVar[Touches] = Reparametrised.touches.also(takes_away=(Matter.SHARED_WEIGHTS,))
+
     epsilon: float = parameter(0.01, "How near to 0 and 1 a probability may come at the server.", above=0, below=0.5)
     rate: float = parameter(100.0, "What the gradients of scores are multiplied by; Adam does not notice.", above=0)
     tested: str = parameter(
         "sample", "The network that is tested: one draw, or what is likelier than not.", choices=("sample", "threshold")
     )
-
-    def objects_to(self, other: Part) -> str | None:
-        """Refuse what works on weights that clients share: here they share masks."""
-        if any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
-            return f"'{self.name}' shares masks, and '{other.name}' works on weights that clients share"
-        return super().objects_to(other)
 
     def initial(self, layers: LayerMap, model: Tensors, seed: int) -> Tensors:
         """Put a score in the place of each weight."""
@@ -69,17 +65,27 @@ class FedPM(Reparametrised):
 
     # The network ------------------------------------------------------------------------------------------------------
 
-    def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
-        """Draw the weights that take part in this pass; gradients go to their probabilities."""
+    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
+        """Draw the weights that take part in this pass; gradients go to their probabilities.
+
+        For a test, scores become one network, by the same draws for everybody.
+        """
 
         def used(name: str) -> Tensor:
             chance = parameters[name].sigmoid()
+            if step is None:
+                return self._tested(clients, name, chance)
             drawn = uniform(clients.keys(f"fedpm/{name}"), chance.shape[1:], step).to(chance.dtype) < chance
             return chance + (drawn.to(chance.dtype) - chance).detach()
 
         return {**parameters, **_masked(clients, parameters, {name: used(name) for name in _scored(clients.layers)})}
 
-    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+    def _tested(self, clients: Clients, name: str, chance: Tensor) -> Tensor:
+        place = torch.tensor(key(clients.seed, clients.round, "fedpm", "tested", name), device=chance.device)
+        drawn = uniform(place, chance.shape[1:]) if self.tested == "sample" else chance.new_full((), 0.5)
+        return (drawn < chance).to(chance.dtype)
+
+    def gradients(self, clients: Clients, step: LocalStep, gradients: Tensors) -> Tensors:
         """Train scores only, in large steps."""
         frozen, scored = set(_frozen(clients.layers)), set(_scored(clients.layers))
         return {
@@ -87,17 +93,6 @@ class FedPM(Reparametrised):
             for name, gradient in gradients.items()
             if name not in frozen
         }
-
-    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
-        """Turn scores into one network, by the same draws for everybody."""
-
-        def used(name: str) -> Tensor:
-            chance = model[name].sigmoid()
-            place = torch.tensor(key(clients.seed, clients.round, "fedpm", "tested", name), device=chance.device)
-            drawn = uniform(place, chance.shape[1:]) if self.tested == "sample" else chance.new_full((), 0.5)
-            return (drawn < chance).to(chance.dtype)
-
-        return {**model, **_masked(clients, model, {name: used(name) for name in _scored(clients.layers)})}
 
     # What travels -----------------------------------------------------------------------------------------------------
 
@@ -114,9 +109,9 @@ class FedPM(Reparametrised):
                 sent.tensors[name] = uniform(clients.keys(f"fedpm/sent/{name}"), chance.shape[1:]) < chance
         return sent
 
-    def weigh(self, server: Server) -> Tensor:
+    def weigh(self, declared: Declared) -> Tensor:
         """Let all clients count alike."""
-        return equal_weights(server)
+        return equal_weights(declared)
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average the masks into probabilities, and those into scores; average the rest as usual."""
@@ -129,7 +124,7 @@ class FedPM(Reparametrised):
             merged[name] = chance.logit()
         return merged
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer's weights is used on average."""
         weights = {layer.name: layer.weight for layer in server.layers.weighted if layer.weight in server.model}
         return {"density": {layer: float(server.model[name].sigmoid().mean()) for layer, name in weights.items()}}

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from fedstrata.functional import ldawa
 from fedstrata.functional.l_dawa import cosines
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Facts, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Message, Server
+from fedstrata.methods.contract.views import Declared, Message, Server
 from fedstrata.methods.mechanisms.shared import equal_weights, shared_parameters
 from fedstrata.stack import Tensors, align
-
-_POWERS = {"running_mean": 1, "running_var": 2}
-"""With which power of a layer's scale the statistics of its output grow."""
 
 
 @methods.register("l-dawa")
@@ -42,10 +40,11 @@ class LDawa(Part):
         "Representation Learning, ICCV 2023",
         "https://arxiv.org/abs/2307.07393",
     )
+    touches: ClassVar[Touches] = Touches()
 
-    def weigh(self, server: Server) -> Tensor:
+    def weigh(self, declared: Declared) -> Tensor:
         """Let all participants count equally."""
-        return equal_weights(server)
+        return equal_weights(declared)
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average the parameters by their cosines, and everything else as it is."""
@@ -60,12 +59,14 @@ class LDawa(Part):
 
 
 def _followed(server: Server, replies: Message) -> Iterator[tuple[str, Tensor]]:
-    """Find the running statistics that follow a layer, and by what each client's are multiplied ``[K]``."""
+    """Find the running statistics that follow a layer, and by what each client's are multiplied ``[K]``.
+
+    The mean of a layer's output grows with the layer, the variance with its square.
+    """
     for norm in server.layers.all:
         weight = None if norm.follows is None else server.layers.layer(norm.follows).weight
         if weight in replies.tensors:
             cosine = cosines(server.model[weight], replies.tensors[weight], replies.masks.get(weight))
-            for name in norm.buffers:
-                power = _POWERS.get(name.rpartition(".")[2])
-                if power is not None and name in replies.tensors:
+            for name, power in ((norm.running_mean, 1), (norm.running_variance, 2)):
+                if name in replies.tensors:
                     yield name, (cosine**power).to(replies.tensors[name].dtype)

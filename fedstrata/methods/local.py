@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.part import Kept, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS
 
 
 @methods.register("local")
@@ -18,9 +17,10 @@ class Local(Part):
     """Every client trains its own model; nothing is ever sent (called "Separate" in LIPS)."""
 
     facts: ClassVar[Facts] = Facts("averaging", "The baseline without federation")
-    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS,)
-    shares: ClassVar[bool] = False
+    touches: ClassVar[Touches] = Touches(
+        decides=(Decision.TRAVEL,), takes_away=(Matter.SHARING, Matter.AVERAGE, Matter.SHARED_HEAD, Matter.SHARED_NORMS)
+    )
 
-    def personal(self, layers: LayerMap) -> Iterable[str]:
+    def keeps(self, layers: LayerMap) -> Kept:
         """Keep everything."""
-        return (*layers.parameter_names, *layers.buffer_names)
+        return Kept(personal=(*layers.parameter_names, *layers.buffer_names))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.functional import shrink, shrink_factor
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Facts, Needs, Touches
+from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Message, Server
+from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 
@@ -46,6 +47,7 @@ class LayerWiseShrinking(Part):
     facts: ClassVar[Facts] = Facts(
         "aggregation", "Shi et al., FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking, ICLR 2025"
     )
+    touches: ClassVar[Touches] = Touches()
 
     beta: float = parameter(0.1, "How strongly disagreement shrinks (paper: 0.1 for CNNs, 0.01 for ResNets).", low=0)
     layers: str = parameter(
@@ -61,25 +63,28 @@ class LayerWiseShrinking(Part):
         0.01, "With fixed factors: by how much each deeper layer's factor is smaller.", low=0, below=1
     )
 
+    @property
+    def needs(self) -> Needs:
+        """Look at the clients' updates."""
+        return Needs(replies=True)
+
     def server_memory(self, server: Server) -> Tensors:
         """Remember the last factors."""
-        return {f"gamma/{name}": torch.ones((), dtype=torch.float64) for name, _ in self._groups(server)}
+        return {name: torch.ones((), dtype=torch.float64) for name, _ in self._groups(server)}
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Shrink the layers that clients sent."""
-        shrunk, memory = dict(new), dict(server.memory)
+        shrunk, factors = dict(model), dict(server.memory)
         for depth, (layer, names) in enumerate(self._groups(server)):
-            sent = [name for name in names if name in replies.tensors and name in new]
+            sent = [name for name in names if name in replies.tensors and name in model]
             if sent:
-                factor = self._factor(depth, sent, server, replies, shares, new)
+                factor = self._factor(depth, sent, server, replies, model)
                 for name in sent:  # a counter becomes a whole number again
-                    shrunk[name] = shrink(server.model[name], new[name], factor, self.mode).to(new[name].dtype)
-                memory[f"gamma/{layer}"] = torch.tensor(factor, dtype=torch.float64)
-        return shrunk, memory
+                    shrunk[name] = shrink(server.model[name], model[name], factor, self.mode).to(model[name].dtype)
+                factors[layer] = torch.tensor(factor, dtype=torch.float64)
+        return shrunk, factors
 
-    def _factor(
-        self, depth: int, names: list[str], server: Server, replies: Message, shares: Tensor, new: Tensors
-    ) -> float:
+    def _factor(self, depth: int, names: list[str], server: Server, replies: Message, new: Tensors) -> float:
         if self.layers == "fixed":
             return max(0.0, 1 - self.fixed_step * depth)
         old = [server.model[name] for name in names]
@@ -102,9 +107,9 @@ class LayerWiseShrinking(Part):
         else:
             yield from ((layer, names) for layer, names in blocks if names)
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell the factors of the round."""
-        return {"gamma": {name.removeprefix("gamma/"): float(value) for name, value in server.memory.items()}}
+        return {"gamma": {layer: float(factor) for layer, factor in server.memory.items()}}
 
 
 def _released_groups(server: Server) -> Iterator[tuple[str, list[str]]]:

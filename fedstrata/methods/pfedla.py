@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.declarations import Facts, Matter, Touches
+from fedstrata.methods.contract.part import Kept, Metrics
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Message, Server
+from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.methods.mechanisms.masking import send_under
-from fedstrata.methods.mechanisms.peers import Mixing, first_models, last_models, mix, noted, rows_of
+from fedstrata.methods.mechanisms.peers import Mixing, first_models, mix, noted, rows_of
 from fedstrata.rng import torch_seed
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, align, per_client
+from fedstrata.stack import Tensors, align, per_client, under
 
 HIDDEN_LAYERS = 3
 
@@ -47,17 +47,16 @@ class PFedLA(Mixing):
         "Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, CVPR 2022",
         "https://arxiv.org/abs/2205.03993",
     )
-    lets_join: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
+    touches: ClassVar[Touches] = Mixing.touches.also(takes_away=(Matter.AVERAGE, Matter.JOINING))
 
     heur: int = parameter(0, "How many layers stay with each client (HeurpFedLA); 0: none.", low=0)
     learning_rate: float = parameter(0.005, "The learning rate of the hypernetworks.", above=0)
     embedding: int = parameter(100, "The size of a client's embedding.", low=1)
     hidden: int = parameter(100, "The size of the hypernetworks' hidden layers.", low=1)
 
-    def resident(self, layers: LayerMap) -> Iterable[str]:
+    def keeps(self, layers: LayerMap) -> Kept:
         """Clients keep their models where some layers stay with them."""
-        return (*layers.parameter_names, *layers.buffer_names) if self.heur else ()
+        return Kept(resident=(*layers.parameter_names, *layers.buffer_names)) if self.heur else Kept()
 
     def server_memory(self, server: Server) -> Tensors:
         """Know every client by the initial model, and draw the hypernetworks."""
@@ -80,14 +79,14 @@ class PFedLA(Mixing):
             "heads": drawn(self.hidden, layers * count, self.hidden),
             "logits": drawn(self.hidden, layers * count),
         }
-        return {**first_models(server), **{f"network/{name}": tensor for name, tensor in network.items()}}
+        return first_models(server) | under("network", network)
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send each participant its mixture."""
         alpha = self._alpha(server, _network(server))
         stays = self._stays(server, alpha)
         mixed = _mixed(server, alpha)
-        message = replace(message, tensors={**message.tensors, **mixed})
+        message = message.plus(mixed)
         if not self.heur:
             return message
         sent = {
@@ -95,26 +94,25 @@ class PFedLA(Mixing):
         }
         return send_under(message, sent)
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Teach the participants' hypernetworks, and note what was sent."""
-        rows, old = rows_of(server), _network(server)
+        old = _network(server)
         with torch.enable_grad():
             network = {name: tensor.detach().requires_grad_() for name, tensor in old.items()}
             alpha = self._alpha(server, network)
             agreement = self._agreement(server, replies, alpha.detach())
             slopes = torch.autograd.grad((alpha * agreement).sum(), list(network.values()))
-        memory = {**server.memory, **noted(server, "last", replies.tensors)}
-        for (name, tensor), slope in zip(old.items(), slopes, strict=True):
-            learned = tensor + self.learning_rate * slope
-            memory[f"network/{name}"] = server.memory[f"network/{name}"].index_copy(0, rows, learned)
-        return new, memory
+        learned = {
+            name: tensor + self.learning_rate * slope for (name, tensor), slope in zip(old.items(), slopes, strict=True)
+        }
+        return model, server.memory | noted(server, "last", replies.tensors) | noted(server, "network", learned)
 
     def _agreement(self, server: Server, replies: Message, alpha: Tensor) -> Tensor:
         r"""Compute the gradient of :math:`\langle \bar\theta_i, \Delta_i \rangle` in :math:`\alpha_{ij}^l`.
 
         It is :math:`\langle \theta_j^l, \Delta_i^l \rangle`: ``[K, L, N]``; zero for layers that stayed.
         """
-        models, mixed = last_models(server.memory), _mixed(server, alpha)
+        models, mixed = server.memory.group("last"), _mixed(server, alpha)
         agreement = torch.zeros_like(alpha)
         for place, names in enumerate(_groups(server)):
             for name in names:
@@ -141,7 +139,7 @@ class PFedLA(Mixing):
         chosen = own.topk(min(self.heur, own.shape[1]), dim=1).indices
         return torch.zeros_like(own, dtype=torch.bool).scatter(1, chosen, True)
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer the participants get from themselves, in the mean."""
         alpha = self._alpha(server, _network(server))
         own = alpha.take_along_dim(rows_of(server)[:, None, None], dim=-1)[..., 0].mean(0).tolist()
@@ -151,15 +149,13 @@ class PFedLA(Mixing):
 
 def _network(server: Server) -> Tensors:
     """Pick the participants' hypernetworks from the server's memory."""
-    rows, prefix = rows_of(server), "network/"
-    return {
-        name.removeprefix(prefix): tensor[rows] for name, tensor in server.memory.items() if name.startswith(prefix)
-    }
+    rows = rows_of(server)
+    return {name: tensor[rows] for name, tensor in server.memory.group("network").items()}
 
 
 def _mixed(server: Server, alpha: Tensor) -> Tensors:
     """Mix each participant's model layer by layer."""
-    models = last_models(server.memory)
+    models = server.memory.group("last")
     return {
         name: mix(models[name][None], alpha[:, place]) for place, names in enumerate(_groups(server)) for name in names
     }

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Phase, Server, Step, Training
-from fedstrata.methods.fedprox import proximal_term
-from fedstrata.methods.mechanisms.drift import DriftCorrection
-from fedstrata.methods.mechanisms.layer_choice import DECIDES_WHAT_IS_USED
+from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Phase, Server, Training
+from fedstrata.methods.mechanisms.proximal import proximal_term
 from fedstrata.methods.mechanisms.shared import shared_parameters
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, under
 
 
 @methods.register("pfedme")
@@ -44,83 +41,65 @@ class PFedMe(Part):
         "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
         "https://arxiv.org/abs/2006.08848",
     )
-    claims: ClassVar[tuple[str, ...]] = (DECIDES_WHAT_IS_USED,)
+    touches: ClassVar[Touches] = Touches(
+        decides=(Decision.USE,),
+        relies_on=(Matter.SHARING, Matter.WEIGHTS),
+        takes_away=(Matter.TRAINED_IS_SENT,),
+    )
 
     strength: float = parameter(15.0, "How strongly the personal model is held (lambda).", low=0)
     inner_steps: int = parameter(5, "Steps of the personal model on each batch (K).", low=1)
     copy_rate: float = parameter(0.005, "The learning rate of the local copy (eta).", above=0)
     beta: float = parameter(1.0, "How far the server goes towards the merged model.", above=0)
 
-    def objects_to(self, other: Part) -> str | None:
-        """Refuse corrections of the drift, which take what is trained for what is sent."""
-        if not isinstance(other, DriftCorrection):
-            return None
-        return f"'{other.name}' corrects the drift of the model in training, and '{self.name}' sends another one"
-
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Keep the local copy of the parameters, and the whole personal model."""
-        return {**_copy_of(model, clients.layers), **_personal(model)}
+        return under("copy", _parameters(clients, model)) | under("personal", model)
 
-    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
+    def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Start the local copy at what was received."""
-        return {**clients.memory, **_copy_of(received, clients.layers)}
-
-    def learns(self, layers: LayerMap) -> Iterable[str]:
-        """Let the local copy change during training."""
-        return [f"copy/{name}" for name in layers.parameter_names]
+        return model, clients.memory | under("copy", _parameters(clients, model))
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Take several steps on each batch."""
         return (Phase(repeats=self.inner_steps),)
 
-    def loss(self, clients: Clients, step: Step) -> Tensor | None:
-        """Hold the personal model near the local copy, which learns nothing from the loss."""
-        copy = {name: tensor.detach() for name, tensor in self._copy(clients, step.parameters).items()}
-        return proximal_term(clients, step.parameters, copy, self.strength)
+    def loss(self, clients: Clients, step: LocalStep, loss: Tensor) -> Tensor:
+        """Hold the personal model near the local copy."""
+        return loss + proximal_term(clients, step.parameters, clients.memory.group("copy"), self.strength)
 
-    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
-        """After the last step on a batch, move the local copy towards the personal model."""
+    def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndMemory:
+        """After the last step on a batch, move the shared part of the local copy towards the personal model."""
         if step.repeat < step.phase.repeats - 1:
-            return parameters
-        reach = self.copy_rate * self.strength
-        moved = {
-            f"{self.name}/copy/{name}": copy - reach * (copy - parameters[name])
-            for name, copy in self._copy(clients, parameters).items()
-        }
-        return {**parameters, **moved}
+            return parameters, clients.memory
+        reach, copy = self.copy_rate * self.strength, clients.memory.group("copy")
+        moved = {name: copy[name] - reach * (copy[name] - parameters[name]) for name in shared_parameters(clients)}
+        return parameters, under("copy", moved)
 
-    def _copy(self, clients: Clients, parameters: Tensors) -> Tensors:
-        """Find the shared part of the local copy among what is trained."""
-        return {name: parameters[f"{self.name}/copy/{name}"] for name in shared_parameters(clients)}
-
-    def remember(self, clients: Clients, training: Training) -> Tensors:
+    def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Keep the personal model."""
-        return {**clients.memory, **_personal(training.trained)}
+        return training.trained, clients.memory | under("personal", training.trained)
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send the local copy in place of the personal model."""
-        sent = {name: clients.memory.get(f"copy/{name}", tensor) for name, tensor in message.tensors.items()}
-        return replace(message, tensors=sent)
+        copy = clients.memory.group("copy")
+        return replace(message, tensors={name: copy.get(name, tensor) for name, tensor in message.tensors.items()})
 
     def deployed(self, clients: Clients, model: Tensors) -> Tensors:
         """Use the personal model."""
-        return {name: clients.memory[f"personal/{name}"] for name in model}
+        return clients.memory.group("personal")
 
-    def refine(self, server: Server, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Go towards the merged parameters by beta, beyond them if it is larger than one."""
         if self.beta == 1:
-            return new, server.memory
+            return model, server.memory
         gone = {
-            name: server.model[name] + self.beta * (new[name] - server.model[name])
+            name: server.model[name] + self.beta * (model[name] - server.model[name])
             for name in server.layers.parameter_names
-            if name in new
+            if name in model
         }
-        return {**new, **gone}, server.memory
+        return {**model, **gone}, server.memory
 
 
-def _copy_of(model: Tensors, layers: LayerMap) -> Tensors:
-    return {f"copy/{name}": model[name] for name in layers.parameter_names}
-
-
-def _personal(model: Tensors) -> Tensors:
-    return {f"personal/{name}": tensor for name, tensor in model.items()}
+def _parameters(clients: Clients, model: Tensors) -> Tensors:
+    return {name: model[name] for name in clients.layers.parameter_names}

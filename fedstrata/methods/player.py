@@ -11,10 +11,11 @@ import torch
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.functional import federation_sensitivity, split_point
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.exchange import Exchange
+from fedstrata.methods.contract.part import Kept, Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Probe, Server, Training
-from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -62,7 +63,7 @@ class PLayer(Part):
     facts: ClassVar[Facts] = Facts(
         "layers", "PLayer-FL: A Principled Approach to Personalized Layer-wise Cross-Silo Federated Learning"
     )
-    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS,)
+    touches: ClassVar[Touches] = Touches(decides=(Decision.TRAVEL,), takes_away=(Matter.SHARED_HEAD,))
 
     threshold: float = parameter(
         2.0,
@@ -89,21 +90,21 @@ class PLayer(Part):
         if len(ways) > 1:
             raise FedStrataError(f"'{self.name}' was given {' and '.join(ways)}, which are ways to choose; keep one.")
 
-    def resident(self, layers: LayerMap) -> Iterable[str]:
+    def keeps(self, layers: LayerMap) -> Kept:
         """Any layer but the first may turn out to be local."""
         first = set(self._names_up_to(layers, 1))
-        return [name for name in (*layers.parameter_names, *layers.buffer_names) if name not in first]
+        return Kept(resident=[name for name in (*layers.parameter_names, *layers.buffer_names) if name not in first])
 
     def notes(self, layers: LayerMap) -> Iterable[str]:
         """Refuse a layer name that does not exist, and a preset for another model, before anything runs."""
         self._start(layers)
         return ()
 
-    # The survey -------------------------------------------------------------------------------------------------------
+    # How many layers are shared ---------------------------------------------------------------------------------------
 
-    def exchanges_before(self, round: int, rounds: int) -> int:
+    def exchanges(self) -> tuple[Exchange, ...]:
         """Measure before the first round, unless the layers are given."""
-        return round == 1 and self.up_to is None and self.preset is None
+        return (Sensitivity(self),) if self.up_to is None and self.preset is None else ()
 
     def server_memory(self, server: Server) -> Tensors:
         """Share everything until something is concluded."""
@@ -129,35 +130,6 @@ class PLayer(Part):
             )
         return shared if shared > 0 else found + shared
 
-    def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
-        """Train one epoch and measure every layer's sensitivity on one batch."""
-        trained = probe.train(model, epochs=1)
-        gradients = probe.gradients(trained, self.batch_size)
-        names = [layer.weight for layer in clients.layers.weighted if layer.weight is not None]
-        weights, slopes = [trained[name] for name in names], [gradients[name] for name in names]
-        return Message({"sensitivity": federation_sensitivity(weights, slopes, batched=True)})
-
-    def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
-        """Sum over clients and find the transition point."""
-        curve = replies.tensors["sensitivity"].sum(0)
-        measured = split_point(curve, self.threshold)
-        federated = self._random_prefix(server, measured) if self.random else measured
-        return {}, {"federated": server.sizes.new_tensor(federated), "curve": curve}
-
-    def _random_prefix(self, server: Server, measured: int) -> int:
-        choices = [count for count in range(1, len(server.layers.weighted)) if count != measured]
-        if not choices:
-            return measured
-        return int(numpy_generator(server.seed, "player", "prefix").choice(choices))
-
-    def announce(self, server: Server) -> Message:
-        """Tell how many layers are shared."""
-        return Message(numbers={"federated": server.memory["federated"][None]})
-
-    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
-        """Note how many layers are shared."""
-        return {"federated": announcement.numbers["federated"].expand(len(clients.ids))}
-
     # What travels -----------------------------------------------------------------------------------------------------
 
     def broadcast(self, server: Server, message: Message) -> Message:
@@ -169,7 +141,8 @@ class PLayer(Part):
         return self._shared_only(message, clients.layers, int(clients.memory["federated"][0]))
 
     def _shared_only(self, message: Message, layers: LayerMap, count: int) -> Message:
-        return message.without(set(message.tensors) - set(self._names_up_to(layers, count)))
+        shared = set(self._names_up_to(layers, count))
+        return message.without([name for name in (*layers.parameter_names, *layers.buffer_names) if name not in shared])
 
     def _names_up_to(self, layers: LayerMap, count: int) -> Iterable[str]:
         """Name all tensors up to the layer with weights number ``count``, and what stands between it and the next."""
@@ -185,14 +158,54 @@ class PLayer(Part):
             raise unknown_name("layer with weights called", name, names)
         return names.index(name)
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell the curve and the choice, once."""
         if server.round != 1:
             return {}
         names = [layer.name for layer in server.layers.weighted]
         federated = int(server.memory["federated"])
-        metrics = {"federated": {name: float(place < federated) for place, name in enumerate(names)}}
+        metrics: Metrics = {"federated": {name: float(place < federated) for place, name in enumerate(names)}}
         if "curve" in server.memory:
             measured = [layer.name for layer in server.layers.weighted if layer.weight is not None]
             metrics["federation_sensitivity"] = dict(zip(measured, server.memory["curve"].tolist(), strict=True))
         return metrics
+
+
+@dataclass(frozen=True)
+class Sensitivity(Exchange):
+    """Clients measure how sensitive each layer is, and the server decides how many are shared."""
+
+    method: PLayer
+
+    def due(self, round: int, rounds: int, joining: bool) -> int:
+        """Measure before the first round."""
+        return round == 1
+
+    def survey(self, clients: Clients, model: Tensors) -> Message:
+        """Train one epoch and measure every layer's sensitivity on one batch."""
+        trained = clients.probe.train(model, epochs=1)
+        gradients = clients.probe.gradients(trained, self.method.batch_size)
+        names = [layer.weight for layer in clients.layers.weighted if layer.weight is not None]
+        weights, slopes = [trained[name] for name in names], [gradients[name] for name in names]
+        return Message({"sensitivity": federation_sensitivity(weights, slopes, batched=True)})
+
+    def conclude(self, server: Server, replies: Message) -> ModelAndMemory:
+        """Sum over clients and find the transition point."""
+        curve = replies.tensors["sensitivity"].sum(0)
+        measured = split_point(curve, self.method.threshold)
+        federated = self._random_prefix(server, measured) if self.method.random else measured
+        return {}, {"federated": server.sizes.new_tensor(federated), "curve": curve}
+
+    def _random_prefix(self, server: Server, measured: int) -> int:
+        choices = [count for count in range(1, len(server.layers.weighted)) if count != measured]
+        if not choices:
+            return measured
+        return int(numpy_generator(server.seed, "player", "prefix").choice(choices))
+
+    def announce(self, server: Server) -> Message:
+        """Tell how many layers are shared."""
+        return Message(numbers={"federated": server.memory["federated"][None]})
+
+    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
+        """Note how many layers are shared."""
+        return {"federated": announcement.numbers["federated"].expand(len(clients.ids))}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Facts, Touches
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.player import PLayer
 from fedstrata.spec import parameter
@@ -21,6 +22,7 @@ class PLayerRandom(Part):
     """
 
     facts: ClassVar[Facts] = PLayer.facts
+    touches: ClassVar[Touches] = Touches()
 
     threshold: float = parameter(
         2.0, "By how much the sensitivity must grow from one layer to the next to end PLayer-FL's own prefix.", above=0

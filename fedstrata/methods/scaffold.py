@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.declarations import Facts, Needs
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Server, Step, Training
+from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Server, Training
 from fedstrata.methods.mechanisms.drift import DriftCorrection
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, subtract, under
 
 
 @methods.register("scaffold")
@@ -41,50 +40,45 @@ class Scaffold(DriftCorrection):
 
     learning_rate: float = parameter(1.0, "The server's learning rate.", above=0)
 
+    @property
+    def needs(self) -> Needs:
+        """The new control variate is the mean gradient; the server follows the clients' control variates."""
+        return Needs(mean_gradients=True, replies=True)
+
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start with control variates of zero, and keep a difference beside each.
 
         While a client trains it is :math:`c - c_k`, afterwards :math:`c_k^+ - c_k`.
         """
-        controls = super().client_memory(clients, model)
-        return {**controls, **{f"difference/{name}": torch.zeros_like(tensor) for name, tensor in controls.items()}}
+        zeros = super().client_memory(clients, model)
+        return under("control", zeros) | under("difference", zeros)
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send the server's control variate too."""
-        return replace(
-            message, tensors={**message.tensors, **self._travelling({n: c[None] for n, c in server.memory.items()})}
-        )
+        return message.plus(under(self.name, {name: control[None] for name, control in server.memory.items()}))
 
-    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
+    def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Compute the correction of this round's gradients."""
-        controls = _controls(clients.memory)
-        return _memory(controls, {name: message.tensors[self._wire(name)] - own for name, own in controls.items()})
+        everybody, controls = message.group(self.name), clients.memory.group("control")
+        corrections = {name: everybody[name] - own for name, own in controls.items()}
+        return model, clients.memory | under("difference", corrections)
 
-    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+    def gradients(self, clients: Clients, step: LocalStep, gradients: Tensors) -> Tensors:
         """Correct the gradients of the shared parameters."""
-        corrected = {
-            name: gradient + clients.memory[f"difference/{name}"]
-            for name, gradient in gradients.items()
-            if name in clients.memory
-        }
-        return {**gradients, **corrected}
+        corrections = clients.memory.group("difference")
+        return {**gradients, **{name: gradients[name] + corrections[name] for name in corrections if name in gradients}}
 
-    def wants_mean_gradients(self) -> bool:
-        """The new control variate is the mean gradient."""
-        return True
-
-    def remember(self, clients: Clients, training: Training) -> Tensors:
+    def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Take the mean gradient as the new control variate; what was not trained keeps its own."""
-        controls = _controls(clients.memory)
+        controls = clients.memory.group("control")
         new = {name: training.mean_gradients.get(name, own) for name, own in controls.items()}
-        return _memory(new, {name: new[name] - own for name, own in controls.items()})
+        return training.trained, under("control", new) | under("difference", subtract(new, controls))
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send the change of the control variate too."""
-        changes = {name: clients.memory[f"difference/{name}"] for name in _controls(clients.memory)}
-        return replace(message, tensors={**message.tensors, **self._travelling(changes)})
+        return message.plus(under(self.name, clients.memory.group("difference")))
 
-    def step(self, server: Server, merged: Tensors) -> tuple[Tensors, Tensors]:
+    def server_step(self, server: Server, merged: Tensors) -> ModelAndMemory:
         """Go a part of the way to the merged model, or beyond it."""
         moved = {
             name: torch.lerp(server.model[name], merged[name], self.learning_rate)
@@ -93,24 +87,8 @@ class Scaffold(DriftCorrection):
         }
         return {**merged, **moved}, server.memory
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Follow the clients' control variates."""
-        return new, {
-            name: control + replies.tensors[self._wire(name)].sum(0) / server.clients
-            for name, control in server.memory.items()
-        }
-
-    def _wire(self, name: str) -> str:
-        """Name a control variate in messages."""
-        return f"{self.name}/{name}"
-
-    def _travelling(self, controls: Tensors) -> Tensors:
-        return {self._wire(name): control for name, control in controls.items()}
-
-
-def _controls(memory: Tensors) -> Tensors:
-    return {name: tensor for name, tensor in memory.items() if not name.startswith("difference/")}
-
-
-def _memory(controls: Tensors, differences: Tensors) -> Tensors:
-    return {**controls, **{f"difference/{name}": tensor for name, tensor in differences.items()}}
+        changes = replies.group(self.name)
+        controls = server.memory.items()
+        return model, {name: control + changes[name].sum(0) / server.clients for name, control in controls}

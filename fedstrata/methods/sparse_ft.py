@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,14 +11,15 @@ import torch
 from fedstrata.functional import aggregate_scores, select
 from fedstrata.functional.sparse_finetuning import RULES
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Touches
+from fedstrata.methods.contract.exchange import Exchange
+from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Phase, Probe, Server, Step, Training
-from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS
-from fedstrata.methods.mechanisms.masking import masks_in
+from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Phase, Server, Training
+from fedstrata.methods.mechanisms.masking import everything, layer_densities, one_for_all
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Stack, Tensors, under
 
 
 @methods.register("sparse-ft")
@@ -49,8 +50,7 @@ class SparseFineTuning(Part):
         "Del Vecchio et al., Federated Learning Under the Lens of Task Arithmetic: Mitigating Interference via Sparse "
         "Fine-Tuning, Politecnico di Torino",
     )
-    claims: ClassVar[tuple[str, ...]] = (CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS)
-    deploys_alike: ClassVar[bool] = True
+    touches: ClassVar[Touches] = Touches(decides=(Decision.TRAVEL, Decision.WEIGHTS))
 
     head_rounds: int | None = parameter(
         None,
@@ -75,142 +75,140 @@ class SparseFineTuning(Part):
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Train the head in stage one and the backbone in stage two."""
-        if clients.round <= self._head_rounds(clients.rounds):
+        if clients.round <= self.stage_one(clients.rounds):
             return (Phase(trains=lambda layers: layers.head_names, name="head"),)
         return (Phase(trains=_backbone, rate=self.backbone_rate, name="backbone"),)
 
-    def _head_rounds(self, rounds: int) -> int:
+    def stage_one(self, rounds: int) -> int:
+        """Tell how many rounds stage one has."""
         return rounds // 3 if self.head_rounds is None else self.head_rounds
 
     # The mask ---------------------------------------------------------------------------------------------------------
 
-    def exchanges_before(self, round: int, rounds: int) -> int:
+    def exchanges(self) -> tuple[Exchange, ...]:
         """Calibrate between the stages; rules that need no estimates only have the mask announced."""
-        return self._calibrations() if round == self._head_rounds(rounds) + 1 else 0
+        return (Calibration(self),)
 
-    def _calibrations(self) -> int:
-        return self.calibration_rounds if self._estimates() else 1
+    def calibrations(self) -> int:
+        """Tell how many exchanges the mask takes."""
+        return self.calibration_rounds if self.estimates() else 1
 
-    def _estimates(self) -> bool:
+    def estimates(self) -> bool:
+        """Tell whether the mask depends on the clients' estimates."""
         return self.rule in ("least", "most") and self.sparsity > 0
 
-    def asks(self, server: Server) -> Sequence[int]:
-        """Ask some clients, others in each calibration round; only one, for nothing, where no estimate is needed."""
-        if not self._estimates():
-            return range(1)
-        count = max(1, round(self.calibration_clients * server.clients))
-        chance = numpy_generator(server.seed, "sparse-ft", "calibration", int(server.memory["calibrated"]))
-        return [int(client) for client in chance.choice(server.clients, size=count, replace=False)]
+    def calibrated(self, memory: Stack) -> bool:
+        """Tell whether the server has found the mask."""
+        return int(memory["calibrated"]) >= self.calibrations()
 
     def server_memory(self, server: Server) -> Tensors:
         """Start with a mask that trains everything."""
-        names = _shared_backbone(server)
-        masks = {f"mask/{name}": torch.ones_like(server.model[name], dtype=torch.bool) for name in names}
-        return {**masks, "calibrated": torch.tensor(0)}
+        masks = everything({name: server.model[name] for name in _shared_backbone(server)})
+        return under("mask", masks) | {"calibrated": torch.tensor(0)}
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start with a mask that trains everything, and the initial head."""
-        names = _backbone(clients.layers)
-        masks = {f"mask/{name}": torch.ones_like(model[name], dtype=torch.bool) for name in names}
-        return {**masks, **{f"head/{name}": model[name] for name in clients.layers.head_names}}
+        masks = everything({name: model[name] for name in _backbone(clients.layers)})
+        return under("mask", masks) | under("head", {name: model[name] for name in clients.layers.head_names})
 
-    def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
+    # What travels, and what moves -------------------------------------------------------------------------------------
+
+    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
+        """Both sides hold the mask, which was announced to everybody."""
+        return one_for_all(view.memory) if isinstance(view, Server) else view.memory.group("mask")
+
+    def broadcast(self, server: Server, message: Message) -> Message:
+        """Send the head in stage one, and what the mask marks in stage two."""
+        second_stage = self.calibrated(server.memory)
+        return self._travelling(server.layers, second_stage, message, one_for_all(server.memory))
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
+        """Send the head in stage one, and what the mask marks in stage two."""
+        second_stage = clients.round > self.stage_one(clients.rounds)
+        return self._travelling(clients.layers, second_stage, message, clients.memory.group("mask"))
+
+    def _travelling(self, layers: LayerMap, second_stage: bool, message: Message, masks: Tensors) -> Message:
+        frozen = layers.head_names if second_stage else _backbone(layers)
+        sent = message.without(frozen)
+        return replace(sent, masks={name: mask for name, mask in masks.items() if name in sent.tensors})
+
+    def receive(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
+        """Fill in what is frozen: the head that was announced, the backbone as it was at the beginning."""
+        heads = {name: head for name, head in clients.memory.group("head").items() if name not in message.tensors}
+        backbone = {name: model[name].where(mask, clients.initial[name]) for name, mask in message.masks.items()}
+        return {**model, **heads, **backbone}, clients.memory
+
+    def gradients(self, clients: Clients, step: LocalStep, gradients: Tensors) -> Tensors:
+        """Hide what is frozen from momentum and from the gradient's norm."""
+        masks = clients.memory.group("mask")
+        return {**gradients, **{name: gradients[name] * mask for name, mask in masks.items() if name in gradients}}
+
+    def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndMemory:
+        """Hold what is frozen where it was, whatever weight decay does."""
+        if step.phase.name != "backbone":
+            return parameters, clients.memory
+        masks = clients.memory.group("mask")
+        held = {name: parameters[name].where(mask, step.received[name]) for name, mask in masks.items()}
+        return {**parameters, **held}, clients.memory
+
+    def metrics(self, server: Server) -> Metrics:
+        """Tell which part of each layer is trained, once the mask is found."""
+        if server.round <= self.stage_one(server.rounds):
+            return {}
+        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
+
+
+@dataclass(frozen=True)
+class Calibration(Exchange):
+    """Some clients estimate the Fisher information of the backbone, and the server chooses what is trained."""
+
+    method: SparseFineTuning
+
+    def due(self, round: int, rounds: int, joining: bool) -> int:
+        """Take place between the two stages, as often as the mask takes."""
+        return self.method.calibrations() if round == self.method.stage_one(rounds) + 1 else 0
+
+    def asks(self, server: Server) -> Sequence[int]:
+        """Ask some clients, others in each calibration round; only one, for nothing, where no estimate is needed."""
+        if not self.method.estimates():
+            return range(1)
+        count = max(1, round(self.method.calibration_clients * server.clients))
+        chance = numpy_generator(server.seed, "sparse-ft", "calibration", int(server.memory["calibrated"]))
+        return [int(client) for client in chance.choice(server.clients, size=count, replace=False)]
+
+    def survey(self, clients: Clients, model: Tensors) -> Message:
         """Estimate the Fisher information of the backbone on the client's own data."""
-        if not self._estimates():
+        method = self.method
+        if not method.estimates():
             return Message()
         names = [name for name in _backbone(clients.layers) if name in clients.shared]
-        return Message(probe.fisher(model, names, self.batch_size, self.batches, self.fisher))
+        return Message(clients.probe.fisher(model, names, method.batch_size, method.batches, method.fisher))
 
-    def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
+    def conclude(self, server: Server, replies: Message) -> ModelAndMemory:
         """Average over clients, accumulate over rounds, and after the last choose what is trained."""
-        equal = torch.ones_like(server.sizes)
-        memory = {**server.memory, "calibrated": server.memory["calibrated"] + 1}
-        for name, estimates in replies.tensors.items():
-            mean = aggregate_scores(estimates, equal)
-            memory[f"fisher/{name}"] = mean + server.memory.get(f"fisher/{name}", torch.zeros_like(mean))
-        if not self._calibrated(memory):
+        equal, so_far = torch.ones_like(server.sizes), server.memory.group("fisher")
+        means = {name: aggregate_scores(estimates, equal) for name, estimates in replies.tensors.items()}
+        fisher = {name: mean + so_far.get(name, torch.zeros_like(mean)) for name, mean in means.items()}
+        memory = server.memory | under("fisher", fisher) | {"calibrated": server.memory["calibrated"] + 1}
+        if not self.method.calibrated(memory):
             return {}, memory
-        scores = {name: memory.get(f"fisher/{name}", server.model[name]) for name in _shared_backbone(server)}
-        masks = select(scores, self.sparsity, self.rule, seed=server.seed)
-        others = {name: tensor for name, tensor in memory.items() if not name.startswith("fisher/")}
-        return {}, {**others, **{f"mask/{name}": mask for name, mask in masks.items()}}
-
-    def _calibrated(self, memory: Tensors) -> bool:
-        return int(memory["calibrated"]) >= self._calibrations()
+        scores = {name: fisher.get(name, server.model[name]) for name in _shared_backbone(server)}
+        masks = select(scores, self.method.sparsity, self.method.rule, seed=server.seed)
+        return {}, memory.without("fisher") | under("mask", masks)
 
     def announce(self, server: Server) -> Message:
         """Send the mask, one bit per entry, and the head as stage one left it."""
-        if not self._calibrated(server.memory):
+        if not self.method.calibrated(server.memory):
             return Message()
-        masks = {f"mask/{name}": server.memory[f"mask/{name}"][None] for name in _shared_backbone(server)}
-        heads = [name for name in server.layers.head_names if name in server.model]
-        return Message({**masks, **{f"head/{name}": server.model[name][None] for name in sorted(heads)}})
+        heads = sorted(name for name in server.layers.head_names if name in server.model)
+        head = {name: server.model[name][None] for name in heads}
+        return Message(under("mask", one_for_all(server.memory)) | under("head", head))
 
     def adopt(self, clients: Clients, announcement: Message) -> Tensors:
         """Take over the mask and the head."""
         count = len(clients.ids)
         taken = {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in announcement.tensors.items()}
         return {**clients.memory, **taken}
-
-    # What travels, and what moves -------------------------------------------------------------------------------------
-
-    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
-        """Both sides hold the mask, which was announced to everybody."""
-        masks = masks_in(view.memory)
-        return {name: mask[None] for name, mask in masks.items()} if isinstance(view, Server) else masks
-
-    def broadcast(self, server: Server, message: Message) -> Message:
-        """Send the head in stage one, and what the mask marks in stage two."""
-        masks = {name: server.memory[f"mask/{name}"][None] for name in _shared_backbone(server)}
-        return self._travelling(server.layers, self._calibrated(server.memory), message, masks)
-
-    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
-        """Send the head in stage one, and what the mask marks in stage two."""
-        masks = {name: clients.memory[f"mask/{name}"] for name in _backbone(clients.layers)}
-        return self._travelling(clients.layers, clients.round > self._head_rounds(clients.rounds), message, masks)
-
-    def _travelling(self, layers: LayerMap, second_stage: bool, message: Message, masks: Tensors) -> Message:
-        names = {*layers.buffer_names, *(_backbone(layers) if second_stage else layers.head_names)}
-        sent = {name: tensor for name, tensor in message.tensors.items() if name in names}
-        return Message(sent, {name: mask for name, mask in masks.items() if name in sent}, message.numbers)
-
-    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
-        """Fill in what is frozen: the head that was announced, the backbone as it was at the beginning."""
-        whole = dict(model)
-        for name in clients.layers.head_names:
-            if name not in message.tensors:
-                whole[name] = clients.memory[f"head/{name}"]
-        for name, mask in message.masks.items():
-            whole[name] = model[name].where(mask, clients.initial[name])
-        return whole, clients.memory
-
-    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
-        """Hide what is frozen from momentum and from the gradient's norm."""
-        masked = {
-            name: gradient * clients.memory[f"mask/{name}"]
-            for name, gradient in gradients.items()
-            if f"mask/{name}" in clients.memory
-        }
-        return {**gradients, **masked}
-
-    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
-        """Hold what is frozen where it was, whatever weight decay does."""
-        if step.phase.name != "backbone":
-            return parameters
-        held = {
-            name: parameters[name].where(clients.memory[f"mask/{name}"], step.received[name])
-            for name in _backbone(clients.layers)
-        }
-        return {**parameters, **held}
-
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
-        """Tell which part of each layer is trained, once the mask is found."""
-        if server.round <= self._head_rounds(server.rounds):
-            return {}
-        marked: dict[str, list[torch.Tensor]] = {}
-        for name in _shared_backbone(server):
-            marked.setdefault(server.layers.of(name).name, []).append(server.memory[f"mask/{name}"].flatten())
-        return {"density": {layer: float(torch.cat(masks).double().mean()) for layer, masks in marked.items()}}
 
 
 def _backbone(layers: LayerMap) -> list[str]:

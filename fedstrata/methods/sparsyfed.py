@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts
+from fedstrata.methods.contract.declarations import Facts, Needs
+from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Server, Training
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
 from fedstrata.methods.mechanisms.masking import keep, layer_densities, maskable, mean_with_zeros, send_under
 from fedstrata.methods.mechanisms.reparametrised import Reparametrised
 from fedstrata.spec import parameter
@@ -54,25 +55,23 @@ class SparsyFed(Reparametrised):
         """Start where the power gives the common initial model."""
         return {**model, **_powers(layers, model, 1 / self.alpha)}
 
-    def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
+    @property
+    def needs(self) -> Needs:
+        """Compute the gradients of weights from sparse inputs."""
+        functions = (F.linear, F.conv1d, F.conv2d, F.conv3d) if self.activations else ()
+        return Needs(operations=dict.fromkeys(functions, sparse_backward))
+
+    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
         """Run the model with the powers."""
         return {**parameters, **_powers(clients.layers, parameters, self.alpha)}
 
-    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
-        """Test the model with the powers."""
-        return {**model, **_powers(clients.layers, model, self.alpha)}
-
-    def operations(self) -> dict[Callable[..., Tensor], Callable[..., Tensor]]:
-        """Compute the gradients of weights from sparse inputs."""
-        functions = (F.linear, F.conv1d, F.conv2d, F.conv3d) if self.activations else ()
-        return dict.fromkeys(functions, sparse_backward)
-
-    def settle(self, clients: Clients, start: Tensors, trained: Tensors) -> Tensors:
+    def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Prune to the largest weights of the whole model."""
+        trained = training.trained
         if self.sparsity == 0:
-            return trained
+            return trained, clients.memory
         magnitudes = {name: trained[name].abs() for name in maskable(clients.layers)}
-        return keep(trained, top_mask(magnitudes, self.sparsity, batched=True))
+        return keep(trained, top_mask(magnitudes, self.sparsity, batched=True)), clients.memory
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send what is not zero."""
@@ -91,7 +90,7 @@ class SparsyFed(Reparametrised):
         """Average with zeros for what was pruned."""
         return mean_with_zeros(server, replies, shares)
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer of the global model is not zero."""
         return {"density": layer_densities(server.layers, _not_zero(server.layers, server.model))}
 

@@ -12,14 +12,16 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import aggregate_scores, saliency, top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Facts
+from fedstrata.methods.contract.exchange import Exchange
+from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Probe, Server, Training
-from fedstrata.methods.fixed_masks import RandomK
-from fedstrata.methods.mechanisms.masking import SCOPES, SharedMask, as_memory, everything, maskable, masks_in
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.mechanisms.masking import SCOPES, MaskExchange, SharedMask, everything, maskable
+from fedstrata.methods.random_k import RandomK
 from fedstrata.rng import permutation, uniform
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, under
 
 
 @methods.register("ssfl")
@@ -59,7 +61,9 @@ class SSFL(SharedMask):
     warmup: int = parameter(0, "Dense rounds before the mask is found.", low=0)
     adapt_at: int | None = parameter(None, "Find a new mask before this round.", low=2)
     adapt_on_joining: bool = parameter(False, "Find a new mask when clients join.")
-    refresh_every: int | None = parameter(None, "Find a new mask every so many rounds.", low=1)
+    refresh_every: int | None = parameter(
+        None, "The number of rounds after which a new mask is found, again and again.", low=1
+    )
     growth: bool = parameter(False, "A new mask keeps all that the old one kept.")
     topology: str = parameter(
         "saliency",
@@ -75,11 +79,11 @@ class SSFL(SharedMask):
                 f"'ssfl' finds its first mask before round {self.warmup + 1}, so it cannot find a new one before round "
                 f"{self.adapt_at}; give a later adapt_at."
             )
-        if self.growth and not self._finds_again():
+        if self.growth and not self.finds_again():
             raise FedStrataError(
                 "'ssfl' grows its mask only when it finds a new one; give adapt_at, adapt_on_joining or refresh_every."
             )
-        if self.topology == "random-per-client" and (self.warmup or self._finds_again()):
+        if self.topology == "random-per-client" and (self.warmup or self.finds_again()):
             raise FedStrataError(
                 "'ssfl' with topology=random-per-client keeps its masks from the first round on; leave out warmup, "
                 "adapt_at and refresh_every."
@@ -89,17 +93,12 @@ class SSFL(SharedMask):
         """Stand for itself, or for the method with a random mask at each client."""
         return (RandomK(self.sparsity, self.scope),) if self.topology == "random-per-client" else (self,)
 
-    def exchanges_before(self, round: int, rounds: int) -> int:
-        """Find a mask after the warm-up, and again when asked."""
-        since = round - self.warmup - 1
-        periodic = self.refresh_every is not None and since > 0 and since % self.refresh_every == 0
-        return self.sparsity > 0 and (since == 0 or periodic or (since > 0 and round == self.adapt_at))
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Find a mask by the clients' saliency."""
+        return (Saliency(self),) if self.sparsity > 0 else ()
 
-    def exchanges_on_joining(self) -> int:
-        """Find a new mask with the new clients, if asked."""
-        return self.adapt_on_joining and self.sparsity > 0
-
-    def _finds_again(self) -> bool:
+    def finds_again(self) -> bool:
+        """Tell whether there may be another mask after the first."""
         return self.adapt_at is not None or self.adapt_on_joining or self.refresh_every is not None
 
     # The mask ---------------------------------------------------------------------------------------------------------
@@ -114,56 +113,8 @@ class SSFL(SharedMask):
         return self._first_memory({name: server.model[name] for name in names}, server.sizes[0])
 
     def _first_memory(self, masked: Tensors, like: Tensor) -> Tensors:
-        initial = {f"init/{name}": tensor for name, tensor in masked.items()} if self._finds_again() else {}
-        return {**as_memory(everything(masked)), **initial, "found": torch.zeros_like(like, dtype=torch.bool)}
-
-    def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
-        """Score every weight on the client's own data, masked ones at their initial values.
-
-        A random mask needs no scores.
-        """
-        if self.topology == "random":
-            return Message()
-        memory = clients.memory
-        whole = dict(model)
-        for name, mask in masks_in(memory).items():
-            if f"init/{name}" in memory:
-                whole[name] = model[name].where(mask, memory[f"init/{name}"])
-        scored = [name for name in maskable(clients.layers, self.scope) if name in clients.shared]
-        if self.topology == "oracle":
-            gradients = probe.gradients(whole, self.batch_size, batches=None)
-            return Message({name: gradients[name] * whole[name] for name in scored})
-        gradients = probe.gradients(whole, self.batch_size, self.batches, self.balanced)
-        return Message({name: saliency(gradients[name], whole[name]) for name in scored})
-
-    def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
-        """Average the scores, keep the largest, and cut the global model down to them."""
-        model, memory = {}, {**server.memory, "found": torch.ones_like(server.memory["found"])}
-        for name, mask in self._new_masks(server, replies).items():
-            old = server.memory[f"mask/{name}"]
-            kept = mask | old if self.growth and server.memory["found"] else mask
-            values = server.model[name].where(old, memory.get(f"init/{name}", server.model[name].new_zeros(())))
-            model[name] = values * kept
-            memory[f"mask/{name}"] = kept
-        return model, memory
-
-    def _new_masks(self, server: Server, replies: Message) -> Tensors:
-        keys = {name: torch.tensor(server.key(f"ssfl/{name}")) for name in masks_in(server.memory)}
-        if self.topology == "random":
-            drawn = {name: server.model[name] for name in keys}
-            scores = {name: uniform(keys[name], tensor.shape).to(tensor.device) for name, tensor in drawn.items()}
-        else:
-            scores = {name: aggregate_scores(tensor, server.sizes).abs() for name, tensor in replies.tensors.items()}
-        masks = top_mask(scores, self.sparsity)
-        if self.topology == "shuffled":
-            orders = {name: permutation(keys[name], mask.numel()) for name, mask in masks.items()}
-            return {name: mask.flatten()[orders[name]].view(mask.shape) for name, mask in masks.items()}
-        return masks
-
-    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
-        """Take the mask over."""
-        found = torch.ones_like(clients.sizes, dtype=torch.bool)
-        return {**super().adopt(clients, announcement), "found": found}
+        memory = under("mask", everything(masked)) | {"found": torch.zeros_like(like, dtype=torch.bool)}
+        return memory | under("init", masked) if self.finds_again() else memory
 
     # Before a mask is found, everything travels as in FedAvg ----------------------------------------------------------
 
@@ -180,9 +131,69 @@ class SSFL(SharedMask):
         if not maskable(layers, self.scope):
             yield "The model has no convolution or linear weights, so 'ssfl' masks nothing."
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer the mask keeps."""
-        return super().layer_metrics(server) if self.sparsity > 0 else {}
+        return super().metrics(server) if self.sparsity > 0 else {}
+
+
+@dataclass(frozen=True)
+class Saliency(MaskExchange):
+    """Clients score the weights, and the server keeps those with the largest scores."""
+
+    method: SSFL
+
+    def due(self, round: int, rounds: int, joining: bool) -> int:
+        """Find a mask after the warm-up, and again when asked, or when clients join."""
+        method, since = self.method, round - self.method.warmup - 1
+        periodic = method.refresh_every is not None and since > 0 and since % method.refresh_every == 0
+        again = since > 0 and round == method.adapt_at
+        return since == 0 or periodic or again or (joining and method.adapt_on_joining)
+
+    def survey(self, clients: Clients, model: Tensors) -> Message:
+        """Score every weight on the client's own data, masked ones at their initial values.
+
+        A random mask needs no scores.
+        """
+        method = self.method
+        if method.topology == "random":
+            return Message()
+        initial, masks = clients.memory.group("init"), clients.memory.group("mask")
+        whole = {**model, **{name: model[name].where(masks[name], initial[name]) for name in initial}}
+        scored = [name for name in maskable(clients.layers, method.scope) if name in clients.shared]
+        if method.topology == "oracle":
+            gradients = clients.probe.gradients(whole, method.batch_size, batches=None)
+            return Message({name: gradients[name] * whole[name] for name in scored})
+        gradients = clients.probe.gradients(whole, method.batch_size, method.batches, method.balanced)
+        return Message({name: saliency(gradients[name], whole[name]) for name in scored})
+
+    def conclude(self, server: Server, replies: Message) -> ModelAndMemory:
+        """Average the scores, keep the largest, and cut the global model down to them."""
+        masks, initial = server.memory.group("mask"), server.memory.group("init")
+        model, kept = {}, {}
+        for name, mask in self._new_masks(server, replies).items():
+            old, weight = masks[name], server.model[name]
+            kept[name] = mask | old if self.method.growth and server.memory["found"] else mask
+            model[name] = weight.where(old, initial.get(name, weight.new_zeros(()))) * kept[name]
+        found = torch.ones_like(server.memory["found"])
+        return model, server.memory | under("mask", kept) | {"found": found}
+
+    def _new_masks(self, server: Server, replies: Message) -> Tensors:
+        keys = {name: torch.tensor(server.key(f"ssfl/{name}")) for name in server.memory.group("mask")}
+        if self.method.topology == "random":
+            drawn = {name: server.model[name] for name in keys}
+            scores = {name: uniform(keys[name], tensor.shape).to(tensor.device) for name, tensor in drawn.items()}
+        else:
+            scores = {name: aggregate_scores(tensor, server.sizes).abs() for name, tensor in replies.tensors.items()}
+        masks = top_mask(scores, self.method.sparsity)
+        if self.method.topology == "shuffled":
+            orders = {name: permutation(keys[name], mask.numel()) for name, mask in masks.items()}
+            return {name: mask.flatten()[orders[name]].view(mask.shape) for name, mask in masks.items()}
+        return masks
+
+    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
+        """Take the mask over."""
+        found = torch.ones_like(clients.sizes, dtype=torch.bool)
+        return {**super().adopt(clients, announcement), "found": found}
 
 
 def _found(memory: Tensors) -> bool:

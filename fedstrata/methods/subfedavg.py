@@ -11,24 +11,14 @@ from torch import Tensor
 
 from fedstrata.functional import prune
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.part import Facts, Part
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Needs, Touches
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Phase, Server, Training
-from fedstrata.methods.mechanisms.layer_choice import EXPLAINS_GAPS
-from fedstrata.methods.mechanisms.masking import (
-    OwnMasks,
-    as_memory,
-    divided_at,
-    epoch_ends,
-    everything,
-    keep,
-    maskable,
-    masks_in,
-    objection_to_missing_layers,
-)
+from fedstrata.methods.contract.views import Clients, Declared, Message, ModelAndMemory, Phase, Server, Training
+from fedstrata.methods.mechanisms.masking import OwnMasks, divided_at, epoch_ends, everything, keep, maskable
+from fedstrata.methods.mechanisms.peers import noted
 from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, align, per_client
+from fedstrata.stack import Tensors, align, per_client, under
 
 
 @methods.register("subfedavg")
@@ -58,42 +48,43 @@ class SubFedAvg(OwnMasks):
         "Heterogeneity, ICDCS Workshops 2021",
         "https://arxiv.org/abs/2105.00562",
     )
-    claims: ClassVar[tuple[str, ...]] = (*OwnMasks.claims, EXPLAINS_GAPS)
+    touches: ClassVar[Touches] = OwnMasks.touches.also(decides=(Decision.GAPS,), relies_on=(Matter.ALL_SENT,))
 
     sparsity: float = parameter(0.5, "The fraction of weights at which a client stops pruning.", low=0, below=1)
     rate: float = parameter(0.05, "The fraction of the weights left in a tensor that one pruning takes.", low=0, high=1)
     distance: float = parameter(1e-4, "How far the two candidates must be apart.", low=0, high=1)
     accuracy: float = parameter(0.5, "How often the pruned model must be right.", low=0, high=1)
 
-    def objects_to(self, other: Part) -> str | None:
-        """Refuse what does not send every layer."""
-        return objection_to_missing_layers(self, other)
+    @property
+    def needs(self) -> Needs:
+        """The server notes the clients' masks."""
+        return Needs(replies=True)
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start dense."""
-        return as_memory(everything({name: model[name] for name in maskable(clients.layers)}))
+        return under("mask", everything({name: model[name] for name in maskable(clients.layers)}))
 
     def server_memory(self, server: Server) -> Tensors:
         """Know of every client that it starts dense."""
         shared = [name for name in maskable(server.layers) if name in server.model]
         dense = {name: server.model[name].expand(server.clients, *server.model[name].shape) for name in shared}
-        return as_memory(everything(dense))
+        return under("mask", everything(dense))
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Stop after the first epoch to derive a mask."""
         return divided_at(epoch_ends(clients.epochs)[:1])
 
-    def remember(self, clients: Clients, training: Training) -> Tensors:
+    def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Take the new mask over where the conditions hold."""
-        masks = masks_in(clients.memory)
+        masks = clients.memory.group("mask")
         if not masks:
-            return clients.memory
+            return training.trained, clients.memory
         rates = self._rates(masks)
         early, late = (self._pruned(masks, model, rates) for model in (training.after_phase[0], training.trained))
-        accuracy, _ = training.probe.test(keep(training.trained, late))
+        accuracy, _ = clients.probe.test(keep(training.trained, late))
         accepted = (_distance(early, late) > self.distance) & (rates > 0) & (accuracy > self.accuracy)
         chosen = {name: late[name].where(align(accepted, mask), mask) for name, mask in masks.items()}
-        return as_memory(chosen)
+        return training.trained, under("mask", chosen)
 
     def _rates(self, masks: Tensors) -> Tensor:
         """Tell which fraction of its weights each client may prune ``[K]``: no more than is missing to the target."""
@@ -110,17 +101,15 @@ class SubFedAvg(OwnMasks):
 
     def deployed(self, clients: Clients, model: Tensors) -> Tensors:
         """Use what the mask keeps, also right after a pruning."""
-        return keep(model, masks_in(clients.memory))
+        return keep(model, clients.memory.group("mask"))
 
-    def weigh(self, server: Server) -> Tensor:
+    def weigh(self, declared: Declared) -> Tensor:
         """Let all clients count alike."""
-        return equal_weights(server)
+        return equal_weights(declared)
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Note the participants' new masks."""
-        rows = torch.tensor(server.participants, device=server.sizes.device)
-        masks = masks_in(server.memory)
-        return new, as_memory({name: old.index_copy(0, rows, replies.masks[name]) for name, old in masks.items()})
+        return model, server.memory | noted(server, "mask", replies.masks)
 
     def notes(self, layers: LayerMap) -> Iterable[str]:
         """Say that without such weights nothing is pruned."""

@@ -19,14 +19,12 @@ from fedstrata.engines.planning import Plan, build_engine, make_plan
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataWarning
 from fedstrata.experiment import Experiment
-from fedstrata.methods import Method, Server
+from fedstrata.methods import Method
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import MetricLog, TimingLog, describe_clients
 from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
-from fedstrata.stack import Tensors, clone
-
-_REFERENCE = "reference:"
+from fedstrata.stack import Stack, Tensors, clone, under
 
 
 @dataclass(frozen=True)
@@ -115,18 +113,20 @@ class Driver:
         report = self.engine.round(self.round, participants, evaluate, losses_so_far)
         self._synchronise()
         trained = time.perf_counter()
+        own = self.method.metrics(self.engine.side.view(self.engine.server, report.participants, self.round))
         values = {
             "train.loss": float(report.loss.mean()),
             "bytes.up": float(report.bytes_up + up),
             "bytes.down": float(report.bytes_down + down),
             **report.errors,
-            **self.method.round_metrics(self._view(report)),
+            **{name: value for name, value in own.items() if not isinstance(value, dict)},
         }
         self._warn_if_diverged(report)
         if evaluate:
             values |= self._evaluate(report, last)
         self.metrics.add_round(self.round, values)
-        for metric, numbers in self._layer_metrics(before, report).items():
+        of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
+        for metric, numbers in (self._layer_metrics(before, report) | of_layers).items():
             self.metrics.add_layers(self.round, metric, numbers)
         self._synchronise()
         self.timings.add(self.round, "train", trained - began)
@@ -149,23 +149,18 @@ class Driver:
                 "global.loss": everywhere[1],
                 **self._note("global_on_clients", after),
             }
-        if last and self.method.adaptation() is not None:
+        if last and self.method.adaptation is not None:
             values |= self._note("client_adapted", self.engine.adapted(self.round))
         return values
 
     def _layer_metrics(self, before: Tensors, report: RoundReport) -> dict[str, dict[str, float]]:
-        """Measure the layers that travelled: update, cosine to the reference round, and the method's own numbers."""
+        """Measure the layers that travelled: their update, and their cosine to the reference round."""
         layers, model = self.setting.layers, self.engine.server.model
         if self.round == self.experiment.reference_round:
             self.reference = clone(model)
         travelled = {name: tensor for name, tensor in model.items() if name in report.sent}
-        own = self.method.layer_metrics(self._view(report))
-        measured = {"update": layer_updates(layers, before, travelled), **own}
+        measured = {"update": layer_updates(layers, before, travelled)}
         return {**measured, "cosine": layer_cosines(layers, self.reference, travelled)} if self.reference else measured
-
-    def _view(self, report: RoundReport) -> Server:
-        """See what the server's hooks see after a round."""
-        return self.engine.side.view(self.engine.server, report.participants, self.round)
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
         """Log one number per client, and return the summary over clients for the round."""
@@ -191,8 +186,7 @@ class Driver:
 
     def save(self, folder: RunFolder) -> None:
         """Save a checkpoint of the rounds so far."""
-        reference = {f"{_REFERENCE}{name}": tensor for name, tensor in self.reference.items()}
-        state = {**pack(self.engine.server, self.engine.clients()), **reference}
+        state = pack(self.engine.server, self.engine.clients()) | under("reference", self.reference)
         folder.save_checkpoint(self.round, state, {}, self.metrics, self.timings)
 
     def restore(self, folder: RunFolder) -> None:
@@ -200,16 +194,14 @@ class Driver:
         checkpoint = folder.load_checkpoint()
         if checkpoint is None:
             return
-        state = {name: tensor.to(self.setting.device) for name, tensor in checkpoint.state.items()}
+        state = Stack({name: tensor.to(self.setting.device) for name, tensor in checkpoint.state.items()})
         self.engine.restore(*unpack(state))
-        self.reference = {
-            name.removeprefix(_REFERENCE): tensor for name, tensor in state.items() if name.startswith(_REFERENCE)
-        }
+        self.reference = state.group("reference")
         self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
 
     def summary(self) -> dict[str, Any]:
         """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name."""
-        headline = "client_adapted" if self.method.adaptation() is not None else "client_after"
+        headline = "client_adapted" if self.method.adaptation is not None else "client_after"
         rounds, accuracy = self.metrics.series("client_after.accuracy.mean")
         return {
             "method": str(self.method),

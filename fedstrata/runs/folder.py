@@ -47,7 +47,7 @@ from fedstrata.runs.metrics import METRIC_SCHEMAS, TIMING_SCHEMA, MetricLog, Tim
 # Written in this order when there is no folder to rename: the experiment comes last and makes the folder a run.
 _DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.toml")
 _SPLIT_SCHEMA = pa.schema([("client", pa.int32()), ("part", pa.string()), ("position", pa.int64())])
-_CHECKPOINT_VERSION = 1
+_CHECKPOINT_VERSION = 2
 _CHECKPOINTS_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"round-(\d{6,})")
 

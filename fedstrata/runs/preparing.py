@@ -18,12 +18,11 @@ from fedstrata.data import Dataset, Split, datasets, parse_transforms, partition
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server
 from fedstrata.data.transforms import Transform
 from fedstrata.engines.batches import DeviceData, Work
-from fedstrata.engines.server import Declared
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Method, Part
+from fedstrata.methods import Declared, Method, Part
 from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
 from fedstrata.plugins import require_imports
@@ -117,10 +116,11 @@ def device_data(
     """Hold out the samples that the method asks for, and put the data on the device."""
     held_out: tuple[np.ndarray, ...] = ()
     proxy: np.ndarray | None = None
-    if setting.method.held_out():
-        split, held_out = hold_out_at_clients(split, setting.method.held_out(), setting.seed)
-    if setting.method.proxy_samples():
-        dataset, split, proxy = hold_out_for_server(dataset, split, setting.method.proxy_samples(), setting.seed)
+    needs = setting.method.needs
+    if needs.held_out:
+        split, held_out = hold_out_at_clients(split, needs.held_out, setting.seed)
+    if needs.proxy:
+        dataset, split, proxy = hold_out_for_server(dataset, split, needs.proxy, setting.seed)
     return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy)
 
 
@@ -133,12 +133,11 @@ def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
             f"{experiment.late_clients} of {experiment.clients} clients are to join later, so that nobody could begin; "
             "give fewer late_clients."
         )
-    for part in method.parts:
-        if experiment.late_clients and not part.lets_join:
-            raise FedStrataError(
-                f"Under '{part.name}' the models of all clients count from the first round on, so that nobody can join "
-                "later; choose another method, or leave late_clients and join_round out."
-            )
+    objection = method.objection_to_joining
+    if experiment.late_clients and objection is not None:
+        raise FedStrataError(
+            f"Nobody can join later: {objection}; choose another method, or leave late_clients and join_round out."
+        )
 
 
 def refuse_misfits(experiment: Experiment, method: Method) -> None:
@@ -184,7 +183,7 @@ def make_setting(
             experiment.steps,
             experiment.batch_size,
             experiment.last_batch,
-            method.samples_per_epoch(),
+            method.needs.samples_per_epoch,
         ),
         rounds=experiment.rounds,
         seed=experiment.seed,

@@ -67,7 +67,7 @@ class Reader:
         self._position = 0
 
     def take(self, count: int) -> npt.NDArray[np.uint8]:
-        """Read so many bytes, as a view."""
+        """Read a number of bytes, as a view."""
         if count > len(self._body) - self._position:
             raise WireError("A message ends before what it describes does.")
         self._position += count

@@ -76,7 +76,7 @@ def read_mask(reader: Reader, shape: Sequence[int], held: Tensor | None) -> tupl
 
 
 def _read_entries(reader: Reader, kind: int, count: int) -> tuple[Truth, Positions | None]:
-    """Read so many truth values, and the positions of the true ones where these are what was sent."""
+    """Read a number of truth values, and the positions of the true ones where these are what was sent."""
     if kind == _BITS:
         return unpack_bits(reader, count), None
     if kind not in (_GAPS_OF_FALSE, _GAPS_OF_TRUE):

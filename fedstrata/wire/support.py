@@ -25,7 +25,7 @@ Positions = npt.NDArray[np.int64]
 
 HASH_BYTES = 8
 _STRETCH = 2**16
-"""Positions inside so many entries fit into two bytes, and the entries into the processor's cache."""
+"""Positions inside this many entries fit into two bytes, and the entries into the processor's cache."""
 _BYTES_OF_AN_EMPTY_ONE = 2**10
 
 
@@ -94,7 +94,7 @@ class Support:
 
 
 class Supports:
-    """The supports that were asked for last, as many as fit into so many bytes."""
+    """The supports that were asked for last, as many as fit into a number of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes

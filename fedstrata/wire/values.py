@@ -49,7 +49,7 @@ def sent_type(dtype: torch.dtype, values: str) -> torch.dtype:
 
 
 def byte_count(count: int | _Counts, dtype: torch.dtype, sent_as: torch.dtype) -> int | _Counts:
-    """Count the bytes of so many numbers: truth values take a bit each, filled up to whole bytes."""
+    """Count the bytes that numbers take: truth values take a bit each, filled up to whole bytes."""
     if dtype == torch.bool:
         return -(-count // 8)
     return count * sent_as.itemsize + (_SCALE.size if _is_scaled(dtype, sent_as) else 0)
@@ -66,7 +66,7 @@ def write_numbers(numbers: Tensor, sent_as: torch.dtype) -> list[Bytes]:
 
 
 def read_numbers(reader: Reader, count: int, dtype: torch.dtype, sent_as: torch.dtype) -> _Items:
-    """Read so many numbers, as items that are a view of the message where they travelled as they are."""
+    """Read a count of numbers, as items that are a view of the message where they travelled as they are."""
     if dtype == torch.bool:
         return unpack_bits(reader, count)
     scale = reader.unpack(_SCALE)[0] if _is_scaled(dtype, sent_as) else None

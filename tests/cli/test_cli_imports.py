@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fedstrata.data import DatasetSource, Partitioner, Split, datasets, from_arrays, partitions
-from fedstrata.methods import Facts, Part, methods
+from fedstrata.methods import Facts, Kept, Part, methods
 from fedstrata.models import ModelSpec, models
 from fedstrata.spec import parameter
 
@@ -36,8 +36,8 @@ class Mine(Part):
     "My method."
     facts: ClassVar[Facts] = Facts("own", "nobody")
 
-    def personal(self, layers):
-        return layers.head_names
+    def keeps(self, layers):
+        return Kept(personal=layers.head_names)
 
 
 @models.register("net")

@@ -104,8 +104,8 @@ def test_a_method_that_cannot_run_on_a_network_says_why() -> None:
         ("lips", None),
         ("lws", "'lws' looks at the replies of single clients"),
         ("l-dawa", "'l-dawa' merges replies in a way of its own"),
-        ("random-k", "under 'random-k' each client sends entries of its own"),
-        ("feddisco", "the weights of 'feddisco' depend on who else takes part"),
+        ("random-k", "'random-k' lets each client send entries of its own"),
+        ("feddisco", "'feddisco' weighs a client by who else takes part"),
     ],
 )
 def test_the_registry_knows_what_secure_aggregation_needs(name, reason):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from federations import CPU, federation, samples, split_by_size
 from torch import nn
 
+from fedstrata.engines import probe as probing
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import LoopForward, StackedForward
 from fedstrata.engines.probe import DataProbe
@@ -45,7 +46,7 @@ def probe(made, engine, ids, round=1):
     sizes = torch.from_numpy(made.data.split.sizes)[rows]
     counts = made.data.label_counts[rows]
     clients = Clients(round, 3, 1, setting.layers, tuple(ids), setting.seed, sizes, counts, setting.shared)
-    return DataProbe(Trainer(setting, engine(made.model), made.data), clients)
+    return DataProbe(Trainer(setting, engine(made.model, head=setting.head), made.data), clients)
 
 
 def own_models(made, count):
@@ -122,6 +123,97 @@ def test_rounds_draw_other_samples_and_nothing_is_kept(engine):
         batches.append(list(made.data.used))
     assert batches[0] == batches[2] != batches[1]
     assert all(torch.equal(model[name], before[name]) for name in model)
+
+
+@ENGINES
+def test_another_draw_takes_other_samples_which_repeat(engine):
+    """By itself each is a draw of the client's own samples, and its gradients are those of plain PyTorch on them."""
+    made = world()
+    model = own_models(made, 4)
+    drawn, gradients = {}, {}
+    for name, more in (("none", {}), ("first", {"draw": 0}), ("second", {"draw": 1}), ("again", {"draw": 1})):
+        made.data.used.clear()
+        gradients[name] = probe(made, engine, range(4)).gradients(model, 2, **more)
+        drawn[name] = list(made.data.used)
+    assert drawn["none"] == drawn["first"] != drawn["second"] == drawn["again"]
+    for row in range(4):
+        made.data.used.clear()
+        alone = {name: tensor[row : row + 1] for name, tensor in model.items()}
+        probe(made, engine, [row]).gradients(alone, 2, draw=1)
+        used = [positions for [positions] in made.data.used]
+        assert {position for positions in used for position in positions} <= set(made.data.split.train[row])
+        assert_rows(gradients["second"], row, plain_gradients(made, model, row, used))
+
+
+# Features ------------------------------------------------------------------------------------------------------------
+
+
+def plain_features(made, model, row):
+    """Compute the mean inputs of the head for each class of a client in plain PyTorch, in evaluation mode."""
+    module = made.model.eval()
+    module.load_state_dict({name: tensor[row] for name, tensor in model.items()})
+    means = torch.zeros(3, 5, dtype=torch.float64)
+    with torch.no_grad():
+        for label in range(3):
+            own = [int(one) for one in made.data.split.train[row] if made.data.labels[one] == label]
+            if own:
+                means[label] = module[:-1](made.data.inputs[own]).mean(0)
+    return means
+
+
+@ENGINES
+@pytest.mark.parametrize("at_once", [256, 3])
+def test_features_are_the_mean_inputs_of_the_head_for_each_class(engine, at_once, monkeypatch):
+    """In one go or batch by batch, with models of their own; a class that a client lacks has none."""
+    monkeypatch.setattr(probing, "_SAMPLES_AT_ONCE", at_once)
+    labels = [*[0, 0, 1, 0], *[2, 1, 0, 2, 2, 1, 1, 0], *[2] * 6, *[1, 2, 1, 1]]
+    made = world(labels=labels)
+    model = own_models(made, 4)
+    before = {name: tensor.clone() for name, tensor in model.items()}
+    found = probe(made, engine, range(4)).features(model)
+    assert found.shape == (4, 3, 5)
+    for row in range(4):
+        assert torch.allclose(found[row], plain_features(made, model, row), rtol=1e-10, atol=1e-12)
+        alone = {name: tensor[row : row + 1] for name, tensor in model.items()}
+        assert torch.allclose(probe(made, engine, [row]).features(alone)[0], found[row], rtol=1e-10, atol=1e-12)
+    has_none = (found == 0).all(2)
+    assert has_none.tolist() == [
+        [False, False, True], [False, False, False], [True, True, False], [True, False, False],
+    ]  # fmt: skip
+    assert all(torch.equal(model[name], before[name]) for name in model)
+
+
+def test_features_use_each_sample_once_whatever_an_epoch_is():
+    """Neither steps nor the last batch that training leaves out change that."""
+    made = world(batch_size=4, last_batch="drop", steps=1)
+    used = made.data.used
+    probe(made, StackedForward, range(4)).features(own_models(made, 4))
+    assert sorted(position for batch in used for rows in batch for position in rows) == list(range(sum(SIZES)))
+
+
+def test_features_of_several_axes_are_flattened():
+    """A head that works on the last axis of its inputs, here two places with five features each."""
+
+    class Places(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x.view(-1, 2, 3)))).mean(1)
+
+    torch.manual_seed(0)
+    dataset, split = samples(12), split_by_size((5, 7))
+    made = federation(Places().double(), dataset, split)
+    model = own_models(made, 2)
+    found = probe(made, StackedForward, range(2)).features(model)
+    assert found.shape == (2, 3, 10)
+    for row, own in enumerate((range(5), range(5, 12))):
+        weight, bias = model["body.weight"][row], model["body.bias"][row]
+        for label in range(3):
+            inputs = made.data.inputs[[one for one in own if one % 3 == label]].view(-1, 2, 3)
+            expected = torch.tanh(inputs @ weight.T + bias).mean(0).flatten()
+            assert torch.allclose(found[row, label], expected, rtol=1e-10, atol=1e-12)
 
 
 def test_balanced_batches_take_the_classes_in_turn():

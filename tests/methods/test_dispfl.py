@@ -5,12 +5,22 @@ import math
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, GivenProbe, clients_view, layer_values, run, training_view, watched
-from worlds import prepare
+from watching import (
+    BOTH_ENGINES,
+    GivenProbe,
+    clients_view,
+    layer_values,
+    memory_of,
+    probing,
+    run,
+    training_view,
+    watched,
+)
 
 from fedstrata.functional import erk_densities
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method
+from fedstrata.testing.world import prepare
 
 LAYERS = LayerMap.read(nn.Linear(4, 1, bias=False), (4,))
 
@@ -30,7 +40,7 @@ def test_entries_are_averaged_over_their_holders_and_cut_to_the_own_mask():
         {"peers/weight": torch.tensor([[[[3.0, 0.0, 5.0, 0.0]]]])}, {"peers/weight": bits("1010").unsqueeze(1)}
     )
     own = {"weight": torch.tensor([[[1.0, 2.0, 9.0, 9.0]]])}  # what lies outside its mask does not count
-    model, after = Method.make("dispfl").receive(clients, message, own, GivenProbe({}))
+    model, after = Method.make("dispfl").receive(clients, message, own)
     assert model["weight"].flatten().tolist() == [2.0, 0.0, 5.0, 0.0]
     assert after.keys() == clients.memory.keys()
 
@@ -38,11 +48,11 @@ def test_entries_are_averaged_over_their_holders_and_cut_to_the_own_mask():
 @pytest.mark.parametrize(("round", "mask"), [(1, "1001"), (3, "1001")])
 def test_the_smallest_weight_goes_and_the_largest_gradient_comes(round, mask):
     """Half of two weights in the first round, and, by ceil, one even where the cosine has fallen to 0.067."""
-    clients = clients_view(LAYERS, 1, round, memory=memory("1100", "1100"))
-    trained = {"weight": torch.tensor([[[0.8, -0.1, 0.0, 0.0]]])}
     probe = GivenProbe({"weight": torch.tensor([[[9.0, 0.2, 0.1, -0.3]]])})
-    training = training_view(trained, trained, probe=probe)
-    after = Method.make("dispfl(alpha=0.5)").remember(clients, training)
+    clients = clients_view(LAYERS, 1, round, memory=memory("1100", "1100"), **probing(probe))
+    trained = {"weight": torch.tensor([[[0.8, -0.1, 0.0, 0.0]]])}
+    model, after = Method.make("dispfl(alpha=0.5)").finish(clients, training_view(trained, trained))
+    assert model is trained
     assert torch.equal(after["dispfl/mask/weight"], bits(mask))
     assert torch.equal(after["dispfl/sent/weight"], bits("1100"))
 
@@ -56,9 +66,7 @@ def test_what_is_sent_is_what_was_trained_under_its_mask():
 
 
 def masks_of(simulation, kind="mask"):
-    prefix = f"dispfl/{kind}/"
-    memory = simulation.engine.clients().memory
-    return {name.removeprefix(prefix): mask for name, mask in memory.items() if name.startswith(prefix)}
+    return memory_of(simulation, "dispfl", kind)
 
 
 def test_first_masks_are_random_and_follow_the_densities():

@@ -8,7 +8,7 @@ from watching import BOTH_ENGINES, run, server_view
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import disco_shares
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Message, Method, methods
+from fedstrata.methods import Declared, Message, Method, methods
 
 LINE = LayerMap.read(nn.Sequential(nn.Linear(1, 1, bias=False)), (1,))
 
@@ -27,7 +27,8 @@ def test_shares_by_hand(text, shares):
         label_counts=torch.tensor([[25, 25], [30, 0], [5, 15]]),
     )  # fmt: skip
     replies = Message({"0.weight": torch.tensor([[[1.0]], [[10.0]], [[100.0]]])})
-    assert methods.make(text).weigh(server).tolist() == pytest.approx(shares, abs=1e-8)
+    seen = Declared(server.sizes, server.label_counts)
+    assert methods.make(text).weigh(seen).tolist() == pytest.approx(shares, abs=1e-8)
     new, _ = Method.make(text).aggregate(server, replies)
     assert new["0.weight"].item() == pytest.approx(shares[0] + 10 * shares[1] + 100 * shares[2], abs=1e-5)
 
@@ -37,7 +38,7 @@ def test_only_the_participants_count(engine):
     simulation = run("feddisco(a=0.3, distance=l2)", engine, rounds=1, participation=0.6)
     [first, second, third] = simulation.engine.side.select(0.6, 1)
     view = simulation.engine.side.view(simulation.engine.server, (first, second, third), 1)
-    shares = methods.make("feddisco(a=0.3, distance=l2)").weigh(view)
+    shares = methods.make("feddisco(a=0.3, distance=l2)").weigh(Declared(view.sizes, view.label_counts))
     counts = simulation.split.label_counts(simulation.dataset)[[first, second, third]]
     assert torch.equal(shares, disco_shares(view.sizes, torch.from_numpy(counts), 0.3, 0.1, "l2", normalise=True))
 

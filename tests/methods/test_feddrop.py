@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 from watching import BOTH_ENGINES, assert_same_bits, clients_view, run, server_view, watched
-from worlds import prepare
 
 import fedstrata
 from fedstrata.engines.loop import LoopEngine
@@ -12,6 +11,7 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
 from fedstrata.stack import repeat
+from fedstrata.testing.world import prepare
 from fedstrata.wire import decode
 
 NET = nn.Sequential(
@@ -94,7 +94,7 @@ def test_what_belongs_to_a_dropped_unit_stays_as_it_was_also_where_it_is_persona
     changes = {"optimiser": "sgd(learning_rate=0.05, momentum=0.9, weight_decay=0.1, keep=true)"}
     method, seen = watched("fedbn+feddrop(rate=0.5)")
     simulation = run(method, engine, rounds=2, **changes)
-    resident = simulation.engine.clients().resident
+    resident = simulation.engine.clients().group("own")
     loop = prepare("fedbn+feddrop(rate=0.5)").engine
     changed = 0
     for client, data in enumerate(loop.central.messages(range(5), 2)):
@@ -155,7 +155,10 @@ def test_a_model_without_middle_layers_is_told():
         ("ssfl", "each of them puts weights to values of its own"),
         ("transient", "each of them puts weights to values of its own"),
         ("player", "each of them decides which layers travel"),
-        ("scaffold", "'scaffold' needs all shared layers of all participants"),
+        (
+            "scaffold",
+            "'feddrop' decides which layers travel, and 'scaffold' needs all shared layers of all participants",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(other, sentence):

@@ -5,11 +5,21 @@ import math
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, GivenProbe, clients_view, layer_values, run, server_view, training_view, watched
-from worlds import prepare
+from watching import (
+    BOTH_ENGINES,
+    GivenProbe,
+    clients_view,
+    layer_values,
+    probing,
+    run,
+    server_view,
+    training_view,
+    watched,
+)
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
+from fedstrata.testing.world import prepare
 
 LAYERS = LayerMap.read(nn.Linear(4, 1, bias=False), (4,))
 MODEL = {"weight": torch.tensor([[0.1, -0.9, 0.5, 0.2]])}
@@ -30,7 +40,7 @@ def test_the_first_mask_keeps_the_largest_initial_weights():
 
 def test_the_mask_moves_only_in_some_rounds_and_ever_less():
     part = methods.make("feddst(alpha=0.4, every=2, until=0.5)")
-    fractions = [part.exchanged(round, 16) for round in range(1, 17)]
+    fractions = [part.moved_fraction(round, 16) for round in range(1, 17)]
     expected = {round: 0.2 * (1 + math.cos(math.pi * (round - 1) / 8)) for round in (2, 4, 6)}
     assert fractions == pytest.approx([expected.get(round, 0.0) for round in range(1, 17)])
 
@@ -38,12 +48,14 @@ def test_the_mask_moves_only_in_some_rounds_and_ever_less():
 @pytest.mark.parametrize(("round", "mask"), [(1, "1100"), (2, "0110")])
 def test_a_client_exchanges_its_smallest_weight_for_the_largest_gradient(round, mask):
     """With ``every=2`` nothing moves in round 1; in round 2 the weight 0.3 gives way to the gradient -0.7."""
-    clients = clients_view(LAYERS, 1, round, rounds=9, memory={"feddst/mask/weight": bits("1100")[None]})
-    trained = {"weight": torch.tensor([[[0.3, -0.9, 0.0, 0.0]]])}
     probe = GivenProbe({"weight": torch.tensor([[[0.1, 5.0, -0.7, 0.6]]])})
+    memory = {"feddst/mask/weight": bits("1100")[None]}
+    clients = clients_view(LAYERS, 1, round, rounds=9, memory=memory, **probing(probe))
+    trained = {"weight": torch.tensor([[[0.3, -0.9, 0.0, 0.0]]])}
     method = Method.make("feddst(sparsity=0.5, every=2, until=1.0, alpha=0.5)")
-    memory = method.remember(clients, training_view(trained, trained, probe=probe))
+    model, memory = method.finish(clients, training_view(trained, trained))
     assert torch.equal(memory["feddst/mask/weight"][0], bits(mask))
+    assert torch.equal(model["weight"], trained["weight"])
     message = method.upload(clients_view(LAYERS, 1, memory=memory), training_view(trained, trained), Message(trained))
     assert torch.equal(message.masks["weight"][0], bits(mask))
 
@@ -89,7 +101,7 @@ def test_all_clients_train_inside_the_servers_mask_which_moves(engine):
     moved = 0
     for layer in simulation.setting.layers.weighted:
         mask = server.memory[f"feddst/mask/{layer.weight}"]
-        assert torch.equal(clients.memory[f"feddst/mask/{layer.weight}"], mask.expand(5, *mask.shape))
+        assert torch.equal(clients[f"memory/feddst/mask/{layer.weight}"], mask.expand(5, *mask.shape))
         for client in range(5):
             for model in [seen.received[3, client], *seen.steps[3, client]]:
                 assert not model[layer.weight][~mask].any()

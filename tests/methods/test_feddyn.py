@@ -24,8 +24,9 @@ def test_the_loss_is_proximal_and_leans_along_the_state():
     """At (2, 0) from (1, 1) the proximal term is .25 * 2, and <h, w> = .4 + 0; the gradient is .5 (w - w_t) - h."""
     parameters = {NAME: torch.tensor([[[2.0, 0.0]]], requires_grad=True)}
     clients = clients_view(LINE, 1, memory=stack([0.2, -0.4]))
-    loss = methods.make("feddyn(alpha=0.5)").loss(clients, step_view(parameters, stack([1.0, 1.0])))
-    assert loss.tolist() == pytest.approx([0.5 - 0.4])
+    step, plain = step_view(parameters, stack([1.0, 1.0])), torch.tensor([3.0])
+    loss = methods.make("feddyn(alpha=0.5)").loss(clients, step, plain)
+    assert loss.tolist() == pytest.approx([3.0 + 0.5 - 0.4])
     [slope] = torch.autograd.grad(loss.sum(), parameters[NAME])
     assert slope.flatten().tolist() == pytest.approx([0.5 - 0.2, -0.5 + 0.4])
 
@@ -33,7 +34,8 @@ def test_the_loss_is_proximal_and_leans_along_the_state():
 def test_the_clients_state_follows_its_way():
     clients = clients_view(LINE, 2, memory=stack([0.2, -0.4], [0.0, 0.0]))
     training = training_view(stack([1.0, 1.0], [1.0, 1.0]), stack([2.0, 0.0], [1.0, 3.0]))
-    memory = methods.make("feddyn(alpha=0.5)").remember(clients, training)
+    model, memory = methods.make("feddyn(alpha=0.5)").finish(clients, training)
+    assert model is training.trained
     assert memory[NAME].flatten().tolist() == pytest.approx([-0.3, 0.1, 0.0, -1.0])
 
 
@@ -58,7 +60,7 @@ def test_the_server_corrects_the_mean_of_the_participants_by_the_mean_of_all():
 @BOTH_ENGINES
 def test_the_servers_state_is_the_mean_of_all_clients_states(engine):
     simulation = run("feddyn(alpha=0.1)", engine, rounds=4, participation=0.6)
-    memory, server = simulation.engine.clients().memory, simulation.engine.server.memory
+    memory, server = simulation.engine.clients().group("memory"), simulation.engine.server.memory
     assert memory.keys() == server.keys() == {f"feddyn/{name}" for name in simulation.setting.layers.parameter_names}
     for name, states in memory.items():
         assert torch.allclose(states.mean(0), server[name], rtol=0, atol=1e-12)
@@ -84,8 +86,11 @@ def test_with_shrinking_the_corrected_model_shrinks():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("feddyn+player", "'feddyn' needs all shared layers of all participants, and 'player' decides which layers"),
-        ("fedlama+feddyn", "'feddyn' needs all shared layers of all participants, and 'fedlama' decides which layers"),
+        (
+            "feddyn+player",
+            "'player' decides which layers travel, and 'feddyn' needs all shared layers of all participants",
+        ),
+        ("fedlama+feddyn", "'fedlama' decides which layers travel, and 'feddyn' needs all shared layers of all part"),
         ("feddyn+scaffold", "each of them decides the shares of the clients"),
         ("feddyn+feddisco", "each of them decides the shares of the clients"),
         ("feddyn+fedavgm", "each of them decides the server's step"),

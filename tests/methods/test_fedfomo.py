@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, clients_view, run, server_view, watched
-from worlds import SIZES, prepare
+from watching import BOTH_ENGINES, clients_view, probing, run, server_view, watched
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
+from fedstrata.testing.world import SIZES, prepare
 
 LAYERS = LayerMap.read(nn.Linear(2, 1, bias=False), (2,))
 
@@ -33,9 +33,9 @@ def received(start, own, peers, losses):
         "fedfomo/weights": torch.zeros(1, 3, dtype=torch.float64),
     }
     message = Message({"peers/weight": torch.tensor([[[peer] for peer in peers]])})
-    clients = clients_view(LAYERS, 1, memory=memory)
+    clients = clients_view(LAYERS, 1, memory=memory, **probing(Judge(losses)))
     method = Method.make("fedfomo(neighbours=3)")
-    model, memory = method.receive(clients, message, {"weight": torch.tensor([[own]])}, Judge(losses))
+    model, memory = method.receive(clients, message, {"weight": torch.tensor([[own]])})
     assert torch.equal(memory["fedfomo/start/weight"], clients.memory["fedfomo/start/weight"])
     return model["weight"].flatten().tolist(), memory["fedfomo/weights"].flatten().tolist()
 

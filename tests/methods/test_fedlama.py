@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 from watching import BOTH_ENGINES, assert_same_bits, layer_values, run, server_view, watched
-from worlds import prepare
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method
+from fedstrata.testing.world import prepare
 from fedstrata.wire import decode
 
 THREE = LayerMap.read(nn.Sequential(nn.Linear(4, 1, bias=False), nn.Linear(1, 2), nn.Linear(2, 1, bias=False)), (4,))
@@ -119,7 +119,7 @@ def test_with_a_factor_of_one_it_is_fedavg(engine):
 
 
 def test_participants_change_only_when_all_layers_were_aggregated():
-    side = prepare("fedlama(factor=3)").server_side
+    side = prepare("fedlama(factor=3)").engine.side
     chosen = [side.select(0.4, round) for round in range(1, 10)]
     assert chosen[0] == chosen[1] == chosen[2]
     assert chosen[3] == chosen[4] == chosen[5]

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 from watching import BOTH_ENGINES, run, server_view, watched
-from worlds import prepare
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
 from fedstrata.stack import Tensors
+from fedstrata.testing.world import prepare
 
 NORMED = LayerMap.read(nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False)), (1,))
 MODEL = {
@@ -124,9 +124,12 @@ def test_the_samples_are_taken_out_of_the_test_set_and_traffic_is_that_of_fedavg
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        ("fedbn", "'fedlaw' runs the whole model at the server, and under 'fedbn' the server has none to run"),
-        ("player", "'fedlaw' runs the whole model at the server, and under 'player' the server has none to run"),
-        ("feddrop", "'fedlaw' runs the whole model at the server, and under 'feddrop' the server has none to run"),
+        ("fedbn", "'fedbn' leaves the server no whole model to run, and 'fedlaw' runs the whole model at the server"),
+        ("player", "'player' leaves the server no whole model to run, and 'fedlaw' runs the whole model at the server"),
+        (
+            "feddrop",
+            "'feddrop' leaves the server no whole model to run, and 'fedlaw' runs the whole model at the server",
+        ),
         ("fednova", "each of them decides how replies are merged"),
         ("l-dawa", "each of them decides"),
     ],

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from watching import BOTH_ENGINES, assert_same_bits, clients_view, run, training_view, watched
-from worlds import prepare
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Message, Method, methods
 from fedstrata.stack import repeat, weighted_mean
+from fedstrata.testing.world import prepare
 from fedstrata.wire import decode
 
 BLOCKS = {

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from watching import BOTH_ENGINES, run, server_view, watched
-from worlds import prepare
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method
 from fedstrata.optimisers import optimisers
+from fedstrata.testing.world import prepare
 from fedstrata.wire import decode
 
 LINE = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False)), (2,))
@@ -40,7 +40,7 @@ def test_entries_are_averaged_over_the_clients_that_sent_them():
 
 
 def test_server_momentum_adds_to_it():
-    velocity = {f"fedavgm/velocity/{NAME}": torch.tensor([[1.0, 0.0]])}
+    velocity = {f"fedavgm/{NAME}/velocity": torch.tensor([[1.0, 0.0]])}
     tensors, steps = torch.tensor([[[2.0, 1.0]], [[3.0, 5.0]]]), torch.tensor([2.0, 4.0])
     new, _ = aggregate("fednova+fedavgm(beta=0.5)", tensors, steps, memory=velocity)
     assert new[NAME].flatten().tolist() == pytest.approx([2.75, 1.625])

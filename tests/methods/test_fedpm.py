@@ -9,18 +9,19 @@ from watching import (
     BOTH_ENGINES,
     assert_same_bits,
     clients_view,
+    declared,
     layer_values,
     run,
     server_view,
     training_view,
     watched,
 )
-from worlds import prepare
 
 import fedstrata
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, methods
+from fedstrata.testing.world import prepare
 
 LINEAR = LayerMap.read(nn.Linear(4, 3), (4,))
 NORMED = LayerMap.read(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), (2, 8, 8))
@@ -81,7 +82,7 @@ def test_the_server_turns_the_mean_of_masks_into_scores():
     masks[:3, 0, 0] = True
     masks[:, 0, 1] = True
     replies = Message({"weight": masks, "bias": torch.zeros(4, 3, dtype=torch.bool)})
-    merged = part.merge(server, replies, part.weigh(server) / 4)
+    merged = part.merge(server, replies, part.weigh(declared(1, 1, 1, 97)) / 4)
     chances = merged["weight"].sigmoid()
     assert chances[0].tolist() == pytest.approx([0.745, 0.99, 0.01, 0.01])
     assert merged["bias"].tolist() == pytest.approx([math.log(0.01 / 0.99)] * 3)
@@ -123,11 +124,11 @@ def test_only_scores_are_trained(engine):
 
 def test_the_tested_network_is_one_draw_for_all_or_the_likelier_half():
     scores = {"weight": torch.linspace(-2, 2, 12).view(1, 3, 4).repeat(3, 1, 1), "bias": torch.zeros(3, 3) - 0.1}
-    likely = methods.make("fedpm(tested=threshold)").deployed(clients_view(LINEAR, 3), scores)
+    likely = methods.make("fedpm(tested=threshold)").effective(clients_view(LINEAR, 3), scores, None)
     assert (likely["weight"] != 0).flatten(1).int().tolist() == [[0] * 6 + [1] * 6] * 3
     assert not likely["bias"].any()
     part = methods.make("fedpm")
-    drawn, later = (part.deployed(clients_view(LINEAR, 3, round), scores)["weight"] for round in (1, 2))
+    drawn, later = (part.effective(clients_view(LINEAR, 3, round), scores, None)["weight"] for round in (1, 2))
     assert torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn, later)
     assert drawn.abs().unique().tolist() == pytest.approx([0.0, math.e / 2])

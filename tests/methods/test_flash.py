@@ -1,16 +1,26 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, assert_same_bits, clients_view, layer_values, run, server_view
-from worlds import prepare
+from watching import (
+    BOTH_ENGINES,
+    assert_same_bits,
+    clients_view,
+    declared,
+    layer_values,
+    probing,
+    run,
+    server_view,
+)
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, methods
+from fedstrata.stack import Stack
+from fedstrata.testing.world import prepare
 
 TWO = LayerMap.read(nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)), (4,))
 BOTH = pytest.mark.parametrize("name", ["flash-spdst", "flash-jmwst"])
@@ -51,7 +61,8 @@ def test_the_mask_moves_to_where_weights_are_large():
     memory = memory_of([1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0])
     trained = model_of([1.0, -2.0, 1.2, 1.8, 0, 0, 0, 0], [0.25, 0.5, 0.125, 0.125, 0, 0, 0, 0])
     probe = Trains([trained, trained])
-    reply = part.survey(clients_view(TWO, 1, memory=memory), trained, probe)
+    [stage_one] = part.exchanges()
+    reply = stage_one.survey(clients_view(TWO, 1, memory=memory, **probing(probe)), trained)
     assert reply.tensors == {}
     assert {name: value.tolist() for name, value in reply.numbers.items()} == {"0.weight": [5 / 8], "1.weight": [3 / 8]}
     (epochs, span, first), (_, later, second) = probe.asked
@@ -71,13 +82,15 @@ def test_the_server_scales_the_mean_densities_to_the_target():
     server = server_view(TWO, model)
     server = server_view(TWO, model, memory=part.server_memory(server))
     replies = Message(numbers={"0.weight": torch.tensor([0.9, 0.6]), "1.weight": torch.tensor([0.4, 0.1])})
-    new, memory = part.conclude(server, replies)
-    masks = {name.removeprefix("mask/"): mask for name, mask in memory.items()}
+    [stage_one] = part.exchanges()
+    new, memory = stage_one.conclude(server, replies)
+    masks = Stack(memory).group("mask")
+    assert len(masks) == len(memory)
     assert [int(mask.sum()) for mask in masks.values()] == [6, 2]
     for name, mask in masks.items():
         assert torch.equal(new[name], model[name] * mask)
-    announced = part.announce(server_view(TWO, new, memory=memory))
-    adopted = part.adopt(clients_view(TWO, 3), announced)
+    announced = stage_one.announce(server_view(TWO, new, memory=memory))
+    adopted = stage_one.adopt(clients_view(TWO, 3), announced)
     assert all(torch.equal(adopted[f"mask/{name}"], mask.expand(3, *mask.shape)) for name, mask in masks.items())
 
 
@@ -91,7 +104,7 @@ def test_a_few_clients_send_a_number_per_tensor_and_everybody_hears_the_mask(nam
     assert up < 2 * 400
     masks = {key: mask for key, mask in simulation.engine.server.memory.items() if "/mask/" in key}
     assert sum(int(mask.sum()) for mask in masks.values()) == int(0.2 * 404 + 1e-9)
-    clients = simulation.engine.clients().memory
+    clients = simulation.engine.clients().group("memory")
     for key, mask in masks.items():
         assert torch.equal(clients[key], mask.expand(5, *mask.shape))
         weight = key.split("/mask/")[1]
@@ -139,12 +152,11 @@ def test_jmwst_keeps_the_largest_averaged_weights_with_the_clients_mean_densitie
     masks = {"0.weight": first != 0, "1.weight": second != 0}
     masks["1.weight"][:, 1] = True
     replies = Message(tensors, masks)
-    assert part.weigh(server).tolist() == [1.0, 1.0]
+    assert part.weigh(declared(90, 10)).tolist() == [1.0, 1.0]
     shares = torch.tensor([0.5, 0.5])
     merged = part.merge(server, replies, shares)
     assert merged["0.weight"].flatten().tolist() == [0.5, 5.0, 1.0, 0.0, 4.0, 3.0, 1.0, 4.0]
-    _, memory = part.examine(server, replies, shares, merged)
-    new, _ = part.refine(replace(server, memory=memory), merged)
+    new, memory = part.refine(server, merged, replies)
     assert [int(masks.sum()) for masks in memory.values()] == [5, 3]
     assert memory["mask/0.weight"].flatten().int().tolist() == [0, 1, 0, 0, 1, 1, 1, 1]
     assert new["0.weight"].flatten().tolist() == [0.0, 5.0, 0.0, 0.0, 4.0, 3.0, 1.0, 4.0]
@@ -155,8 +167,11 @@ def test_a_client_takes_the_mask_over_with_the_model():
     memory = memory_of([1] * 4 + [0] * 4, [1] * 4 + [0] * 4)
     masks = {name.removeprefix("mask/"): ~mask for name, mask in memory.items()}
     message = Message({name: mask.float() for name, mask in masks.items()}, masks)
-    taken = part.begin(clients_view(TWO, 1, memory=memory), {}, message)
-    assert torch.equal(taken["mask/0.weight"], masks["0.weight"])
+    received = {name: torch.full(mask.shape, 3.0) for name, mask in masks.items()}
+    model, taken = part.start(clients_view(TWO, 1, memory=memory), message, received)
+    for name, mask in masks.items():
+        assert torch.equal(taken[f"mask/{name}"], mask)
+        assert torch.equal(model[name], 3.0 * mask)
 
 
 @BOTH
@@ -169,8 +184,7 @@ def test_messages_are_sparse(name):
 
 @BOTH
 def test_without_sparsity_it_is_fedavg_where_clients_are_alike(name):
-    part = methods.make(f"{name}(sparsity=0)")
-    assert part.exchanges_before(1, 3) == 0
+    assert methods.make(f"{name}(sparsity=0)").exchanges() == ()
     simulation = run(f"{name}(sparsity=0)", rounds=1)
     assert simulation.engine.server.memory == {}
     assert layer_values(simulation, "density", 1) == {}
@@ -183,8 +197,8 @@ def test_the_probe_of_a_survey_trains_under_the_masks_it_is_given():
     seen = []
 
     class Spy:
-        def survey(self, clients, model, probe):
-            seen.append((clients, model, probe))
+        def survey(self, clients, model):
+            seen.append((clients, model, clients.probe))
             return Message()
 
     message = simulation.engine.side.broadcast(simulation.engine.server, range(5), 1)
@@ -193,7 +207,7 @@ def test_the_probe_of_a_survey_trains_under_the_masks_it_is_given():
     whole = probe.train(model, 2)
     half = probe.train(probe.train(model, 2, (0.0, 0.5)), 2, (0.5, 1.0))
     assert_same_bits(whole, half)
-    mask = state.memory["flash-spdst/mask/body.weight"]
+    mask = state["memory/flash-spdst/mask/body.weight"]
     assert not whole["body.weight"][~mask].any()
     other = {"flash-spdst/mask/body.weight": torch.ones_like(mask)}
     assert probe.train(model, 2, memory=other)["body.weight"][~mask].any()

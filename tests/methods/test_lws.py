@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 from watching import BOTH_ENGINES, assert_same_bits, layer_values, run, server_view
-from worlds import prepare
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method
 from fedstrata.models import models
+from fedstrata.testing.world import prepare
 
 TWO = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False)), (2,))
 OLD = {"0.weight": torch.tensor([[3.0, 4.0]]), "1.weight": torch.tensor([[0.0], [2.0]])}
@@ -24,7 +24,7 @@ def shrunk(text, sizes=(10, 10), **changes):
     server = server_view(TWO, OLD, sizes=torch.tensor(sizes), memory=method.server_memory(server), **changes)
     stacks = {name: old + torch.tensor(UPDATES[name]).view(2, *old.shape) for name, old in OLD.items()}
     new, memory = method.aggregate(server, Message(stacks))
-    metrics = method.layer_metrics(server_view(TWO, new, memory=memory))
+    metrics = method.metrics(server_view(TWO, new, memory=memory))
     return new["0.weight"].flatten().tolist(), new["1.weight"].flatten().tolist(), metrics["gamma"]
 
 
@@ -77,16 +77,16 @@ def test_the_released_clamp_bounds_beta_times_tau(beta, bounded):
 
 def test_the_servers_own_step_counts():
     """With momentum 0.5 and a velocity of (1, 1) from before, the step is (1, 1) instead of (.5, .5)."""
-    velocity = {"fedavgm/velocity/0.weight": torch.ones(1, 2), "fedavgm/velocity/1.weight": torch.zeros(2, 1)}
+    velocity = {"fedavgm/0.weight/velocity": torch.ones(1, 2), "fedavgm/1.weight/velocity": torch.zeros(2, 1)}
     method = Method.make("fedavgm(beta=0.5)+lws(beta=0.1)")
     server = server_view(TWO, OLD)
     server = server_view(TWO, OLD, memory={**method.server_memory(server), **velocity})
     stacks = {name: old + torch.tensor(UPDATES[name]).view(2, *old.shape) for name, old in OLD.items()}
     new, memory = method.aggregate(server, Message(stacks))
     gamma = 5 / (0.1 * math.sqrt(0.5) * math.sqrt(2) + 5)
-    assert float(memory["lws/gamma/0"]) == pytest.approx(gamma, abs=1e-8)
+    assert float(memory["lws/0"]) == pytest.approx(gamma, abs=1e-8)
     assert new["0.weight"].flatten().tolist() == pytest.approx([4 * gamma, 5 * gamma], abs=1e-6)
-    assert memory["fedavgm/velocity/0.weight"].tolist() == [[1.0, 1.0]]
+    assert memory["fedavgm/0.weight/velocity"].tolist() == [[1.0, 1.0]]
 
 
 def test_entries_that_a_client_did_not_send_count_as_unchanged():
@@ -97,8 +97,8 @@ def test_entries_that_a_client_did_not_send_count_as_unchanged():
     masks = torch.tensor([[[True, True]], [[True, False]]])
     replies = Message({"0.weight": torch.tensor([[[4.0, 4.0]], [[3.0, 0.0]]])}, {"0.weight": masks})
     new, memory = method.aggregate(server, replies)
-    assert float(memory["lws/gamma/0"]) == pytest.approx(5 / (0.1 * 0.5 * 0.5 + 5), abs=1e-8)
-    assert float(memory["lws/gamma/1"]) == 1
+    assert float(memory["lws/0"]) == pytest.approx(5 / (0.1 * 0.5 * 0.5 + 5), abs=1e-8)
+    assert float(memory["lws/1"]) == 1
     assert "1.weight" not in new
 
 
@@ -139,7 +139,7 @@ def test_a_convolution_shrinks_with_its_norm_and_statistics_do_not(engine):
 
 def test_with_fedbn_only_what_is_shared_counts_and_shrinks():
     left, right = run("fedbn+lws(beta=5)", rounds=1), run("fedbn", rounds=1)
-    assert_same_bits(left.engine.clients().resident, right.engine.clients().resident)
+    assert_same_bits(left.engine.clients().group("own"), right.engine.clients().group("own"))
     gamma = layer_values(left, "gamma", 1)
     model, before = right.engine.server.model, right.setting.initial
     assert set(gamma) == {"stem", "body", "shortcut.0", "hidden", "head"}
@@ -178,7 +178,7 @@ def aggregated(text, layers=NORMED, before=BEFORE, after=AFTER):
     server = server_view(layers, old, memory=method.server_memory(server))
     replies = Message({name: torch.stack([torch.tensor(one[name]) for one in after]) for name in before})
     new, memory = method.aggregate(server, replies)
-    return new, method.layer_metrics(server_view(layers, new, memory=memory))["gamma"]
+    return new, method.metrics(server_view(layers, new, memory=memory))["gamma"]
 
 
 def test_released_groups_put_statistics_into_the_norms_of_the_layer_after_them():

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, assert_same_bits, clients_view, run, server_view, watched
-from worlds import prepare
+from watching import BOTH_ENGINES, assert_same_bits, clients_view, memory_of, run, server_view, watched
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Facts, Message, Method, Part
+from fedstrata.methods import Facts, Message, Method, Part, Touches, methods
 from fedstrata.methods.mechanisms.masking import (
+    MovingMask,
     common_random_masks,
     divided_at,
     epoch_ends,
@@ -22,8 +23,9 @@ from fedstrata.methods.mechanisms.masking import (
     mean_with_zeros,
     random_masks,
     send_under,
-    taken_from,
 )
+from fedstrata.stack import clone
+from fedstrata.testing.world import prepare
 
 CPU = torch.device("cpu")
 
@@ -34,6 +36,7 @@ class Divided(Part):
 
     name: ClassVar[str] = "divided"
     facts: ClassVar[Facts] = Facts("test", "none")
+    touches: ClassVar[Touches] = Touches()
 
     cuts: tuple[float, ...] = (0.5,)
 
@@ -63,7 +66,7 @@ def test_training_in_stretches_is_training_to_the_bit(engine, cuts, changes):
     whole = run("fedavg", engine, 2, chunk=2, **changes)
     parts = run(method_of(Divided(cuts)), engine, 2, chunk=2, **changes)
     assert_same_bits(whole.engine.server.model, parts.engine.server.model)
-    assert_same_bits(whole.engine.clients().optimiser, parts.engine.clients().optimiser)
+    assert_same_bits(whole.engine.clients().group("optimiser"), parts.engine.clients().group("optimiser"))
     losses = [simulation.metrics.series("train.loss")[1] for simulation in (whole, parts)]
     assert torch.isfinite(torch.tensor(losses[1])).all()
 
@@ -76,7 +79,11 @@ def test_between_two_stretches_model_and_memory_may_change(engine):
         def client_memory(self, clients, model):
             return {"count": torch.zeros_like(clients.sizes)}
 
-        def between_phases(self, clients, number, model, probe):
+        def phases(self, clients):
+            first, *others = super().phases(clients)
+            return first, *(replace(phase, before=partial(self.change, place)) for place, phase in enumerate(others))
+
+        def change(self, number, clients, model):
             calls.append((clients.round, number))
             changed = {**model, "head.bias": torch.full_like(model["head.bias"], 7.0)}
             return changed, {"count": clients.memory["count"] + number + 1}
@@ -88,7 +95,7 @@ def test_between_two_stretches_model_and_memory_may_change(engine):
     simulation = prepare(method_of(Changing((0.4, 0.8))), engine, epochs=2)
     simulation.step()
     assert set(calls) == {(1, 0), (1, 1)}
-    assert simulation.engine.clients().memory["divided/count"].tolist() == [3] * 5
+    assert simulation.engine.clients().group("memory")["divided/count"].tolist() == [3] * 5
     assert simulation.engine.server.model["head.bias"].tolist() == [7.0] * 10
 
 
@@ -154,7 +161,8 @@ def test_missing_weights_count_as_zero_if_asked():
 def test_masks_of_a_broadcast_are_taken_over_by_each_client():
     memory = {"mask/w": torch.ones(3, 2, dtype=torch.bool), "else": torch.zeros(3)}
     message = Message({"w": torch.zeros(1, 2)}, {"w": torch.tensor([[True, False]]), "v": torch.tensor([[True]])})
-    taken = taken_from(message, clients_view(LayerMap(()), 3, memory=memory))
+    model, taken = MovingMask().start(clients_view(LayerMap(()), 3, memory=memory), message, {"w": torch.ones(3, 2)})
+    assert model["w"].tolist() == [[1.0, 0.0]] * 3
     assert taken.keys() == memory.keys()
     assert taken["mask/w"].tolist() == [[True, False]] * 3
     taken["mask/w"][0] = False  # a copy of its own, which can be written into
@@ -179,11 +187,6 @@ def outside(model, masks, client):
     return [name for name, mask in masks.items() if model[name][~mask[client]].any()]
 
 
-def masks_of(memory, part):
-    prefix = f"{part}/mask/"
-    return {name.removeprefix(prefix): mask.clone() for name, mask in memory.items() if name.startswith(prefix)}
-
-
 @BOTH_ENGINES
 @pytest.mark.parametrize(
     ("text", "part"),
@@ -203,11 +206,11 @@ def test_masked_weights_are_zero_at_every_step(engine, text, part):
     for round in (1, 2, 3):
         simulation.engine.exchange(round)
         seen.steps.clear()  # those of a survey
-        known = masks_of(simulation.engine.server.memory, part)
+        known = clone(simulation.engine.server.memory.group(f"{part}/mask"))
         if "flash" in part:
             known = {name: mask.expand(5, *mask.shape) for name, mask in known.items()}
         simulation.engine.round(round, range(5), evaluate=False)
-        after = masks_of(simulation.engine.clients().memory, part)
+        after = clone(memory_of(simulation, part, "mask"))
         moves = part == "flash-jmwst" and round in (1, 3)
         for client in range(5):
             steps = seen.steps[round, client]
@@ -218,3 +221,11 @@ def test_masked_weights_are_zero_at_every_step(engine, text, part):
                 assert not any(outside(model, after, client) for model in steps[len(steps) // 2 :])
                 assert outside(steps[-1], known, client)
         assert any((~mask).any() for mask in after.values())
+
+
+@pytest.mark.parametrize("name", ["random-k", "top-k", "subfedavg", "flash-spdst", "sparsyfed", "fedpm"])
+def test_a_model_without_such_weights_is_told_about(name):
+    layers = LayerMap.read(nn.Sequential(nn.BatchNorm1d(3)), (3,))
+    [note] = methods.make(name).notes(layers)
+    assert note.startswith("The model has no convolution or linear weights, so ")
+    assert f"'{name}'" in note

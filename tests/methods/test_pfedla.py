@@ -26,8 +26,7 @@ def view(text, round=2, clients=2, participants=(0, 1)):
 def known(text, logits, first, second, **changes):
     """Make a server that knows two clients' models, with hypernetworks that give logits ``[client, layer, client]``."""
     method, server = view(text, **changes)
-    memory = {
-        **server.memory,
+    memory = server.memory | {
         "pfedla/network/heads": torch.zeros_like(server.memory["pfedla/network/heads"]),
         "pfedla/network/logits": torch.tensor(logits).flatten(1),
         "pfedla/last/0.weight": torch.tensor([[first[0]], [second[0]]]),
@@ -75,7 +74,7 @@ def test_the_whole_hypernetwork_learns_and_others_do_not():
     method, server = view("pfedla", clients=3, participants=(0, 2))
     generator = torch.Generator().manual_seed(1)
     last = {f"pfedla/last/{name}": torch.randn(3, *tensor.shape, generator=generator) for name, tensor in MODEL.items()}
-    server = replace(server, memory={**server.memory, **last})
+    server = replace(server, memory=server.memory | last)
     replies = {name: torch.randn(2, *tensor.shape, generator=generator) for name, tensor in MODEL.items()}
     _, memory = method.aggregate(server, Message(replies))
     network = [name for name in memory if name.startswith("pfedla/network/")]
@@ -89,7 +88,7 @@ def test_clients_with_the_same_goal_find_each_other():
     """Clients 0 and 1 are drawn to one point, 2 and 3 to the opposite one; each trains a bit from what it was sent."""
     method, server = view("pfedla(learning_rate=0.05)", clients=4, participants=(0, 1, 2, 3))
     goal = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    before = method.layer_metrics(server)["own_share"]
+    before = method.metrics(server)["own_share"]
     for round in range(1, 60):
         server = replace(server, round=round)
         started = method.broadcast(server, Message({name: tensor[None] for name, tensor in MODEL.items()})).tensors
@@ -99,7 +98,7 @@ def test_clients_with_the_same_goal_find_each_other():
     mixed = method.broadcast(server, Message({name: tensor[None] for name, tensor in MODEL.items()})).tensors
     assert all(float((tensor.sign() * goal.view(4, 1, 1)).min()) == 1 for tensor in mixed.values())
     friends = {f"pfedla/last/{name}": (goal > 0).view(4, 1, 1).expand(4, *MODEL[name].shape).float() for name in MODEL}
-    server = replace(server, memory={**server.memory, **friends})
+    server = replace(server, memory=server.memory | friends)
     from_friends = method.broadcast(server, Message({name: tensor[None] for name, tensor in MODEL.items()})).tensors
     assert all(float(share[:2].min()) > 0.8 and float(share[2:].max()) < 0.2 for share in from_friends.values())
     assert before["0"] == pytest.approx(0.25, abs=0.1)

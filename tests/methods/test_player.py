@@ -9,11 +9,11 @@ from watching import (
     assert_same_bits,
     clients_view,
     layer_values,
+    probing,
     run,
     server_view,
     watched,
 )
-from worlds import TinyNet, digits, prepare, unequal_split
 
 from fedstrata.engines.engine import pack
 from fedstrata.engines.loop import LoopEngine
@@ -23,6 +23,7 @@ from fedstrata.methods import Message, Method, methods
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.testing.world import TinyNet, digits, prepare, unequal_split
 from fedstrata.wire import decode, encode
 
 ORDER = ["stem", "body", "shortcut.0", "hidden", "head"]
@@ -53,14 +54,16 @@ SECOND = {"a": [0.2, 0.0], "b": [0.4, 0.2, 0.1, 1.0], "c": [0.1]}
 
 
 def surveyed():
+    [exchange] = methods.make("player").exchanges()
     probe = GivenProbe(stacks(FIRST, SECOND), stacks(THETA, THETA))
-    return methods.make("player").survey(clients_view(LAYERS, 2), {}, probe)
+    return exchange.survey(clients_view(LAYERS, 2, **probing(probe)), {})
 
 
 def conclude(text, seed=0, layers=LAYERS, replies=None):
     part = methods.make(text)
+    [exchange] = part.exchanges()
     server = server_view(layers, {}, seed=seed)
-    model, memory = part.conclude(server, surveyed() if replies is None else replies)
+    model, memory = exchange.conclude(server, surveyed() if replies is None else replies)
     assert model == {}
     return part, memory
 
@@ -81,13 +84,14 @@ def test_the_sum_over_clients_decides(threshold, federated):
     part, memory = conclude(f"player(threshold={threshold})")
     assert int(memory["federated"]) == federated
     assert memory["curve"].tolist() == pytest.approx([0.045, 0.0825, 0.5325])
-    announcement = part.announce(server_view(LAYERS, {}, memory=memory))
+    [exchange] = part.exchanges()
+    announcement = exchange.announce(server_view(LAYERS, {}, memory=memory))
     assert announcement.numbers["federated"].tolist() == [federated]
-    assert part.adopt(clients_view(LAYERS, 4), announcement)["federated"].tolist() == [federated] * 4
-    metrics = part.layer_metrics(server_view(LAYERS, {}, memory=memory))
+    assert exchange.adopt(clients_view(LAYERS, 4), announcement)["federated"].tolist() == [federated] * 4
+    metrics = part.metrics(server_view(LAYERS, {}, memory=memory))
     assert metrics["federated"] == {"a": 1.0, "b": float(federated > 1), "c": float(federated > 2)}
     assert metrics["federation_sensitivity"] == pytest.approx({"a": 0.045, "b": 0.0825, "c": 0.5325})
-    assert part.layer_metrics(server_view(LAYERS, {}, memory=memory, round=2)) == {}
+    assert part.metrics(server_view(LAYERS, {}, memory=memory, round=2)) == {}
 
 
 # What it equals ------------------------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ def test_a_huge_threshold_shares_all_layers_as_fedavg_does(engine):
 def test_a_tiny_threshold_shares_one_layer(engine):
     left, right = run("player(threshold=1e-9)", engine), run("player(up_to=stem)", engine)
     assert_same_bits(left.engine.server.model, right.engine.server.model)
-    assert_same_bits(left.engine.clients().resident, right.engine.clients().resident)
+    assert_same_bits(left.engine.clients().group("own"), right.engine.clients().group("own"))
     assert layer_values(left, "federated", 1) == {name: float(name == "stem") for name in ORDER}
 
 
@@ -116,7 +120,7 @@ def test_the_survey_changes_no_model(engine):
     simulation.engine.exchange(1)
     initial = simulation.setting.initial
     assert_same_bits(simulation.engine.server.model, initial)
-    for name, stack in simulation.engine.clients().resident.items():
+    for name, stack in simulation.engine.clients().group("own").items():
         assert torch.equal(stack, initial[name].expand_as(stack))
 
 
@@ -134,7 +138,7 @@ def test_local_layers_never_leave():
         assert decode(data).tensors.keys() == {"stem.weight", "stem.bias", "body.weight", *norm}
     model, initial = simulation.engine.server.model, simulation.setting.initial
     for name in ("shortcut.0.weight", "shortcut.1.running_mean", "hidden.weight", "head.bias"):
-        own = simulation.engine.clients().resident[name]
+        own = simulation.engine.clients().group("own")[name]
         assert torch.equal(model[name], initial[name])
         assert len({tuple(row.flatten().tolist()) for row in own}) == 5
 
@@ -258,7 +262,7 @@ class Chain(nn.Module):
 def test_presets_share_as_many_layers_as_the_papers_table(preset, layers, shared):
     part, chain = methods.make(f"player(preset={preset})"), LayerMap.read(Chain(layers), (2,))
     assert not list(part.notes(chain))
-    assert part.exchanges_before(1, 3) == 0
+    assert part.exchanges() == ()
     memory = part.client_memory(clients_view(chain, 2), {})
     assert memory["federated"].tolist() == [shared] * 2
     names = [*chain.parameter_names, *chain.buffer_names]

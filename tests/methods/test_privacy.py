@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import pytest
 import torch
-from watching import BOTH_ENGINES, clients_view, run, server_view, training_view
-from worlds import SIZES
+from watching import BOTH_ENGINES, clients_view, declared, run, server_view, training_view
 
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import gaussian_epsilon
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Facts, Message, Method, Part, methods
+from fedstrata.methods import Facts, Message, Method, Part, Touches, methods
 from fedstrata.rng import normal
+from fedstrata.testing.world import SIZES, prepare
 
 LAYERS = LayerMap.read(torch.nn.Linear(2, 2), (2,))
 
@@ -52,13 +52,14 @@ def test_the_noise_of_the_mean_has_the_promised_size():
     """z C / m = 3 * 2 / 4 over four participants; and with a secret it is another noise."""
     part = methods.make("central-dp(clip=2, noise=3)")
     model = {"weight": torch.full((200, 200), 5.0)}
-    server = server_view(LAYERS, model, participants=(0, 1, 2, 3), sizes=torch.tensor([1, 2, 3, 4]), clients=4)
-    noise = part.adjust(server, model)["weight"] - 5
+    four = {"participants": (0, 1, 2, 3), "sizes": torch.tensor([1, 2, 3, 4]), "clients": 4}
+    server = server_view(LAYERS, model, memory=part.server_memory(server_view(LAYERS, model, **four)), **four)
+    noise = part.refine(server, model, Message())[0]["weight"] - 5
     assert float(noise.std()) == pytest.approx(1.5, rel=0.02)
     assert abs(float(noise.mean())) < 0.03
-    other = part.adjust(replace(server, secret="known to nobody"), model)["weight"] - 5
+    other = part.refine(replace(server, secret="known to nobody"), model, Message())[0]["weight"] - 5
     assert abs(float((noise * other).mean())) < 0.05
-    assert part.weigh(server).tolist() == [1.0] * 4
+    assert part.weigh(declared(1, 2, 3, 4)).tolist() == [1.0] * 4
 
 
 def test_the_noise_of_a_client_has_the_promised_size_and_is_its_own():
@@ -109,15 +110,22 @@ def test_a_variance_does_not_become_negative():
     assert all(bool(torch.isfinite(tensor.double()).all()) for tensor in model.values())
 
 
+MORE = "lets the server see more of single clients, and "
+COVERS = "covers nothing but the clients' updates"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("lws+central-dp", "'lws' looks at the replies of single clients"),
-        ("ssfl+local-dp", "'ssfl' asks clients about their data before a round"),
-        ("top-k+central-dp", "under 'top-k' each client sends entries of its own"),
+        ("lws+central-dp", f"'lws' {MORE}'central-dp' {COVERS}"),
+        ("ssfl+local-dp", f"'ssfl' {MORE}'local-dp' {COVERS}"),
+        (
+            "top-k+central-dp",
+            "'top-k' lets each client send entries of its own, and 'central-dp' bounds what a client can change, where",
+        ),
         ("scaffold+central-dp", "each of them decides the shares of the clients"),
         ("local+central-dp", "'local' shares nothing"),
-        ("d-psgd+local-dp", "under 'd-psgd' no client goes on with the average of all"),
+        ("d-psgd+local-dp", "'local-dp' changes what travels, and 'd-psgd' mixes clients' models as they are"),
     ],
 )
 def test_what_it_cannot_cover_is_refused(text, sentence):
@@ -128,7 +136,7 @@ def test_what_it_cannot_cover_is_refused(text, sentence):
 @pytest.mark.parametrize("values", ["fp16", "int8"])
 def test_uploads_that_are_rounded_after_clipping_are_refused(values):
     """Rounded weights can be further from those received than the norm that the account relies on."""
-    with pytest.raises(FedStrataError, match="rounding could carry an update beyond the bound that 'central-dp'"):
+    with pytest.raises(FedStrataError, match="'central-dp' bounds an update that rounding could carry beyond that"):
         run("fedbn+central-dp", "stacked", rounds=1, upload_values=values)
     run("fedbn+local-dp", "stacked", rounds=1, upload_values=values)  # what is done to noisy updates costs nothing
 
@@ -138,6 +146,7 @@ class Talkative(Part):
     """Sends a number beside the model."""
 
     facts: ClassVar[Facts] = Facts("averaging", "nobody")
+    touches: ClassVar[Touches] = Touches()
 
     def upload(self, clients, training, message):
         return replace(message, numbers={"mood": torch.ones(len(clients.ids))})
@@ -147,3 +156,17 @@ def test_whatever_else_is_sent_stops_the_run():
     method = Method("talkative+central-dp", (Talkative(), methods.make("central-dp")))
     with pytest.raises(FedStrataError, match="a part also sends 'mood'"):
         run(method, "stacked", rounds=1)
+
+
+@pytest.mark.parametrize(
+    "method", ["central-dp(clip=0.01, noise=1.0)+pfedme", "pfedme+central-dp(clip=0.01, noise=1.0)"]
+)
+def test_what_leaves_a_client_is_clipped_in_whatever_order_the_parts_are_written(method):
+    """At the client: pFedMe sends another model than the trained one, and must not do so after the clipping."""
+    engine = prepare(method).engine
+    messages = engine.central.messages(range(5), 1)
+    reply, _ = engine.members[1].answer(messages[1], 1)
+    sent = engine.central.decoded(reply, 1, 1).tensors
+    moved = [(tensor[0] - engine.server.model[name]).double() for name, tensor in sent.items()]
+    norm = sum(float(change.square().sum()) for change in moved) ** 0.5
+    assert norm == pytest.approx(0.01, rel=1e-6)

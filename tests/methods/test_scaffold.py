@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 from watching import BOTH_ENGINES, clients_view, run, server_view, step_view, training_view, watched
-from worlds import prepare
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
+from fedstrata.stack import under
+from fedstrata.testing.world import prepare
 from fedstrata.wire import decode
 
 LINE = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False)), (2,))
@@ -26,10 +27,12 @@ def stack(*rows: list[float]) -> dict[str, torch.Tensor]:
 def trained_client():
     """Client 0 has c_k = (.5, 0), client 1 has (0, 2); the server has c = (1, -1)."""
     part = methods.make("scaffold")
-    memory = {**stack([0.5, 0.0], [0.0, 2.0]), f"difference/{NAME}": torch.zeros(2, 1, 2)}
+    memory = under("control", stack([0.5, 0.0], [0.0, 2.0])) | under("difference", stack([0.0, 0.0], [0.0, 0.0]))
     clients = clients_view(LINE, 2, memory=memory)
     message = Message({**stack([7.0, 7.0]), f"scaffold/{NAME}": torch.tensor([[[1.0, -1.0]]])})
-    memory = part.begin(clients, stack([7.0, 7.0], [7.0, 7.0]), message)
+    received = stack([7.0, 7.0], [7.0, 7.0])
+    model, memory = part.start(clients, message, received)
+    assert model is received
     return part, clients_view(LINE, 2, memory=memory)
 
 
@@ -42,8 +45,9 @@ def test_gradients_are_corrected_by_the_difference_of_control_variates():
 def test_the_new_control_variate_is_the_mean_gradient_and_its_change_is_sent():
     part, clients = trained_client()
     training = training_view(stack([0.0, 0.0]), stack([0.0, 0.0]), mean_gradients=stack([3.0, 1.0], [4.0, 0.0]))
-    memory = part.remember(clients, training)
-    assert memory[NAME].flatten().tolist() == [3.0, 1.0, 4.0, 0.0]
+    model, memory = part.finish(clients, training)
+    assert model is training.trained
+    assert memory[f"control/{NAME}"].flatten().tolist() == [3.0, 1.0, 4.0, 0.0]
     reply = part.upload(clients_view(LINE, 2, memory=memory), training, Message(stack([0.0, 0.0], [0.0, 0.0])))
     assert reply.tensors[f"scaffold/{NAME}"].flatten().tolist() == [2.5, 1.0, 4.0, -2.0]
 
@@ -71,26 +75,27 @@ def test_with_plain_gradient_descent_it_is_option_two_of_the_paper(engine):
     changes = {"optimiser": "sgd(learning_rate=0.05)", "epochs": 2}
     simulation = run(method, engine, rounds=1, **changes)
     server = {name: tensor.clone() for name, tensor in simulation.engine.server.memory.items()}
-    before = {name: tensor.clone() for name, tensor in simulation.engine.clients().memory.items()}
+    before = {name: tensor.clone() for name, tensor in simulation.engine.clients().group("memory").items()}
     simulation.engine.round(2, range(5), evaluate=False)
-    after = simulation.engine.clients().memory
+    after = simulation.engine.clients().group("memory")
     for client, steps in enumerate((4, 4, 4, 2, 6)):  # two epochs of batches of 8
         for name in simulation.setting.layers.parameter_names:
             way = seen.received[2, client][name] - seen.trained[2, client][name]
-            expected = before[f"scaffold/{name}"][client] - server[f"scaffold/{name}"] + way / (steps * 0.05)
-            assert torch.allclose(after[f"scaffold/{name}"][client], expected, rtol=0, atol=1e-11), name
+            expected = before[f"scaffold/control/{name}"][client] - server[f"scaffold/{name}"] + way / (steps * 0.05)
+            assert torch.allclose(after[f"scaffold/control/{name}"][client], expected, rtol=0, atol=1e-11), name
 
 
 @BOTH_ENGINES
 @pytest.mark.parametrize("optimiser", ["sgd(learning_rate=0.05, momentum=0.9)", "adam(learning_rate=0.01)"])
 def test_the_servers_control_variate_is_the_mean_of_all_clients(engine, optimiser):
     simulation = run("scaffold+fedbn", engine, rounds=4, participation=0.6, optimiser=optimiser)
-    memory, server = simulation.engine.clients().memory, simulation.engine.server.memory
+    memory, server = simulation.engine.clients().group("memory"), simulation.engine.server.memory
     shared = {f"scaffold/{name}" for name in ("stem.weight", "stem.bias", "body.weight", "shortcut.0.weight")}
     assert shared < server.keys()
     assert not any("scale" in name or "shortcut.1" in name for name in (*memory, *server))
     for name, control in server.items():
-        assert torch.allclose(memory[name].mean(0), control, rtol=0, atol=1e-12)
+        own = memory[name.replace("scaffold/", "scaffold/control/")]
+        assert torch.allclose(own.mean(0), control, rtol=0, atol=1e-12)
         if name != "scaffold/stem.bias":  # in front of a norm a bias has no gradient
             assert float(control.abs().max()) > 1e-4
 
@@ -133,8 +138,11 @@ def test_control_variates_travel_beside_the_shared_parameters_only():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("scaffold+fedlp", "'scaffold' needs all shared layers of all participants, and 'fedlp' decides which layers"),
-        ("freeze-middle+scaffold", "'scaffold' needs all shared layers of all participants, and 'freeze-middle'"),
+        ("scaffold+fedlp", "'fedlp' decides which layers travel, and 'scaffold' needs all shared layers of all part"),
+        (
+            "freeze-middle+scaffold",
+            "'freeze-middle' decides which layers travel, and 'scaffold' needs all shared layers",
+        ),
         ("scaffold+fedadam", "each of them decides the server's step"),
         ("scaffold+local", "'local' shares nothing"),
     ],

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.func import functional_call
-from watching import BOTH_ENGINES, GivenProbe, clients_view, layer_values, run, server_view
-from worlds import TinyNet, digits, prepare
+from watching import BOTH_ENGINES, clients_view, layer_values, run, server_view
 
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.probe import DataProbe
@@ -15,6 +14,7 @@ from fedstrata.functional import scaled_rounds, select
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, methods
 from fedstrata.stack import repeat
+from fedstrata.testing.world import TinyNet, digits, prepare
 
 LAYERS = LayerMap.read(TinyNet(), (1, 8, 8))
 HEAD = sorted(LAYERS.head_names)
@@ -26,7 +26,7 @@ def probe_of(simulation, ids):
     engine = simulation.engine
     side = engine.members[0].side if hasattr(engine, "members") else engine.client_side
     assert isinstance(side, ClientSide)
-    return DataProbe(side._trainer, side._view(ids, 2, {}))
+    return side.probe(ids, 2)
 
 
 @BOTH_ENGINES
@@ -81,12 +81,14 @@ def test_estimates_are_averaged_over_clients_and_summed_over_rounds():
     part = methods.make("sparse-ft(head_rounds=0, sparsity=0.5, calibration_rounds=2)")
     layers = LayerMap.read(torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(1, 2)), (2,))
     model = {"0.weight": torch.tensor([[1.0, 2.0]]), "1.weight": torch.zeros(2, 1), "1.bias": torch.zeros(2)}
+    [exchange] = part.exchanges()
     view = server_view(layers, model, memory=part.server_memory(server_view(layers, model)))
     first = Message({"0.weight": torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]])})
-    _, memory = part.conclude(view, first)
+    new, memory = exchange.conclude(view, first)
+    assert new == {}
     assert memory["fisher/0.weight"].tolist() == [[2.0, 0.0]]
-    assert part.announce(server_view(layers, model, memory=memory)) == Message()
-    _, memory = part.conclude(
+    assert exchange.announce(server_view(layers, model, memory=memory)) == Message()
+    _, memory = exchange.conclude(
         server_view(layers, model, memory=memory), Message({"0.weight": torch.tensor([[[0.0, 5.0]], [[0.0, 7.0]]])})
     )
     assert memory["mask/0.weight"].tolist() == [[True, False]]  # the least sensitive: 2 against 6
@@ -95,9 +97,9 @@ def test_estimates_are_averaged_over_clients_and_summed_over_rounds():
 
 @pytest.mark.parametrize("rule", ["lowest-magnitude", "highest-magnitude", "random"])
 def test_other_rules_need_no_estimates(rule):
-    part = methods.make(f"sparse-ft(head_rounds=0, sparsity=0.3, rule={rule})")
-    assert part.exchanges_before(1, 10) == 1
-    assert part.survey(clients_view(LAYERS, 1), {}, GivenProbe({})) == Message()
+    [exchange] = methods.make(f"sparse-ft(head_rounds=0, sparsity=0.3, rule={rule})").exchanges()
+    assert [exchange.due(round, 10, joining=False) for round in (1, 2)] == [1, 0]
+    assert exchange.survey(clients_view(LAYERS, 1), {}) == Message()
     simulation = run(f"sparse-ft(head_rounds=1, sparsity=0.3, rule={rule})", rounds=2)
     initial = {name: simulation.setting.initial[name] for name in BACKBONE}
     expected = select(initial, 0.3, rule, seed=7)
@@ -148,7 +150,7 @@ def test_clients_that_missed_the_last_head_get_it_with_the_mask():
     simulation = run(QUICK, rounds=2, participation=0.4)
     head = simulation.engine.server.model["head.weight"]
     for member in simulation.engine.members:
-        assert torch.equal(member.state.memory["sparse-ft/head/head.weight"][0], head)
+        assert torch.equal(member.state["memory/sparse-ft/head/head.weight"][0], head)
 
 
 def test_the_global_model_is_tested_although_most_of_it_never_travels():

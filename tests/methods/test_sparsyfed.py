@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
-from watching import BOTH_ENGINES, clients_view, layer_values, run, server_view, watched
-from worlds import prepare
+from watching import BOTH_ENGINES, clients_view, declared, layer_values, run, server_view, watched
 
 from fedstrata.engines.forward import LoopForward, StackedForward
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, methods
 from fedstrata.methods.sparsyfed import sparse_backward
+from fedstrata.testing.world import prepare
 
 LINEAR = LayerMap.read(nn.Linear(4, 1), (4,))
 WEIGHTS = ["stem.weight", "body.weight", "shortcut.0.weight", "hidden.weight", "head.weight"]
@@ -27,7 +27,7 @@ def kept(model):
 def test_the_power_keeps_the_sign_and_biases_are_left_alone():
     part = methods.make("sparsyfed(alpha=2)")
     roots = {"weight": torch.tensor([[[1.0, -2.0, 0.0, 3.0]]]), "bias": torch.tensor([[-3.0]])}
-    for used in (part.effective(clients_view(LINEAR, 1), roots, 0), part.deployed(clients_view(LINEAR, 1), roots)):
+    for used in (part.effective(clients_view(LINEAR, 1), roots, step) for step in (0, None)):
         assert used["weight"].tolist() == [[[1.0, -4.0, 0.0, 9.0]]]
         assert used["bias"].tolist() == [[-3.0]]
     model = {"weight": torch.tensor([[1.0, -4.0, 0.0, 9.0]]), "bias": torch.tensor([-3.0])}
@@ -88,7 +88,7 @@ def test_missing_weights_count_as_zero():
         {"weight": torch.tensor([[[4.0, 4.0, 0.0, 0.0]], [[4.0, 0.0, 8.0, 0.0]]]), "bias": torch.ones(2, 1)},
         {"weight": torch.tensor([[[True, True, False, False]], [[True, False, True, False]]])},
     )
-    merged = part.merge(server, replies, part.weigh(server) / 40)
+    merged = part.merge(server, replies, part.weigh(declared(30, 10)) / 40)
     assert merged["weight"].tolist() == [[4.0, 3.0, 2.0, 0.0]]
 
 
@@ -187,4 +187,4 @@ def test_sparse_activations_matter_once_weights_are_sparse(engine):
 def test_personal_weights_are_pruned_and_powered_too():
     simulation = prepare("sparsyfed(sparsity=0.9)+fedper", rounds=1, epochs=1)
     simulation.step()
-    assert (simulation.engine.clients().resident["head.weight"] == 0).any()
+    assert (simulation.engine.clients().group("own")["head.weight"] == 0).any()

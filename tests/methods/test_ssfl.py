@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, GivenProbe, assert_same_bits, clients_view, layer_values, run, server_view, watched
-from worlds import EXPERIMENT, digits, prepare, unequal_split
+from watching import (
+    BOTH_ENGINES,
+    GivenProbe,
+    assert_same_bits,
+    clients_view,
+    layer_values,
+    memory_of,
+    probing,
+    run,
+    server_view,
+    watched,
+)
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.engines.planning import Plan
@@ -17,6 +27,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.testing.world import EXPERIMENT, digits, prepare, unequal_split
 from fedstrata.wire import decode, encode
 
 WEIGHTS = {"stem.weight": 36, "body.weight": 144, "shortcut.0.weight": 16, "hidden.weight": 128, "head.weight": 80}
@@ -24,8 +35,7 @@ ONE = LayerMap.read(nn.Linear(4, 1, bias=False), (4,))
 
 
 def masks_of(simulation):
-    memory = simulation.engine.server.memory
-    return {name.removeprefix("ssfl/mask/"): mask for name, mask in memory.items() if name.startswith("ssfl/mask/")}
+    return simulation.engine.server.memory.group("ssfl/mask")
 
 
 def kept(masks):
@@ -41,13 +51,14 @@ def test_scores_are_averaged_by_data_and_the_largest_kept():
     server = server_view(ONE, model, sizes=torch.tensor([30, 10]))
     server = server_view(ONE, model, sizes=torch.tensor([30, 10]), memory=part.server_memory(server))
     replies = Message({"weight": torch.tensor([[[0.40, 0.10, 0.02, 0.32]], [[0.0, 0.60, 0.20, 0.10]]])})
-    new, memory = part.conclude(server, replies)
+    [exchange] = part.exchanges()
+    new, memory = exchange.conclude(server, replies)
     assert memory["mask/weight"].int().tolist() == [[1, 0, 0, 1]]
     assert new["weight"].tolist() == [[1.0, 0.0, 0.0, -4.0]]
-    announcement = part.announce(server_view(ONE, new, memory=memory))
+    announcement = exchange.announce(server_view(ONE, new, memory=memory))
     assert announcement.tensors["weight"].int().tolist() == [[[1, 0, 0, 1]]]
     clients = clients_view(ONE, 3, memory={"mask/weight": torch.ones(3, 1, 4, dtype=torch.bool)})
-    assert part.adopt(clients, announcement)["mask/weight"].int().tolist() == [[[1, 0, 0, 1]]] * 3
+    assert exchange.adopt(clients, announcement)["mask/weight"].int().tolist() == [[[1, 0, 0, 1]]] * 3
 
 
 def test_the_absolute_value_is_taken_at_each_client():
@@ -56,19 +67,20 @@ def test_the_absolute_value_is_taken_at_each_client():
     part = methods.make("ssfl(sparsity=0.5)")
     probe = GivenProbe({"weight": torch.tensor([[[2.0, 0.5]], [[-2.0, -2.0]]])})
     model = {"weight": torch.tensor([[[1.0, -2.0]], [[1.0, -2.0]]])}
-    reply = part.survey(clients_view(layers, 2), model, probe)
+    [exchange] = part.exchanges()
+    reply = exchange.survey(clients_view(layers, 2, **probing(probe)), model)
     assert reply.tensors["weight"].tolist() == [[[2, 1]], [[2, 4]]]
     server = server_view(layers, {"weight": torch.tensor([[1.0, -2.0]])})
     server = server_view(layers, server.model, memory=part.server_memory(server))
-    assert part.conclude(server, reply)[1]["mask/weight"].int().tolist() == [[0, 1]]
+    assert exchange.conclude(server, reply)[1]["mask/weight"].int().tolist() == [[0, 1]]
 
 
 def test_masked_weights_are_scored_at_their_initial_values():
-    part = methods.make("ssfl(adapt_at=3)")
+    [exchange] = methods.make("ssfl(adapt_at=3)").exchanges()
     seen = []
 
     class Probe(GivenProbe):
-        def gradients(self, model, batch_size, batches=1, balanced=False):
+        def gradients(self, model, batch_size, batches=1, balanced=False, draw=0):
             seen.append((model["weight"], batch_size, batches, balanced))
             return self.slopes
 
@@ -77,7 +89,8 @@ def test_masked_weights_are_scored_at_their_initial_values():
         "init/weight": torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]),
     }
     model = {"weight": torch.tensor([[[7.0, 0.0, 8.0, 0.0]]])}
-    reply = part.survey(clients_view(ONE, 1, 3, memory=memory), model, Probe({"weight": torch.ones(1, 1, 4)}))
+    probe = Probe({"weight": torch.ones(1, 1, 4)})
+    reply = exchange.survey(clients_view(ONE, 1, 3, memory=memory, **probing(probe)), model)
     assert reply.tensors["weight"].tolist() == [[[7, 2, 8, 4]]]
     assert seen[0][0].tolist() == [[[7, 2, 8, 4]]]
     assert seen[0][1:] == (16, 1, False)
@@ -145,7 +158,7 @@ def test_the_survey_leaves_everything_but_masked_weights_alone(engine):
     masks, initial = masks_of(simulation), simulation.setting.initial
     for name, tensor in simulation.engine.server.model.items():
         assert torch.equal(tensor, initial[name] * masks[name] if name in masks else initial[name]), name
-    for name, stack in simulation.engine.clients().resident.items():
+    for name, stack in simulation.engine.clients().group("own").items():
         assert torch.equal(stack, initial[name].expand_as(stack)), name
 
 
@@ -208,8 +221,8 @@ def test_sparsity_zero_is_fedavg_also_in_bytes(engine):
     ],
 )
 def test_rounds_before_which_a_mask_is_found(text, rounds):
-    part = methods.make(text)
-    assert [round for round in range(1, 11) if part.exchanges_before(round, 10)] == rounds
+    exchanges = methods.make(text).exchanges()
+    assert [round for round in range(1, 11) for exchange in exchanges if exchange.due(round, 10, False)] == rounds
 
 
 @BOTH_ENGINES
@@ -244,9 +257,10 @@ def test_weights_that_come_back_start_at_their_initial_values(engine):
         stayed = new[name] & old[name]
         assert torch.equal(model[name][stayed], trained[name][stayed])
         assert not model[name][~new[name]].any()
-    for name, masks in simulation.engine.clients().memory.items():
-        if "/mask/" in name:
-            assert torch.equal(masks, new[name.removeprefix("ssfl/mask/")].expand_as(masks))
+    held = memory_of(simulation, "ssfl", "mask")
+    assert held.keys() == new.keys()
+    for name, masks in held.items():
+        assert torch.equal(masks, new[name].expand_as(masks))
 
 
 def test_growth_only_adds():
@@ -308,19 +322,20 @@ def test_the_oracle_takes_the_absolute_value_of_the_mean():
     asked = []
 
     class Probe(GivenProbe):
-        def gradients(self, model, batch_size, batches=1, balanced=False):
+        def gradients(self, model, batch_size, batches=1, balanced=False, draw=0):
             asked.append(batches)
             return self.slopes
 
     probe = Probe({"weight": torch.tensor([[[2.0, 1.0, 1.0, 0.0]], [[-6.0, 1.0, 1 / 3, -2.0]]])})
     model = {"weight": torch.tensor([[[1.0, -1.0, 3.0, -4.0]]] * 2)}
-    reply = part.survey(clients_view(ONE, 2), model, probe)
+    [exchange] = part.exchanges()
+    reply = exchange.survey(clients_view(ONE, 2, **probing(probe)), model)
     assert asked == [None]
     assert reply.tensors["weight"].flatten(1).tolist() == [[2, -1, 3, 0], [-6, -1, 1, 8]]
     server = server_view(ONE, {"weight": model["weight"][0]}, sizes=torch.tensor([30, 10]))
     memory = part.server_memory(server)
     server = server_view(ONE, server.model, sizes=torch.tensor([30, 10]), memory=memory)
-    assert part.conclude(server, reply)[1]["mask/weight"].int().tolist() == [[0, 0, 1, 1]]
+    assert exchange.conclude(server, reply)[1]["mask/weight"].int().tolist() == [[0, 0, 1, 1]]
 
 
 def plain_net():
@@ -412,5 +427,7 @@ def test_odd_joining_is_refused(changes, words):
 
 @pytest.mark.parametrize("method", ["d-psgd", "dispfl", "fedfomo", "pfedla"])
 def test_nobody_joins_later_where_the_models_of_all_count_from_the_beginning(method):
-    with pytest.raises(FedStrataError, match=f"Under '{method}' the models of all clients count from the first round"):
+    with pytest.raises(
+        FedStrataError, match=f"Nobody can join later: '{method}' counts the models of all clients from the"
+    ):
         prepare(method, late_clients=2, join_round=2)

@@ -3,11 +3,21 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, GivenProbe, clients_view, layer_values, run, server_view, training_view
-from worlds import prepare
+from watching import (
+    BOTH_ENGINES,
+    GivenProbe,
+    clients_view,
+    declared,
+    layer_values,
+    probing,
+    run,
+    server_view,
+    training_view,
+)
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, methods
+from fedstrata.testing.world import prepare
 
 TWO = LayerMap.read(nn.Sequential(nn.Linear(5, 2, bias=False), nn.Linear(2, 2, bias=False)), (5,))
 FIRST = [[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]]
@@ -21,11 +31,10 @@ def model(first, second, clients=1):
 def after_training(text, early, late, accuracy, masks=None):
     """Let one client decide on its mask; return it as flat lists of zeros and ones."""
     part = methods.make(text)
-    clients = clients_view(TWO, 1)
-    memory = part.client_memory(clients, late) if masks is None else masks
-    probe = GivenProbe({}, scores=(torch.tensor([accuracy]), torch.zeros(1)))
-    training = training_view(late, late, after_phase=(early, late), probe=probe)
-    new = part.remember(clients_view(TWO, 1, memory=memory), training)
+    memory = part.client_memory(clients_view(TWO, 1), late) if masks is None else masks
+    probe = GivenProbe(scores=(torch.tensor([accuracy]), torch.zeros(1)))
+    training = training_view(late, late, after_phase=(early, late))
+    _, new = part.finish(clients_view(TWO, 1, memory=memory, **probing(probe)), training)
     return [new[f"mask/{name}.weight"].flatten().int().tolist() for name in "01"]
 
 
@@ -76,10 +85,10 @@ def test_clients_count_alike_and_what_nobody_kept_stays():
     masks["0.weight"][:, 0, 0] = False
     masks["0.weight"][1, 0, 1] = False
     replies = Message({name: tensor * masks[name] for name, tensor in sent.items()}, masks)
-    shares = part.weigh(server) / 2
+    shares = part.weigh(declared(30, 10)) / 2
     merged = part.merge(server, replies, shares)
     assert merged["0.weight"][0].tolist() == [9.0, 2.0, 6.0, 8.0, 10.0]
-    _, memory = part.examine(server, replies, shares, merged)
+    _, memory = part.refine(server, merged, replies)
     assert memory["mask/0.weight"][:, 0, :2].tolist() == [[False, True], [True, True], [False, False]]
 
 
@@ -95,7 +104,7 @@ def test_messages_shrink_as_clients_prune(engine):
     assert up[-1] < 0.7 * dense
     density = [layer_values(simulation, "density", round) for round in (1, 6)]
     assert all(density[1][layer] < density[0][layer] for layer in density[0])
-    memory = simulation.engine.clients().memory
+    memory = simulation.engine.clients().group("memory")
     total = sum(masks[0].numel() for masks in memory.values())
     kept = sum(masks.flatten(1).sum(1) for masks in memory.values())
     assert (kept >= 0.3 * total).all()
@@ -104,7 +113,7 @@ def test_messages_shrink_as_clients_prune(engine):
 
 def test_the_server_knows_every_clients_mask():
     simulation = run("subfedavg(accuracy=0, distance=0, rate=0.2)", rounds=2, participation=0.6)
-    clients, server = simulation.engine.clients().memory, simulation.engine.server.memory
+    clients, server = simulation.engine.clients().group("memory"), simulation.engine.server.memory
     assert clients.keys() == server.keys()
     for name, masks in clients.items():
         assert torch.equal(masks, server[name])

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from worlds import prepare
 
-from fedstrata.methods import Clients, Facts, Message, Method, Part, Server, Step, Training
+from fedstrata.methods import (
+    Clients,
+    Declared,
+    Facts,
+    LocalStep,
+    Message,
+    Method,
+    ModelAndMemory,
+    Needs,
+    Part,
+    Probe,
+    Server,
+    Touches,
+    Training,
+)
 from fedstrata.runs.driver import Driver
-from fedstrata.stack import Tensors, clone
+from fedstrata.stack import Stack, Tensors, clone
+from fedstrata.testing.world import prepare
 
 BOTH_ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 
@@ -41,27 +56,28 @@ def watched(text: str) -> tuple[Method, Seen]:
     class Watch(Part):
         name: ClassVar[str] = "watch"
         facts: ClassVar[Facts] = Facts("test", "none")
+        touches: ClassVar[Touches] = Touches()
 
-        def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
-            seen.received |= dict(rows(clients, received))
-            return clients.memory
+        @property
+        def needs(self) -> Needs:
+            return Needs(last_gradients=True)
 
-        def perturb(self, clients: Clients, start: Tensors) -> Tensors:
-            seen.start |= dict(rows(clients, start))
-            return start
+        def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
+            seen.start |= dict(rows(clients, model))
+            return model, clients.memory
 
-        def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
+        def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndMemory:
             for place, own in rows(clients, parameters):
                 seen.steps.setdefault(place, []).append(own)
-            return parameters
+            return parameters, clients.memory
 
-        def wants_gradients(self) -> bool:
-            return True
-
-        def remember(self, clients: Clients, training: Training) -> Tensors:
+        def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
+            for place, own in rows(clients, training.start):
+                assert_same_bits(own, seen.start[place])
+            seen.received |= dict(rows(clients, training.received))
             seen.trained |= dict(rows(clients, training.trained))
             seen.gradients |= dict(rows(clients, training.gradients))
-            return clients.memory
+            return training.trained, clients.memory
 
     method = Method.make(text)
     return Method(f"{text}+watch", (*method.parts, Watch())), seen
@@ -87,32 +103,46 @@ def layer_values(simulation: Driver, metric: str, round: int) -> dict[str, float
     return {row["layer"]: row["value"] for row in rows if row["metric"] == metric and row["round"] == round}
 
 
+def memory_of(driver: Driver, part: str, group: str) -> Stack:
+    """Read a group of what a part remembers at all clients."""
+    return driver.engine.clients().group(f"memory/{part}/{group}")
+
+
 def clients_view(layers: Any, count: int, round: int = 1, rounds: int = 3, **changes: Any) -> Clients:
     """Make what client hooks see, by hand."""
-    return Clients(
-        **{
-            "round": round, "rounds": rounds, "epochs": 1, "layers": layers, "ids": tuple(range(count)), "seed": 0,
-            "sizes": torch.ones(count), "label_counts": torch.ones(count, 1),
-            "shared": frozenset((*layers.parameter_names, *layers.buffer_names)), **changes,
-        }
-    )  # fmt: skip
+    given = {
+        "round": round, "rounds": rounds, "epochs": 1, "layers": layers, "ids": tuple(range(count)), "seed": 0,
+        "sizes": torch.ones(count), "label_counts": torch.ones(count, 1),
+        "shared": frozenset((*layers.parameter_names, *layers.buffer_names)), **changes,
+    }  # fmt: skip
+    return Clients(**{**given, "memory": Stack(given.get("memory", {}))})
+
+
+def probing(probe: Probe) -> dict[str, Callable[[Clients], Probe]]:
+    """Let clients made by hand find out what a test made up."""
+    return {"probing": lambda clients: probe}
 
 
 def server_view(layers: Any, model: Tensors, round: int = 1, **changes: Any) -> Server:
     """Make what server hooks see, by hand."""
-    return Server(
-        **{
-            "round": round, "rounds": 3, "layers": layers, "seed": 0, "clients": 2, "participants": (0, 1),
-            "sizes": torch.tensor([10, 10]), "label_counts": torch.zeros(2, 1), "model": model, **changes,
-        }
-    )  # fmt: skip
+    given = {
+        "round": round, "rounds": 3, "layers": layers, "seed": 0, "clients": 2, "participants": (0, 1),
+        "sizes": torch.tensor([10, 10]), "label_counts": torch.zeros(2, 1), "model": model, **changes,
+    }  # fmt: skip
+    return Server(**{**given, "memory": Stack(given.get("memory", {}))})
 
 
-def step_view(parameters: Tensors, received: Tensors | None = None, **changes: Any) -> Step:
+def declared(*sizes: int, label_counts: torch.Tensor | None = None) -> Declared:
+    """Make what clients tell the server about their data, by hand."""
+    counts = torch.zeros(len(sizes), 1) if label_counts is None else label_counts
+    return Declared(torch.tensor(sizes), counts)
+
+
+def step_view(parameters: Tensors, received: Tensors | None = None, **changes: Any) -> LocalStep:
     """Make what client hooks see of a local step, by hand; a model's outputs are made up unless given."""
     clients = len(next(iter(parameters.values())))
     none = torch.zeros(clients, 1)
-    return Step(
+    return LocalStep(
         **{
             "parameters": parameters, "received": received or {}, "inputs": none, "labels": none.long(),
             "outputs": none[..., None], "learning_rate": 0.1, "forward": lambda chosen: none[..., None],
@@ -128,7 +158,7 @@ def training_view(start: Tensors, trained: Tensors, gradients: Tensors | None = 
         **{
             "received": start, "start": start, "trained": trained, "gradients": gradients or {}, "mean_gradients": {},
             "after_phase": (trained,), "steps": torch.ones(clients), "effective_steps": torch.ones(clients),
-            "learning_rate": 0.1, "probe": GivenProbe({}), **changes,
+            "learning_rate": 0.1, **changes,
         }
     )  # fmt: skip
 
@@ -137,14 +167,16 @@ def training_view(start: Tensors, trained: Tensors, gradients: Tensors | None = 
 class GivenProbe:
     """Answers with gradients, a trained model and scores that a test made up."""
 
-    slopes: Tensors
+    slopes: Tensors = field(default_factory=dict)
     after: Tensors = field(default_factory=dict)
     scores: tuple[torch.Tensor, torch.Tensor] = (torch.zeros(1), torch.zeros(1))
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         return self.scores
 
-    def gradients(self, model: Tensors, batch_size: int, batches: int = 1, balanced: bool = False) -> Tensors:
+    def gradients(
+        self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False, draw: int = 0
+    ) -> Tensors:
         return self.slopes
 
     def train(self, model: Tensors, epochs: int) -> Tensors:

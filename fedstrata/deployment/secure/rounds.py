@@ -91,7 +91,7 @@ class SecureRounds:
         return Asked(
             round,
             {site: facts for site, (_, facts) in answers.items()},
-            {site: _weight(side, state, site, round) for site in answers},
+            dict(zip(answers, side.weights(list(answers)).tolist(), strict=True)),
             ranges_of(sent, federation.rules.secure_clip, side.setting.layers.buffer_names),
             count_numbers(entries, masks),
         )
@@ -136,10 +136,6 @@ class SecureRounds:
         merged = running.mean(state.model)
         check_weights(Message({name: t[None] for name, t in merged.items()}), state.model, federation.rules.norm_limit)
         return merged
-
-
-def _weight(side: ServerSide, state: ServerState, site: int, round: int) -> float:
-    return float(side.setting.method.weigh(side.view(state, [site], round))[0])
 
 
 def _scores(site: int, facts: Mapping[str, Any], evaluate: bool) -> Scores:

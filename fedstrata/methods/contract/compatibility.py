@@ -4,46 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedstrata.methods.contract.declarations import UNDECLARED, Decision, Matter, Touches
 from fedstrata.methods.contract.part import Part
 
-EXCLUSIVE_HOOKS: dict[str, str] = {
-    "select": "chooses the participants",
-    "samples_per_epoch": "fixes the samples of an epoch",
-    "receive": "puts a client's model together from what others sent",
-    "base_loss": "decides the local loss",
-    "phases": "divides local training into phases",
-    "adaptation": "adds a final adaptation",
-    "weigh": "decides the shares of the clients",
-    "merge": "decides how replies are merged",
-    "step": "decides the server's step",
+EXCLUSIVE_HOOKS: dict[str, Decision] = {
+    "select": Decision.PARTICIPANTS,
+    "receive": Decision.RECEIVED,
+    "phases": Decision.PHASES,
+    "adaptation": Decision.ADAPTATION,
+    "weigh": Decision.SHARES,
+    "merge": Decision.MERGING,
+    "server_step": Decision.SERVER_STEP,
 }
+"""The hooks of which a method has one, and what that one decides."""
+
+HOOKS_ON_WHAT_IS_SHARED = ("weigh", "merge", "server_step", "refine", "exchanges")
 
 
-HOOKS_ON_WHAT_IS_SHARED = ("weigh", "merge", "adjust", "step", "examine", "refine", "conclude", "second_models")
+def defines(part: Part, *hooks: str) -> bool:
+    """Tell whether a part has its own version of any of some hooks."""
+    return any(getattr(type(part), hook) is not getattr(Part, hook) for hook in hooks)
 
 
-def defines(part: Part, hook: str) -> bool:
-    """Tell whether a part has its own version of a hook."""
-    return getattr(type(part), hook) is not getattr(Part, hook)
+def touched_by(part: Part) -> Touches:
+    """Tell what a part touches: what it says, and what follows from its hooks and needs."""
+    needs, said = part.needs, part.touches or Touches(relies_on=tuple(UNDECLARED))
+    looks = needs.replies or defines(part, "merge")
+    decides = {
+        **{decision: defines(part, hook) for hook, decision in EXCLUSIVE_HOOKS.items()},
+        Decision.EPOCH: needs.samples_per_epoch is not None,
+    }
+    on_shared = defines(part, *HOOKS_ON_WHAT_IS_SHARED)
+    relies_on = {
+        Matter.SHARING: on_shared,
+        Matter.AVERAGE: on_shared and Matter.AVERAGE not in said.takes_away,
+        Matter.SHARED_WEIGHTS: on_shared and Matter.SHARED_WEIGHTS not in said.takes_away,
+        Matter.WEIGHTS: bool(needs.learns),
+    }
+    takes_away = {
+        Matter.PLAIN_MESSAGES: defines(part, "upload", "broadcast"),
+        Matter.ALL_LAYERS: Decision.TRAVEL in said.decides,
+        Matter.ALL_SENT: Decision.TRAVEL in said.decides and defines(part, "upload"),
+        Matter.WHOLE_MODEL: defines(part, "keeps", "receive", "effective"),
+        Matter.ONE_MODEL: defines(part, "deployed"),
+        Matter.ONLY_UPDATES: looks or defines(part, "exchanges"),
+        Matter.SUMS: needs.replies,
+        Matter.MEAN: defines(part, "merge"),
+    }
+    return said.also(
+        tuple(decision for decision, so in decides.items() if so),
+        tuple(matter for matter, so in relies_on.items() if so),
+        tuple(matter for matter, so in takes_away.items() if so),
+    )
 
 
 def objection(first: Part, second: Part) -> str | None:
     """Tell why two parts cannot stand in one method, if they cannot."""
-    for what in _claims(first):
-        if what in _claims(second):
-            return f"each of them {what}, and only one can"
-    for one, other in ((first, second), (second, first)):
-        if not one.shares and any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
-            return f"'{one.name}' shares nothing, and '{other.name}' works on what clients share"
-        if not one.shares and other.only_on_shared:
-            return f"'{one.name}' shares nothing, and all that '{other.name}' does concerns what clients share"
-        if not one.averages and any(defines(other, hook) for hook in HOOKS_ON_WHAT_IS_SHARED):
-            return f"under '{one.name}' no client goes on with the average of all, and '{other.name}' works on it"
-    return first.objects_to(second) or second.objects_to(first)
-
-
-def _claims(part: Part) -> tuple[str, ...]:
-    return (*(what for hook, what in EXCLUSIVE_HOOKS.items() if defines(part, hook)), *part.claims)
+    touches = {first: touched_by(first), second: touched_by(second)}
+    for decision in touches[first].decides:
+        if decision in touches[second].decides:
+            return f"each of them {decision.value}, and only one can"
+    for relying, other in ((first, second), (second, first)):
+        for matter in Matter:
+            if matter in touches[relying].relies_on and matter in touches[other].takes_away:
+                if relying.touches is None:
+                    return (
+                        f"'{other.name}' {matter.taken_away}, and '{relying.name}' does not say whether it "
+                        f"{matter.relied_on} (declare its 'touches')"
+                    )
+                return f"'{other.name}' {matter.taken_away}, and '{relying.name}' {matter.relied_on}"
+    return None
 
 
 def first_defining(parts: Sequence[Part], hook: str) -> Part:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
-from typing import TypeVar
 
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.compatibility import defines, first_defining, objection
-from fedstrata.methods.contract.part import Part
+from fedstrata.losses import cross_entropy
+from fedstrata.methods.contract.compatibility import defines, first_defining, objection, touched_by
+from fedstrata.methods.contract.declarations import Decision, Matter, Needs
+from fedstrata.methods.contract.exchange import Exchange
+from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Phase, Probe, Server, Step, Training
+from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Message, Phase, Server, Training
 from fedstrata.spec import parse
-from fedstrata.stack import Tensors
+from fedstrata.stack import Stack, Tensors, under
 
-View = TypeVar("View", Clients, Server)
+ModelAndState = tuple[Tensors, Stack]
+"""A model, and the memory of all parts, each in a group of its name."""
 
 
 @dataclass(frozen=True)
@@ -65,328 +69,329 @@ class Method:
         """Write the method as it is written on the command line."""
         return self.text
 
+    # What the parts say of themselves ---------------------------------------------------------------------------------
+
+    @cached_property
+    def needs(self) -> Needs:
+        """All that the parts need."""
+        return Needs.join(part.needs for part in self.parts)
+
+    def taking(self, matter: Matter) -> Part | None:
+        """Find a part that takes something away."""
+        return next((part for part in self.parts if matter in touched_by(part).takes_away), None)
+
+    def _refusal(self, *matters: Matter) -> str | None:
+        """Say which part takes one of some things away, if one does."""
+        takers = ((self.taking(matter), matter) for matter in matters)
+        return next((f"'{part.name}' {matter.taken_away}" for part, matter in takers if part is not None), None)
+
+    @cached_property
+    def personalises(self) -> bool:
+        """Whether a client may use another model than the one that the server sends."""
+        return self.taking(Matter.ONE_MODEL) is not None
+
+    @cached_property
+    def objection_to_summing(self) -> str | None:
+        """Why replies cannot be added up as they come, one by one, if they cannot."""
+        return self._refusal(Matter.AVERAGE, Matter.SUMS, Matter.MEAN, Matter.OWN_WEIGHT)
+
+    @cached_property
+    def objection_to_secure_aggregation(self) -> str | None:
+        """Why the server cannot do with the sum of all replies alone, if it cannot."""
+        return self._refusal(Matter.SAME_ENTRIES) or self.objection_to_summing
+
+    @property
+    def objection_to_joining(self) -> str | None:
+        """Why clients cannot join later, if they cannot."""
+        return self._refusal(Matter.JOINING)
+
+    @property
+    def objection_to_rounding(self) -> str | None:
+        """Why uploads cannot travel in a narrower type, if they cannot."""
+        relying = (part for part in self.parts if Matter.EXACT_UPLOADS in touched_by(part).relies_on)
+        return next((f"'{part.name}' {Matter.EXACT_UPLOADS.relied_on}" for part in relying), None)
+
+    @cached_property
+    def merges_by_mean(self) -> bool:
+        """Whether the merged model is the weighted mean of the replies."""
+        return self.taking(Matter.MEAN) is None
+
     def notes(self, layers: LayerMap) -> list[str]:
         """Collect what the parts say about a model."""
+        if self.needs.features and layers.head is None:
+            part = next(part for part in self.parts if part.needs.features)
+            raise FedStrataError(
+                f"'{part.name}' needs the inputs of a linear head, and the model does not end in a linear layer; "
+                "choose another model or method."
+            )
         return [note for part in self.parts for note in part.notes(layers)]
+
+    # Before the first round -------------------------------------------------------------------------------------------
 
     def personal(self, layers: LayerMap) -> frozenset[str]:
         """All names that never leave a client."""
-        return frozenset(name for part in self.parts for name in part.personal(layers))
+        return frozenset(name for part in self.parts for name in part.keeps(layers).personal)
 
     def resident(self, layers: LayerMap) -> frozenset[str]:
         """All names that a client keeps between rounds."""
-        kept = frozenset(name for part in self.parts for name in part.resident(layers))
+        kept = frozenset(name for part in self.parts for name in part.keeps(layers).resident)
         return kept | self.personal(layers)
 
     def initial(self, layers: LayerMap, model: Tensors, seed: int) -> Tensors:
         """Let every part replace the common initial model."""
-        return self._chain("initial", model, lambda part, value: part.initial(layers, value, seed))
+        for part in self._defining("initial"):
+            model = part.initial(layers, model, seed)
+        return model
 
-    def proxy_samples(self) -> int:
-        """Tell how many samples the server needs for itself."""
-        return max(part.proxy_samples() for part in self.parts)
+    def client_memory(self, clients: Clients, model: Tensors) -> Stack:
+        """Collect the parts' first memories."""
+        return _joined((part, part.client_memory(clients, model)) for part in self.parts)
 
-    def held_out(self) -> float:
-        """Tell which fraction of its training samples each client holds out."""
-        return max(part.held_out() for part in self.parts)
+    def server_memory(self, server: Server) -> Stack:
+        """Collect the parts' first memories."""
+        return _joined((part, part.server_memory(server)) for part in self.parts)
 
-    def samples_per_epoch(self) -> int | None:
-        """Return the samples of a local epoch, if they are fixed."""
-        return first_defining(self.parts, "samples_per_epoch").samples_per_epoch()
-
-    def masks_known(self, view: View, upload: bool) -> Tensors:
-        """Collect the masks that both sides of a link hold."""
-        return {name: mask for part in self.parts for name, mask in part.masks_known(_own(view, part), upload).items()}
-
-    # Client hooks -----------------------------------------------------------------------------------------------------
-
-    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
-        """Collect the parts' first memories; second models start as copies of the initial one."""
-        second = {
-            f"{part.name}/{other}/{name}": tensor
+    def exchanges_before(self, round: int, rounds: int, joining: bool = False) -> list[PartExchange]:
+        """List the exchanges of the parts with clients before a round, in their order."""
+        return [
+            PartExchange(part, exchange)
             for part in self.parts
-            for other in part.second_models
-            for name, tensor in model.items()
-        }
-        return {**second, **_join((part, part.client_memory(clients, model)) for part in self.parts)}
+            for exchange in part.exchanges()
+            for _ in range(exchange.due(round, rounds, joining))
+        ]
 
-    def receive(self, clients: Clients, message: Message, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
-        """Put the client's model together from a message; return it and all parts' memories."""
+    # The clients' side of a round -------------------------------------------------------------------------------------
+
+    def receive(self, clients: Clients, message: Message, model: Tensors) -> ModelAndState:
+        """Put the client's model together from a message."""
         part = first_defining(self.parts, "receive")
-        model, memory = part.receive(_own(clients, part), message, model, probe)
-        return model, {**clients.memory, **_join([(part, memory)])}
+        model, memory = part.receive(_own_clients(clients, part), message, model)
+        return model, clients.memory | under(part.name, memory)
 
-    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
-        """Collect the parts' memories after a look at what was received."""
-        return _join((part, part.begin(_own(clients, part), received, message)) for part in self.parts)
-
-    def perturb(self, clients: Clients, start: Tensors) -> Tensors:
-        """Let every part change the starting weights."""
-        return self._chain("perturb", start, lambda part, value: part.perturb(_own(clients, part), value))
+    def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndState:
+        """Let every part begin."""
+        memories = clients.memory
+        for part in self._defining("start"):
+            model, memory = part.start(_own_clients(clients, part), message, model)
+            memories |= under(part.name, memory)
+        return model, memories
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Return the phases of local training."""
         part = first_defining(self.parts, "phases")
-        return part.phases(_own(clients, part))
+        return part.phases(_own_clients(clients, part))
 
-    def between_phases(self, clients: Clients, number: int, model: Tensors, probe: Probe) -> tuple[Tensors, Tensors]:
-        """Let every part change the model and its memory between two phases."""
-        for part in self.parts:
-            if defines(part, "between_phases"):
-                model, memory = part.between_phases(_own(clients, part), number, model, probe)
-                clients = replace(clients, memory={**clients.memory, **_join([(part, memory)])})
-        return model, clients.memory
-
-    def second_models(self) -> list[str]:
-        """List the second models that clients keep, by the prefix of their names in the clients' memory."""
-        return [f"{part.name}/{other}" for part in self.parts for other in part.second_models]
+    def before_phase(self, clients: Clients, phase: Phase, model: Tensors) -> ModelAndState:
+        """Do what comes before a phase."""
+        if phase.before is None:
+            return model, clients.memory
+        part = first_defining(self.parts, "phases")
+        model, memory = phase.before(_own_clients(clients, part), model)
+        return model, clients.memory | under(part.name, memory)
 
     def second_model(self, phase: Phase) -> str | None:
-        """Name the second model that a phase trains, by the prefix of its names, if it trains one."""
+        """Name the group of the clients' memory with the second model that a phase trains, if it trains one."""
         owner = first_defining(self.parts, "phases")
         return None if phase.model is None else f"{owner.name}/{phase.model}"
 
-    def _concerned(self, phase: Phase) -> Sequence[Part]:
+    def learned(self, memory: Stack) -> list[str]:
+        """Name what is trained beside the model, as it is named in the clients' memory."""
+        groups = tuple(f"{part.name}/{group}/" for part in self.parts for group in part.needs.learns)
+        return [name for name in memory if name.startswith(groups)] if groups else []
+
+    def _concerned(self, phase: Phase, hook: str) -> Sequence[Part]:
         """Choose the parts that decide on the loss and the gradients of a phase.
 
         A second model is the business of the part that keeps it: terms that hold clients near the shared model, or
         correct their drift from it, are not meant for it.
         """
-        return self.parts if phase.model is None else (first_defining(self.parts, "phases"),)
+        if phase.model is None:
+            return self._defining(hook)
+        owner = first_defining(self.parts, "phases")
+        return (owner,) if defines(owner, hook) else ()
 
-    def learns(self, layers: LayerMap) -> list[str]:
-        """Name what is trained beside the model, as it is named in the clients' memory."""
-        return [f"{part.name}/{name}" for part in self.parts for name in part.learns(layers)]
-
-    def effective(self, clients: Clients, parameters: Tensors, step: int) -> Tensors:
+    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
         """Let every part compute the weights with which the model runs."""
-        return self._chain(
-            "effective", parameters, lambda part, value: part.effective(_own(clients, part), value, step)
-        )
+        for part in self._defining("effective"):
+            parameters = part.effective(_own_clients(clients, part), parameters, step)
+        return parameters
 
-    def operations(self) -> dict[Callable[..., Tensor], Callable[..., Tensor]]:
-        """Collect the torch functions that parts compute in another way."""
-        return {function: other for part in self.parts for function, other in part.operations().items()}
+    def loss(self, clients: Clients, step: LocalStep) -> Tensor:
+        """Compute each client's loss ``[K]``: the mean cross entropy, or what a part decides, and the others' terms."""
+        loss = cross_entropy(step.outputs, step.labels).mean(1)
+        for part in self._concerned(step.phase, "loss"):
+            loss = part.loss(_own_clients(clients, part), step, loss)
+        return loss
 
-    def wants_features(self) -> bool:
-        """Tell whether a part needs the input of the model's head."""
-        return any(part.wants_features() for part in self.parts)
-
-    def base_loss(self, clients: Clients, step: Step) -> Tensor:
-        """Compute each client's loss, before the parts' own terms."""
-        part = first_defining(self._concerned(step.phase), "base_loss")
-        return part.base_loss(_own(clients, part), step)
-
-    def loss(self, clients: Clients, step: Step) -> Tensor | None:
-        """Sum the parts' loss terms."""
-        total: Tensor | None = None
-        for part in self._concerned(step.phase):
-            term = part.loss(_own(clients, part), step) if defines(part, "loss") else None
-            if term is not None:
-                total = term if total is None else total + term
-        return total
-
-    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+    def gradients(self, clients: Clients, step: LocalStep, gradients: Tensors) -> Tensors:
         """Let every part change the gradients."""
-        for part in self._concerned(step.phase):
-            if defines(part, "gradients"):
-                gradients = part.gradients(_own(clients, part), step, gradients)
+        for part in self._concerned(step.phase, "gradients"):
+            gradients = part.gradients(_own_clients(clients, part), step, gradients)
         return gradients
 
-    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
-        """Let every part change the parameters after a step."""
-        return self._chain("project", parameters, lambda part, value: part.project(_own(clients, part), step, value))
+    def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndState:
+        """Let every part change the parameters after a step; return them, and what changed in the memory."""
+        changed = Stack()
+        for part in self._defining("project"):
+            own = _own_clients(clients, part)
+            parameters, memory = part.project(own, step, parameters)
+            new = {name: tensor for name, tensor in memory.items() if own.memory.get(name) is not tensor}
+            changed |= under(part.name, new)
+        return parameters, changed
 
-    def wants_gradients(self) -> bool:
-        """Tell whether a part needs the gradients of the last local step."""
-        return any(part.wants_gradients() for part in self.parts)
-
-    def wants_mean_gradients(self) -> bool:
-        """Tell whether a part needs the mean of the gradients over all local steps."""
-        return any(part.wants_mean_gradients() for part in self.parts)
-
-    def settle(self, clients: Clients, start: Tensors, trained: Tensors) -> Tensors:
-        """Let every part change the trained model."""
-        return self._chain("settle", trained, lambda part, value: part.settle(_own(clients, part), start, value))
-
-    def remember(self, clients: Clients, training: Training) -> Tensors:
-        """Collect the parts' new memories."""
-        return _join((part, part.remember(_own(clients, part), training)) for part in self.parts)
+    def finish(self, clients: Clients, training: Training) -> ModelAndState:
+        """Let every part change the trained model, and remember what it needs."""
+        memories = clients.memory
+        for part in self._defining("finish"):
+            model, memory = part.finish(_own_clients(clients, part), training)
+            training = replace(training, trained=model)
+            memories |= under(part.name, memory)
+        return training.trained, memories
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Let every part change what leaves the client."""
-        return self._chain("upload", message, lambda part, value: part.upload(_own(clients, part), training, value))
-
-    def adaptation(self) -> Phase | None:
-        """Return the final adaptation, if there is one."""
-        return first_defining(self.parts, "adaptation").adaptation()
+        for part in self._defining("upload"):
+            message = part.upload(_own_clients(clients, part), training, message)
+        return message
 
     def deployed(self, clients: Clients, model: Tensors) -> Tensors:
         """Let parts choose the model that each client uses, then turn it into weights."""
-        for part in self.parts:
-            if not part.deploys_alike:
-                model = part.deployed(_own(clients, part), model)
-        return self.as_weights(clients, model)
+        for part in self._defining("deployed"):
+            model = part.deployed(_own_clients(clients, part), model)
+        return self.effective(clients, model, None)
 
-    def as_weights(self, clients: Clients, model: Tensors) -> Tensors:
-        """Turn what training works on into the weights of the network, where a part trains something else."""
-        for part in self.parts:
-            if part.deploys_alike:
-                model = part.deployed(_own(clients, part), model)
-        return model
+    @cached_property
+    def adaptation(self) -> Phase | None:
+        """The final adaptation, if there is one."""
+        return first_defining(self.parts, "adaptation").adaptation()
 
-    @property
-    def personalises(self) -> bool:
-        """Whether a client may use another model than the one that the server sends."""
-        return any(
-            defines(part, hook) for part in self.parts for hook in ("deployed", "receive") if not part.deploys_alike
-        )
-
-    # Server hooks -----------------------------------------------------------------------------------------------------
+    # The server's side of a round -------------------------------------------------------------------------------------
 
     def select(self, server: Server, count: int) -> tuple[int, ...]:
         """Choose the participants of a round."""
         part = first_defining(self.parts, "select")
-        return part.select(_own(server, part), count)
-
-    def server_memory(self, server: Server) -> Tensors:
-        """Collect the parts' first memories."""
-        return _join((part, part.server_memory(server)) for part in self.parts)
+        return part.select(_own_server(server, part), count)
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Let every part change what the server sends."""
-        return self._chain("broadcast", message, lambda part, value: part.broadcast(_own(server, part), value))
+        for part in self._defining("broadcast"):
+            message = part.broadcast(_own_server(server, part), message)
+        return message
 
-    def weigh(self, server: Server) -> Tensor:
+    def weigh(self, declared: Declared) -> Tensor:
         """Give each participant its weight ``[K]``."""
-        part = first_defining(self.parts, "weigh")
-        return part.weigh(_own(server, part))
+        return first_defining(self.parts, "weigh").weigh(declared)
 
-    def aggregate(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
+    def aggregate(self, server: Server, replies: Message) -> ModelAndState:
         """Weigh and merge all replies of a round, and advance."""
         merger = first_defining(self.parts, "merge")
-        merged = merger.merge(_own(server, merger), replies, self._shares(server))
+        weights = self.weigh(Declared(server.sizes, server.label_counts))
+        merged = merger.merge(_own_server(server, merger), replies, weights / weights.sum())
         return self.advance(server, merged, replies)
 
-    def _shares(self, server: Server) -> Tensor:
-        weights = self.weigh(server)
-        return weights / weights.sum()
+    def advance(self, server: Server, merged: Tensors, replies: Message) -> ModelAndState:
+        """Go from the merged model to the new one and the server's new memory.
 
-    def advance(self, server: Server, merged: Tensors, replies: Message | None) -> tuple[Tensors, Tensors]:
-        """Adjust, step, examine and refine: from the merged model to the new one and the server's new memory.
-
-        Without ``replies`` nothing can be examined (see :attr:`objection_to_summing`).
+        Without ``replies``, an empty message, nothing can look at them (see :attr:`objection_to_summing`).
         """
-        stepper = first_defining(self.parts, "step")
-        merged = self._chain("adjust", merged, lambda part, value: part.adjust(_own(server, part), value))
-        new, memory = stepper.step(_own(server, stepper), merged)
-        memories = {**server.memory, **_join([(stepper, memory)])}
-        for part in self.parts:
-            if replies is not None and defines(part, "examine"):
-                view = _own(replace(server, memory=memories), part)
-                new, memory = part.examine(view, replies, self._shares(server), new)
-                memories |= _join([(part, memory)])
-            if defines(part, "refine"):
-                new, memory = part.refine(_own(replace(server, memory=memories), part), new)
-                memories |= _join([(part, memory)])
-        return new, memories
+        stepper, refiners = first_defining(self.parts, "server_step"), self._defining("refine")
+        new, server = self._refined(server, merged, replies, [part for part in refiners if part.refines_merged])
+        new, memory = stepper.server_step(_own_server(server, stepper), new)
+        server = _remembering(server, stepper, memory)
+        new, server = self._refined(server, new, replies, [part for part in refiners if not part.refines_merged])
+        return new, server.memory
 
-    @property
-    def objection_to_rounding(self) -> str | None:
-        """Why uploads cannot travel in a narrower type, if they cannot."""
-        for part in self.parts:
-            if part.needs_exact_uploads:
-                return f"rounding could carry an update beyond the bound that '{part.name}' accounts for"
-        return None
+    def _refined(
+        self, server: Server, model: Tensors, replies: Message, parts: Sequence[Part]
+    ) -> tuple[Tensors, Server]:
+        for part in parts:
+            model, memory = part.refine(_own_server(server, part), model, replies)
+            server = _remembering(server, part, memory)
+        return model, server
 
-    @property
-    def merges_by_mean(self) -> bool:
-        """Whether the merged model is the weighted mean of the replies."""
-        return not any(defines(part, "merge") for part in self.parts)
+    def metrics(self, server: Server) -> Metrics:
+        """Collect the parts' numbers."""
+        return {
+            name: value
+            for part in self._defining("metrics")
+            for name, value in part.metrics(_own_server(server, part)).items()
+        }
 
-    @property
-    def objection_to_summing(self) -> str | None:
-        """Why replies cannot be added up as they come, one by one, if they cannot."""
-        for part in self.parts:
-            if not part.averages:
-                return f"under '{part.name}' clients go on with models of single others"
-            if defines(part, "examine"):
-                return f"'{part.name}' looks at the replies of single clients"
-            if defines(part, "merge"):
-                return f"'{part.name}' merges replies in a way of its own"
-            if not part.separable:
-                return f"the weights of '{part.name}' depend on who else takes part"
-        return None
+    # What both sides know ---------------------------------------------------------------------------------------------
 
-    @property
-    def objection_to_secure_aggregation(self) -> str | None:
-        """Why the server cannot do with the sum of all replies alone, if it cannot."""
-        for part in self.parts:
-            if not part.one_support:
-                return f"under '{part.name}' each client sends entries of its own"
-        return self.objection_to_summing
+    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
+        """Collect the masks that both sides of a link hold."""
+        return {
+            name: mask
+            for part in self._defining("masks_known")
+            for name, mask in part.masks_known(_own(view, part), upload).items()
+        }
 
-    def round_metrics(self, server: Server) -> dict[str, float]:
-        """Collect the parts' numbers of the round."""
-        return {name: value for part in self.parts for name, value in part.round_metrics(_own(server, part)).items()}
+    def _defining(self, hook: str) -> Sequence[Part]:
+        return self._parts_defining.get(hook, ())
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
-        """Collect the parts' numbers of layers."""
-        return {name: values for part in self.parts for name, values in part.layer_metrics(_own(server, part)).items()}
-
-    def exchanges_before(self, round: int, rounds: int, joining: bool = False) -> list[Exchange]:
-        """List the exchanges of the parts with clients before a round, in their order."""
-        counts = [
-            max(part.exchanges_before(round, rounds), part.exchanges_on_joining() if joining else 0)
-            for part in self.parts
-        ]
-        return [Exchange(part) for part, count in zip(self.parts, counts, strict=True) for _ in range(count)]
-
-    def _chain(self, hook: str, value: _Value, call: Callable[[Part, _Value], _Value]) -> _Value:
-        for part in self.parts:
-            if defines(part, hook):
-                value = call(part, value)
-        return value
-
-
-_Value = TypeVar("_Value", Tensors, Message)
+    @cached_property
+    def _parts_defining(self) -> dict[str, tuple[Part, ...]]:
+        """The parts with each hook, in order: who decides the loss comes first, who answers for privacy sends last."""
+        hooks = [name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")]
+        found = {hook: tuple(part for part in self.parts if defines(part, hook)) for hook in hooks}
+        loss = sorted(found["loss"], key=lambda part: not _decides(part, Decision.LOSS))
+        upload = sorted(found["upload"], key=lambda part: _decides(part, Decision.PRIVACY))
+        return {**found, "loss": tuple(loss), "upload": tuple(upload)}
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """One part's exchange before a round, as the engines see it: the hooks of that part, each with its own memory."""
+class PartExchange:
+    """One part's exchange before a round, as the engines see it: each side with the memory of that part."""
 
     part: Part
+    exchange: Exchange
 
     def asks(self, server: Server) -> Sequence[int]:
         """Choose the clients that are asked."""
-        return self.part.asks(_own(server, self.part))
+        return self.exchange.asks(_own_server(server, self.part))
 
-    def survey(self, clients: Clients, model: Tensors, probe: Probe) -> Message:
+    def survey(self, clients: Clients, model: Tensors) -> Message:
         """Answer at the clients."""
-        return self.part.survey(_own(clients, self.part), model, probe)
+        return self.exchange.survey(_own_clients(clients, self.part), model)
 
-    def conclude(self, server: Server, replies: Message) -> tuple[Tensors, Tensors]:
+    def conclude(self, server: Server, replies: Message) -> ModelAndState:
         """Conclude at the server."""
-        model, memory = self.part.conclude(_own(server, self.part), replies)
-        return model, {**server.memory, **_join([(self.part, memory)])}
+        model, memory = self.exchange.conclude(_own_server(server, self.part), replies)
+        return model, _remembering(server, self.part, memory).memory
 
     def announce(self, server: Server) -> Message:
         """Announce to all clients."""
-        return self.part.announce(_own(server, self.part))
+        return self.exchange.announce(_own_server(server, self.part))
 
-    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
+    def adopt(self, clients: Clients, announcement: Message) -> Stack:
         """Take the announcement in at the clients."""
-        return {**clients.memory, **_join([(self.part, self.part.adopt(_own(clients, self.part), announcement))])}
+        memory = self.exchange.adopt(_own_clients(clients, self.part), announcement)
+        return clients.memory | under(self.part.name, memory)
 
 
-def _own(view: View, part: Part) -> View:
+def _decides(part: Part, decision: Decision) -> bool:
+    return part.touches is not None and decision in part.touches.decides
+
+
+def _own(view: Clients | Server, part: Part) -> Clients | Server:
+    return _own_server(view, part) if isinstance(view, Server) else _own_clients(view, part)
+
+
+def _own_clients(clients: Clients, part: Part) -> Clients:
+    """Narrow the memory in a view to what belongs to one part; what it probes with stays whole."""
+    return replace(clients, memory=clients.memory.group(part.name), probing=lambda own: clients.probe)
+
+
+def _own_server(server: Server, part: Part) -> Server:
     """Narrow the memory in a view to what belongs to one part."""
-    prefix = f"{part.name}/"
-    return replace(
-        view, memory={name[len(prefix) :]: tensor for name, tensor in view.memory.items() if name.startswith(prefix)}
-    )
+    return replace(server, memory=server.memory.group(part.name))
 
 
-def _join(memories: Iterable[tuple[Part, Tensors]]) -> Tensors:
-    return {f"{part.name}/{name}": tensor for part, memory in memories for name, tensor in memory.items()}
+def _remembering(server: Server, part: Part, memory: Tensors) -> Server:
+    """Put a part's new memory in the place of its old one."""
+    return replace(server, memory=server.memory.without(part.name) | under(part.name, memory))
+
+
+def _joined(memories: Iterable[tuple[Part, Tensors]]) -> Stack:
+    return Stack({name: tensor for part, memory in memories for name, tensor in under(part.name, memory).items()})

@@ -7,15 +7,21 @@ Between the two there is only a :class:`Message`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
 from fedstrata.rng import client_keys, key
-from fedstrata.stack import Tensors, concatenate, take
+from fedstrata.stack import Stack, Tensors, concatenate, take
+
+
+def _nothing() -> Tensor:
+    """Stand for a tensor that no part needs."""
+    return torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,14 @@ class Message:
 
         return Message(rest(self.tensors), rest(self.masks), self.numbers)
 
+    def plus(self, tensors: Mapping[str, Tensor]) -> Message:
+        """Send further tensors, or others in the place of some."""
+        return replace(self, tensors={**self.tensors, **tensors})
+
+    def group(self, name: str) -> Stack:
+        """Take the tensors that stand in a group."""
+        return Stack(self.tensors).group(name)
+
     @property
     def common(self) -> bool:
         """Whether it is the same for everybody."""
@@ -67,12 +81,27 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Declared:
+    """What some clients told the server about their data, before the first round: all that their weights depend on."""
+
+    sizes: Tensor
+    label_counts: Tensor
+
+    def rows(self, rows: Tensor) -> Declared:
+        """Pick some clients."""
+        return Declared(self.sizes[rows], self.label_counts[rows])
+
+
+@dataclass(frozen=True)
 class Clients:
     """What a client hook may see of the K clients that it serves at once.
 
-    ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel. ``initial`` is
-    the common initial model, without a client axis: everybody in a run knows it. ``secret`` is what only this client
-    knows; in a simulation there is none.
+    ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel. ``memory`` is
+    what the part remembers. ``initial`` is the common initial model, without a client axis: everybody in a run knows
+    it. ``secret`` is what only this client knows; in a simulation there is none.
+
+    ``previous`` is each client's own model as its last local training left it, where a part needs it
+    (:attr:`Needs.previous`), and the initial one before the first; ``trained`` tells who has trained before ``[K]``.
     """
 
     round: int
@@ -84,9 +113,12 @@ class Clients:
     sizes: Tensor
     label_counts: Tensor
     shared: frozenset[str]
-    memory: Tensors = field(default_factory=dict)
+    memory: Stack = field(default_factory=Stack)
     initial: Tensors = field(default_factory=dict)
+    previous: Stack = field(default_factory=Stack)
+    trained: Tensor = field(default_factory=_nothing)
     secret: str = field(default="", repr=False)
+    probing: Callable[[Clients], Probe] | None = field(default=None, repr=False)
 
     def rows(self, rows: Tensor | None) -> Clients:
         """Narrow the view to some of the clients."""
@@ -98,7 +130,15 @@ class Clients:
             sizes=self.sizes[rows],
             label_counts=self.label_counts[rows],
             memory=take(self.memory, rows),
+            previous=take(self.previous, rows),
+            trained=self.trained[rows] if len(self.trained) else self.trained,
         )
+
+    @property
+    def probe(self) -> Probe:
+        """What these clients can find out with their own data."""
+        assert self.probing is not None
+        return self.probing(self)
 
     def keys(self, purpose: str) -> Tensor:
         """One key per client for this round's draws: ``[K, 2]``."""
@@ -113,9 +153,10 @@ class Clients:
 class Server:
     """What a server hook may see: its own model and memory, and what the K participants declared about their data.
 
-    ``proxy`` is the server's own small labelled set, where a part asks for one (:meth:`Part.proxy_samples`).
-    ``testing`` says that what is sent will be tested, not trained. ``secret`` is what only the server knows; in a
-    simulation there is none.
+    ``initial`` is the common initial model, also of what clients keep to themselves.
+    ``proxy`` is the server's own small labelled set, where a part needs one (:attr:`Needs.proxy`). ``testing`` says
+    that what is sent will be tested, not trained. ``secret`` is what only the server knows; in a simulation there is
+    none.
     """
 
     round: int
@@ -127,7 +168,8 @@ class Server:
     sizes: Tensor
     label_counts: Tensor
     model: Tensors
-    memory: Tensors = field(default_factory=dict)
+    memory: Stack = field(default_factory=Stack)
+    initial: Tensors = field(default_factory=dict)
     proxy: Proxy | None = None
     testing: bool = False
     secret: str = field(default="", repr=False)
@@ -153,14 +195,19 @@ class Proxy(Protocol):
         ...
 
 
+ModelAndMemory = tuple[Tensors, Tensors]
+"""What hooks return that change both: a model, and the memory of the part."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """A stretch of local training.
 
     ``trains`` names the parameters that move (none: all), ``epochs`` or ``steps`` say for how long (none: as the
-    experiment says). ``model`` is the second model of the client that is trained (see :attr:`Part.second_models`)
+    experiment says). ``model`` is the group of the part's memory that holds a second whole model, which is trained
     instead of the one received. ``repeats`` takes several steps on each batch. ``continues`` goes on with the
     optimiser's state of the phase before. ``rate`` multiplies the learning rate. ``name`` lets hooks tell phases apart.
+    ``before`` changes the model and the memory before the phase begins.
 
     ``span`` does only a stretch of that work, such as its first half ``(0, 0.5)``: phases whose spans follow each
     other, and that continue, do together exactly what one phase would, on the same batches.
@@ -175,15 +222,16 @@ class Phase:
     rate: float = 1.0
     name: str = ""
     span: tuple[float, float] = (0.0, 1.0)
+    before: Callable[[Clients, Tensors], ModelAndMemory] | None = None
 
 
 @dataclass(frozen=True)
-class Step:
+class LocalStep:
     """One local step of K clients, as hooks see it.
 
-    ``received`` are the weights with which the round began, before any perturbation. ``parameters`` hold the model's
-    and, under ``part/name``, what parts learn beside it (:meth:`Part.learns`). ``features`` is the input of the head
-    ``[K, B, ...]``, where a part wants it. ``number`` counts the steps of a phase, ``repeat`` those on one batch.
+    ``received`` are the weights with which the round began, before any perturbation. ``parameters`` are the model's;
+    what a part learns beside them (:attr:`Needs.learns`) stands in its memory. ``features`` is the input of the head
+    ``[K, B, ...]``, where a part needs it. ``number`` counts the steps of a phase, ``repeat`` those on one batch.
     ``forward`` runs other parameters on the same batch, open to autograd. ``predict`` runs another whole model,
     buffers included, in evaluation mode and without gradients, and returns its outputs and features.
     """
@@ -196,7 +244,7 @@ class Step:
     learning_rate: float
     forward: Callable[[Tensors], Tensor]
     predict: Callable[[Tensors], tuple[Tensor, Tensor]]
-    features: Tensor | None = None
+    features: Tensor = field(default_factory=_nothing)
     phase: Phase = Phase()
     number: int = 0
     repeat: int = 0
@@ -205,10 +253,12 @@ class Step:
 class Probe(Protocol):
     """What a client can find out about a model with its own data, beside training."""
 
-    def gradients(self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False) -> Tensors:
+    def gradients(
+        self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False, draw: int = 0
+    ) -> Tensors:
         """Return the gradients of the mean loss on some minibatches, balanced over the client's classes if asked.
 
-        Without a number of batches it is the mean over all samples of the client.
+        Without a number of batches it is the mean over all samples of the client. Another ``draw`` takes other batches.
         """
         ...
 
@@ -217,6 +267,13 @@ class Probe(Protocol):
 
         ``kind`` is ``sample`` (the mean of the squared gradients of single samples), ``sampled-label`` (the same with
         labels drawn from the model's own predictions) or ``batch`` (the squared gradient of each batch's mean loss).
+        """
+        ...
+
+    def features(self, model: Tensors) -> Tensor:
+        """Return the mean features, the inputs of the head, of each class of the client: ``[K, classes, features]``.
+
+        They are those of all training samples in evaluation mode; of a class that the client lacks they are zero.
         """
         ...
 
@@ -235,7 +292,7 @@ class Probe(Protocol):
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
         """Return accuracy and mean loss, ``[K]`` each, on the client's training samples, or on those that it holds out
-        (:meth:`Part.held_out`).
+        (:attr:`Needs.held_out`).
         """
         ...
 
@@ -245,9 +302,9 @@ class Training:
     """What local training did.
 
     The model received, its start after any perturbation, its end, the model after each phase, the gradients of the last
-    step and the mean over all steps (if a part wants them), how many steps each client made ``[K]``, how many steps'
-    worth of gradients the optimiser made of them (:meth:`fedstrata.optimisers.Optimiser.effective_steps`), the learning
-    rate, and a probe of the client's own data.
+    step and the mean over all steps (if a part needs them), how many steps each client made ``[K]``, how many steps'
+    worth of gradients the optimiser made of them (:meth:`fedstrata.optimisers.Optimiser.effective_steps`), and the
+    learning rate.
     """
 
     received: Tensors
@@ -259,4 +316,3 @@ class Training:
     steps: Tensor
     effective_steps: Tensor
     learning_rate: float
-    probe: Probe

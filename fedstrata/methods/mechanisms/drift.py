@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedstrata.methods.contract.declarations import Matter, Touches
 from fedstrata.methods.contract.part import Part
-from fedstrata.methods.contract.views import Clients, Server
-from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS
+from fedstrata.methods.contract.views import Clients, Declared, Server
 from fedstrata.methods.mechanisms.shared import equal_weights, shared_parameters
 from fedstrata.stack import Tensors
 
@@ -23,6 +24,8 @@ class DriftCorrection(Part):
     define them, and parts that decide which layers travel are refused.
     """
 
+    touches: ClassVar[Touches] = Touches(relies_on=(Matter.ALL_LAYERS, Matter.TRAINED_IS_SENT))
+
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start at zero."""
         return {name: torch.zeros_like(model[name]) for name in shared_parameters(clients)}
@@ -31,12 +34,6 @@ class DriftCorrection(Part):
         """Start at zero."""
         return {name: torch.zeros_like(server.model[name]) for name in shared_parameters(server)}
 
-    def weigh(self, server: Server) -> Tensor:
+    def weigh(self, declared: Declared) -> Tensor:
         """Let all participants count equally."""
-        return equal_weights(server)
-
-    def objects_to(self, other: Part) -> str | None:
-        """Refuse layers that do not travel in every round."""
-        if CHOOSES_WHAT_TRAVELS not in other.claims:
-            return None
-        return f"'{self.name}' needs all shared layers of all participants, and '{other.name}' {CHOOSES_WHAT_TRAVELS}"
+        return equal_weights(declared)

@@ -7,13 +7,6 @@ from fnmatch import fnmatchcase
 from fedstrata.errors import unknown_name
 from fedstrata.layers import Layer, LayerMap
 
-CHOOSES_WHAT_TRAVELS = "decides which layers travel"
-SETS_WEIGHTS = "puts weights to values of its own"
-DECIDES_WHAT_IS_USED = "decides which model a client uses in the end"
-DECIDES_ON_THE_HEAD = "decides what becomes of the head"
-EXPLAINS_GAPS = "decides why a weight was not sent"
-"""Claims of parts (see :class:`fedstrata.methods.Part`) that would undo each other."""
-
 
 def choose_layers(layers: LayerMap, pattern: str) -> tuple[Layer, ...]:
     """Choose layers with weights.

@@ -1,6 +1,6 @@
 """What methods with masked weights share: masks in memory, enforced wherever weights change or travel.
 
-A mask is boolean, True where a weight is kept, and lies in the memory of its part under ``mask/<tensor>``. Masked
+A mask is boolean, True where a weight is kept, and lies in the memory of its part, in the group ``mask``. Masked
 weights are zero at every local step, have no gradient (so that momentum stays inside the mask too) and do not travel.
 """
 
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.compatibility import defines
-from fedstrata.methods.contract.part import Part
-from fedstrata.methods.contract.views import Clients, Message, Phase, Server, Step, Training
-from fedstrata.methods.mechanisms.layer_choice import CHOOSES_WHAT_TRAVELS, SETS_WEIGHTS, weights_of
+from fedstrata.methods.contract.declarations import Decision, Matter, Touches
+from fedstrata.methods.contract.exchange import Exchange
+from fedstrata.methods.contract.part import Metrics, Part
+from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Phase, Server, Training
+from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.rng import client_keys, key, uniform
-from fedstrata.stack import Tensors, weighted_mean
+from fedstrata.stack import Stack, Tensors, under, weighted_mean
 
 SCOPES = ("weights", "all")
 """What a method may mask: the weights of convolutions and linear layers, or every parameter."""
@@ -31,61 +32,66 @@ SCOPES = ("weights", "all")
 class Masked(Part):
     """The clients' side of masked weights: each client trains and sends only what the mask in its memory keeps.
 
-    A subclass prepares the masks in :meth:`client_memory` (see :func:`as_memory`) and may change them wherever a hook
-    returns the client's memory.
+    A subclass prepares the masks in :meth:`client_memory` and may change them wherever a hook returns the client's
+    memory.
     """
 
-    claims: ClassVar[tuple[str, ...]] = (SETS_WEIGHTS,)
+    touches: ClassVar[Touches] = Touches(
+        decides=(Decision.WEIGHTS,), relies_on=(Matter.SHARING,), takes_away=(Matter.UNMASKED_HEAD,)
+    )
 
-    def perturb(self, clients: Clients, start: Tensors) -> Tensors:
+    def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Start inside the mask, also with weights that are personal."""
-        return keep(start, masks_in(clients.memory))
+        return keep(model, clients.memory.group("mask")), clients.memory
 
-    def gradients(self, clients: Clients, step: Step, gradients: Tensors) -> Tensors:
+    def gradients(self, clients: Clients, step: LocalStep, gradients: Tensors) -> Tensors:
         """Train only what the mask keeps."""
-        return keep(gradients, masks_in(clients.memory))
+        return keep(gradients, clients.memory.group("mask"))
 
-    def project(self, clients: Clients, step: Step, parameters: Tensors) -> Tensors:
+    def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndMemory:
         """Keep masked weights at zero, whatever the optimiser does."""
-        return keep(parameters, masks_in(clients.memory))
+        return keep(parameters, clients.memory.group("mask")), clients.memory
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps."""
-        return send_under(message, masks_in(clients.memory))
+        return send_under(message, clients.memory.group("mask"))
 
 
 @dataclass(frozen=True)
 class SharedMask(Masked):
     """One mask for all clients, which the server knows too.
 
-    The server holds it in its memory under the same names, without an axis of clients. It is announced after an
-    exchange (:meth:`announce`, :meth:`adopt`); one that changes without an exchange is a :class:`MovingMask`.
+    The server holds it in its memory under the same names, without an axis of clients. It is announced in a
+    :class:`MaskExchange`; one that changes without an exchange is a :class:`MovingMask`.
     """
 
     def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
         """Both sides hold the mask, which was announced to everybody."""
-        masks = masks_in(view.memory)
-        return {name: mask[None] for name, mask in masks.items()} if isinstance(view, Server) else masks
+        return one_for_all(view.memory) if isinstance(view, Server) else view.memory.group("mask")
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send only what the mask keeps."""
-        return send_under(message, {name: mask[None] for name, mask in masks_in(server.memory).items()})
+        return send_under(message, one_for_all(server.memory))
 
-    def refine(self, server: Server, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Keep masked weights at zero at the server too, where momentum from before the mask would move them."""
-        return keep(new, masks_in(server.memory)), server.memory
+        return keep(model, server.memory.group("mask")), server.memory
+
+    def metrics(self, server: Server) -> Metrics:
+        """Tell which part of each layer the mask keeps."""
+        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
+
+
+class MaskExchange(Exchange):
+    """An exchange from which the server concludes a mask for everybody."""
 
     def announce(self, server: Server) -> Message:
         """Send the mask, one bit per weight."""
-        return Message({name: mask[None] for name, mask in masks_in(server.memory).items()})
+        return Message(one_for_all(server.memory))
 
     def adopt(self, clients: Clients, announcement: Message) -> Tensors:
         """Take the mask over."""
-        return {**clients.memory, **as_memory(for_each(announcement.tensors, len(clients.ids)))}
-
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
-        """Tell which part of each layer the mask keeps."""
-        return {"density": layer_densities(server.layers, masks_in(server.memory))}
+        return clients.memory | under("mask", for_each(announcement.tensors, len(clients.ids)))
 
 
 @dataclass(frozen=True)
@@ -96,19 +102,19 @@ class OwnMasks(Masked):
     participants whose masks keep it, and stays as it is where none does. What a client gets is what it is tested with.
     """
 
-    one_support: ClassVar[bool] = False
+    touches: ClassVar[Touches] = Masked.touches.also(takes_away=(Matter.SAME_ENTRIES, Matter.ONE_MODEL))
 
     def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
         """The server holds every client's own mask as of its last message."""
-        return _of_participants(view) if isinstance(view, Server) else masks_in(view.memory)
+        return _of_participants(view) if isinstance(view, Server) else view.memory.group("mask")
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send each participant what its mask keeps."""
         return send_under(message, _of_participants(server))
 
-    def layer_metrics(self, server: Server) -> dict[str, dict[str, float]]:
+    def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer the masks keep, in the mean over all clients."""
-        return {"density": layer_densities(server.layers, masks_in(server.memory))}
+        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
 
 
 @dataclass(frozen=True)
@@ -119,14 +125,22 @@ class MovingMask(SharedMask):
         """Participants hold the mask only once the broadcast has brought it."""
         return super().masks_known(view, upload) if upload else {}
 
-    def begin(self, clients: Clients, received: Tensors, message: Message) -> Tensors:
-        """Take over the mask under which the model came."""
-        return taken_from(message, clients)
+    def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
+        """Start inside the mask under which the model came, and keep it."""
+        known = clients.memory.group("mask")
+        masks = for_each({name: mask for name, mask in message.masks.items() if name in known}, len(clients.ids))
+        memory = clients.memory | under("mask", masks)
+        return keep(model, memory.group("mask")), memory
+
+
+def one_for_all(memory: Stack) -> Stack:
+    """Take the masks in the server's memory as they stand in a message: the same for everybody."""
+    return Stack({name: mask[None] for name, mask in memory.group("mask").items()})
 
 
 def _of_participants(server: Server) -> Tensors:
     rows = torch.tensor(server.participants, device=server.sizes.device)
-    return {name: masks[rows] for name, masks in masks_in(server.memory).items()}
+    return {name: masks[rows] for name, masks in server.memory.group("mask").items()}
 
 
 # Masks in memory ------------------------------------------------------------------------------------------------------
@@ -137,26 +151,9 @@ def maskable(layers: LayerMap, scope: str = "weights") -> list[str]:
     return weights_of(layers, "all") if scope == "weights" else list(layers.parameter_names)
 
 
-def masks_in(memory: Mapping[str, Tensor]) -> Tensors:
-    """Find the masks in a part's memory, by the names of the tensors that they mask."""
-    return {name.removeprefix("mask/"): mask for name, mask in memory.items() if name.startswith("mask/")}
-
-
-def as_memory(masks: Mapping[str, Tensor]) -> Tensors:
-    """Name masks as they stand in a part's memory."""
-    return {f"mask/{name}": mask for name, mask in masks.items()}
-
-
 def for_each(masks: Mapping[str, Tensor], clients: int) -> Tensors:
     """Give masks of a message, with an axis of 1 or K, to K clients, as copies that can be kept."""
     return {name: mask.expand(clients, *mask.shape[1:]).contiguous() for name, mask in masks.items()}
-
-
-def taken_from(message: Message, clients: Clients) -> Tensors:
-    """Return the client's memory with the masks under which the broadcast came."""
-    known = masks_in(clients.memory)
-    new = {name: mask for name, mask in message.masks.items() if name in known}
-    return {**clients.memory, **as_memory(for_each(new, len(clients.ids)))}
 
 
 def everything(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -205,15 +202,6 @@ def divided_at(cuts: Sequence[float]) -> tuple[Phase, ...]:
     """Divide local training into phases without changing it, so that a mask can be looked at or changed in between."""
     edges = [0.0, *cuts, 1.0]
     return tuple(Phase(span=span, continues=span[0] > 0) for span in pairwise(edges))
-
-
-def objection_to_missing_layers(part: Part, other: Part) -> str | None:
-    """Refuse, beside a part whose masks change at the clients, one that does not send every layer every time."""
-    if CHOOSES_WHAT_TRAVELS in other.claims and defines(other, "upload"):
-        return (
-            f"'{part.name}' tells the server its masks with the weights, and '{other.name}' does not send all of them"
-        )
-    return None
 
 
 # Making and measuring them --------------------------------------------------------------------------------------------

@@ -1,31 +1,28 @@
 """What methods share that mix the clients' models: the last model of every client, and an exchange between peers.
 
-The server holds the last model that each of all N clients sent, in the memory of the part under ``last/<tensor>``,
-``[N, ...]``; of a client that has sent nothing yet, the initial one. A method either mixes them there, one model for
-each client, or sends every client the models of some others, its **peers**, ``peers/<tensor>`` with ``[K, M, ...]``, to
+The server holds the last model that each of all N clients sent, in the group ``last`` of the part's memory, ``[N,
+...]``; of a client that has sent nothing yet, the initial one. A method either mixes them there, one model for each
+client, or sends every client the models of some others, its **peers**, in the group ``peers`` with ``[K, M, ...]``, to
 be mixed at the client. In a decentralised method the peers would send them to each other; in a simulation the server
 relays them, so that the bytes are those that would travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.compatibility import defines
-from fedstrata.methods.contract.part import Part
-from fedstrata.methods.contract.views import Message, Server
+from fedstrata.methods.contract.declarations import Decision, Matter, Needs, Touches
+from fedstrata.methods.contract.part import Kept, Part
+from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.rng import client_keys, permutation
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, align, weighted_mean
-
-MIXES_MODELS = "mixes the clients' models for each of them"
-"""The claim of such parts (see :class:`fedstrata.methods.Part`): two mixtures would undo each other."""
+from fedstrata.stack import Stack, Tensors, align, repeat, under, weighted_mean
 
 NO_SERVER = "peers send their models to each other, and there is no server that a network could run"
 
@@ -34,30 +31,31 @@ NO_SERVER = "peers send their models to each other, and there is no server that 
 class Mixing(Part):
     """A part that mixes the clients' last models, for each client in its own way."""
 
-    claims: ClassVar[tuple[str, ...]] = (MIXES_MODELS,)
+    touches: ClassVar[Touches] = Touches(
+        decides=(Decision.MIXTURE,), relies_on=(Matter.SHARING, Matter.PLAIN_MESSAGES), takes_away=(Matter.ONE_MODEL,)
+    )
 
-    def objects_to(self, other: Part) -> str | None:
-        """Refuse what leaves parts of the models out, or changes them on their way."""
-        if not any(defines(other, hook) for hook in ("upload", "broadcast")):
-            return None
-        return f"'{self.name}' mixes clients' models as they are, and '{other.name}' changes what travels"
+    @property
+    def needs(self) -> Needs:
+        """The server notes what each client sent."""
+        return Needs(replies=True)
 
 
 @dataclass(frozen=True)
 class Peers(Mixing):
     """Every client keeps its own model and hears those of some others; nobody averages over all.
 
-    A subclass mixes in :meth:`receive`, where :func:`heard` finds the peers' models, and may choose the peers itself.
+    A subclass mixes in :meth:`receive`, where the peers' models are the message's group ``peers``; it may choose the
+    peers itself.
     """
 
-    averages: ClassVar[bool] = False
-    lets_join: ClassVar[bool] = False
+    touches: ClassVar[Touches] = Mixing.touches.also(takes_away=(Matter.AVERAGE, Matter.JOINING))
 
     neighbours: int = parameter(10, "How many others each client hears in a round, if there are as many.", low=1)
 
-    def resident(self, layers: LayerMap) -> Iterable[str]:
+    def keeps(self, layers: LayerMap) -> Kept:
         """Clients keep their whole models."""
-        return (*layers.parameter_names, *layers.buffer_names)
+        return Kept(resident=(*layers.parameter_names, *layers.buffer_names))
 
     def server_memory(self, server: Server) -> Tensors:
         """Know every client by the initial model."""
@@ -73,11 +71,12 @@ class Peers(Mixing):
     def broadcast(self, server: Server, message: Message) -> Message:
         """Relay the peers' last models, instead of a model for all."""
         peers = self.choose_peers(server)
-        return relayed(server, message, {name: stack[peers] for name, stack in last_models(server.memory).items()})
+        models = {name: stack[peers] for name, stack in server.memory.group("last").items()}
+        return message.without(server.model).plus(under("peers", models))
 
-    def examine(self, server: Server, replies: Message, shares: Tensor, new: Tensors) -> tuple[Tensors, Tensors]:
+    def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Note what the participants sent."""
-        return new, {**server.memory, **noted(server, "last", replies.tensors)}
+        return model, server.memory | noted(server, "last", replies.tensors)
 
 
 # The server's side ----------------------------------------------------------------------------------------------------
@@ -88,40 +87,18 @@ def rows_of(server: Server) -> Tensor:
     return torch.tensor(server.participants, device=server.sizes.device)
 
 
-def first_models(server: Server) -> Tensors:
+def first_models(server: Server) -> Stack:
     """Prepare the server's memory of every client's last model."""
-    return {f"last/{name}": tensor.expand(server.clients, *tensor.shape) for name, tensor in server.model.items()}
+    return under("last", repeat(server.model, server.clients))
 
 
-def last_models(memory: Mapping[str, Tensor]) -> Tensors:
-    """Find every client's last model in a part's memory."""
-    return {name.removeprefix("last/"): stack for name, stack in memory.items() if name.startswith("last/")}
-
-
-def noted(server: Server, kind: str, sent: Mapping[str, Tensor]) -> Tensors:
-    """Return what changes in the server's memory when the participants' rows of ``kind/<tensor>`` are as sent."""
-    rows = rows_of(server)
-    return {
-        f"{kind}/{name}": server.memory[f"{kind}/{name}"].index_copy(0, rows, tensor)
-        for name, tensor in sent.items()
-        if f"{kind}/{name}" in server.memory
-    }
-
-
-def relayed(server: Server, message: Message, models: Mapping[str, Tensor]) -> Message:
-    """Put peers' models ``[K, M, ...]`` into a message instead of the server's model."""
-    others = {name: tensor for name, tensor in message.tensors.items() if name not in server.model}
-    masks = {name: mask for name, mask in message.masks.items() if name not in server.model}
-    peers = {f"peers/{name}": stack for name, stack in models.items()}
-    return replace(message, tensors={**others, **peers}, masks=masks)
+def noted(server: Server, group: str, sent: Mapping[str, Tensor]) -> Stack:
+    """Return what changes in a group of the server's memory when the participants' rows in it are as sent."""
+    rows, known = rows_of(server), server.memory.group(group)
+    return under(group, {name: known[name].index_copy(0, rows, sent[name]) for name in sent if name in known})
 
 
 # The mixing -----------------------------------------------------------------------------------------------------------
-
-
-def heard(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Find the peers' models, or their masks, in a message: ``[K, M, ...]`` by the names of the model's tensors."""
-    return {name.removeprefix("peers/"): tensor for name, tensor in tensors.items() if name.startswith("peers/")}
 
 
 def mean_with(own: Tensor, peers: Tensor, held: Tensor | None = None) -> Tensor:

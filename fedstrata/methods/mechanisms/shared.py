@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedstrata.methods.contract.views import Clients, Server
+from fedstrata.methods.contract.views import Clients, Declared, Server
 
 
 def shared_parameters(view: Clients | Server) -> list[str]:
@@ -14,6 +14,6 @@ def shared_parameters(view: Clients | Server) -> list[str]:
     return [name for name in view.layers.parameter_names if name in shared]
 
 
-def equal_weights(server: Server) -> Tensor:
+def equal_weights(declared: Declared) -> Tensor:
     """Let all participants count alike ``[K]``, for methods whose authors count clients, not samples."""
-    return torch.ones_like(server.sizes, dtype=torch.float64)
+    return torch.ones_like(declared.sizes, dtype=torch.float64)

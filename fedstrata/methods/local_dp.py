@@ -1,0 +1,41 @@
+"""Local differential privacy: clients put noise on their clipped updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedstrata.methods.contract.declarations import Facts
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients
+from fedstrata.methods.mechanisms.private_updates import PrivateUpdates
+from fedstrata.rng import normal
+
+
+@methods.register("local-dp")
+@dataclass(frozen=True)
+class LocalDP(PrivateUpdates):
+    r"""Clients clip their updates and put noise on them before they leave, so that nobody need be trusted.
+
+    A client sends :math:`w + \Delta \min(1, C / \|\Delta\|) + \mathcal{N}(0, (2 z C)^2)`. The guarantee is for whole
+    clients, against everybody: whoever sees all that a client sent can hardly tell its data from any other data, for
+    two clipped updates are at most 2 C apart. The noise is much larger than in ``central-dp``. What a site sent too
+    late for its round is not in the account.
+
+    Training losses, test scores, sample sizes and label counts that clients report are not covered. Noise is drawn in
+    floating point by a generator that is not cryptographic, in a deployment from a secret of the site.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        "privacy",
+        "Duchi, Jordan and Wainwright, Local Privacy and Statistical Minimax Rates, FOCS 2013; Gaussian noise after "
+        "Balle and Wang, ICML 2018",
+        "https://arxiv.org/abs/1302.3203",
+    )
+
+    def disturbed(self, clients: Clients, update: Tensor, place: int) -> Tensor:
+        """Put the client's own noise on its update."""
+        scale = 2 * self.multiplier(clients.rounds) * self.clip
+        return update + scale * normal(clients.secret_keys(self.name), update.shape[1:], place).to(update.dtype)

@@ -1,0 +1,46 @@
+"""Top-k: each client sends only its largest weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.functional import top_mask
+from fedstrata.layers import LayerMap
+from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.part import Part
+from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Clients, Message, Training
+from fedstrata.methods.mechanisms.masking import maskable, send_under
+from fedstrata.methods.random_k import PAPER
+from fedstrata.spec import parameter
+
+
+@methods.register("top-k")
+@dataclass(frozen=True)
+class TopK(Part):
+    r"""Each client trains the whole model and sends only its largest weights.
+
+    Of the weights of convolutions and linear layers, ranked by magnitude over the whole model, a client sends the
+    :math:`\lfloor (1 - \sigma) d \rfloor` largest. An entry of the global model is the mean over those who sent it, by
+    their samples; where nobody did, it stays as it is (the paper leaves this open). The global model is dense, and so
+    is what the server sends.
+    """
+
+    facts: ClassVar[Facts] = Facts("sparse", PAPER)
+    touches: ClassVar[Touches] = Touches(
+        decides=(Decision.GAPS,), relies_on=(Matter.SHARING,), takes_away=(Matter.SAME_ENTRIES,)
+    )
+
+    sparsity: float = parameter(0.5, "The fraction of weights that are not sent.", low=0, below=1)
+
+    def upload(self, clients: Clients, training: Training, message: Message) -> Message:
+        """Send only the largest weights."""
+        sizes = {name: message.tensors[name].abs() for name in maskable(clients.layers) if name in message.tensors}
+        return send_under(message, top_mask(sizes, self.sparsity, batched=True)) if self.sparsity > 0 else message
+
+    def notes(self, layers: LayerMap) -> Iterable[str]:
+        """Say that without such weights everything is sent."""
+        if not maskable(layers):
+            yield f"The model has no convolution or linear weights, so '{self.name}' sends everything."

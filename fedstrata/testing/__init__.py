@@ -1,0 +1,16 @@
+"""Checks that other people's components can be held to, as those that come with the package are.
+
+:func:`check_method` runs the whole contract of methods, :func:`check_model` and :func:`check_dataset` what engines rely
+on. Each raises an :class:`AssertionError` that says what does not hold::
+
+    from fedstrata.testing import check_method
+
+    def test_my_method():
+        check_method("my-method(strength=0.5)")
+"""
+
+from fedstrata.testing.datasets import check_dataset
+from fedstrata.testing.methods import METHOD_CHECKS, check_method
+from fedstrata.testing.models import check_model
+
+__all__ = ["METHOD_CHECKS", "check_dataset", "check_method", "check_model"]

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+import fedstrata
+from fedstrata.errors import FedStrataWarning
+from fedstrata.testing.world import TinyNet, prepare
+
+
+def test_fedbn_keeps_every_norm_personal_also_in_the_shortcut():
+    simulation = prepare("fedbn")
+    expected = {
+        f"{layer}.{name}"
+        for layer in ("scale", "shortcut.1")
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }
+    assert simulation.setting.personal == expected
+    simulation.step()
+    weights = simulation.engine.clients().group("own")["shortcut.1.weight"]
+    assert len({tuple(row) for row in weights.tolist()}) == 5
+    assert not expected & simulation.engine.server.model.keys()
+
+
+def test_fedbn_without_norms_says_that_it_is_fedavg():
+    with pytest.warns(FedStrataWarning, match="no normalisation layers, so 'fedbn' does exactly what 'fedavg' does"):
+        fedstrata.run(model="mlp", method="fedbn", clients=3, rounds=1, epochs=1, engine="loop")
+
+
+def test_the_stacked_model_has_a_norm_that_no_name_gives_away():
+    assert not any("bn" in name or "norm" in name for name, _ in TinyNet().named_parameters())

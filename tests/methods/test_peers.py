@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from watching import server_view
+
+from fedstrata.layers import LayerMap
+from fedstrata.methods import methods
+from fedstrata.methods.mechanisms.peers import mean_with, mix
+
+LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1)), (2,))
+
+
+def test_entries_are_averaged_over_their_holders():
+    held = torch.tensor([[[True, True, False], [True, False, False]]])
+    mean = mean_with(torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[[4.0, 0.0, 0.0]]]), held)
+    assert mean.tolist() == [[2.5, 2.0, 0.0]]
+
+
+def test_mixing_rounds_counters():
+    counters = torch.tensor([[10, 20]])
+    assert mix(counters, torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.0, 0.33]])).tolist() == [18, 15, 7]
+
+
+def test_neighbours_are_others_without_repetition_and_new_in_each_round():
+    part = methods.make("d-psgd(neighbours=3)")
+    chosen = {}
+    for round in range(1, 30):
+        server = server_view(LAYERS, {}, round, clients=6, participants=(0, 2, 5), sizes=torch.ones(3))
+        peers = part.choose_peers(server)
+        assert peers.shape == (3, 3)
+        for client, row in zip(server.participants, peers.tolist(), strict=True):
+            assert len({*row, client}) == 4
+            assert all(0 <= other < 6 for other in row)
+        chosen[round] = peers.tolist()
+        alone = part.choose_peers(server_view(LAYERS, {}, round, clients=6, participants=(5,), sizes=torch.ones(1)))
+        assert alone.tolist() == [chosen[round][2]]
+    heard = [other for rows in chosen.values() for other in rows[0]]
+    assert {other: heard.count(other) > 5 for other in range(1, 6)} == dict.fromkeys(range(1, 6), True)
+    assert chosen[1] != chosen[2]
+
+
+def test_with_fewer_others_than_neighbours_everybody_is_heard():
+    server = server_view(LAYERS, {}, clients=3, participants=(0, 1, 2), sizes=torch.ones(3))
+    peers = methods.make("d-psgd").choose_peers(server)
+    assert [sorted(row) for row in peers.tolist()] == [[1, 2], [0, 2], [0, 1]]
+
+
+@pytest.mark.parametrize("name", ["d-psgd", "d-psgd-ft", "dispfl"])
+def test_without_a_server_there_is_nothing_to_deploy(name):
+    assert "no server" in methods.get(name).facts.not_on_network
+    assert all(methods.get(other).facts.not_on_network is None for other in ("fedfomo", "pfedla", "fedcac", "feddst"))
