@@ -30,6 +30,9 @@ from fedstrata.private_torch import opened
 from fedstrata.rng import uniform
 from fedstrata.stack import Tensors, clone
 
+Stacks = tuple[Tensors, Tensors, Tensor, Tensor]
+"""Parameters, buffers, inputs and keys of K clients."""
+
 
 class Forward(ABC):
     """Run K clients' models on K batches; ``head`` names the layer whose inputs are the features.
@@ -53,7 +56,7 @@ class Forward(ABC):
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
         _set_mode(self.model, training)
-        (outputs,), after = self.run(_Call(self.model), parameters, buffers, inputs, keys, around)
+        (outputs,), after = self.run(_Call(self.model), (parameters, buffers, inputs, keys), around)
         return outputs, after
 
     def features(
@@ -69,35 +72,20 @@ class Forward(ABC):
         """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
         _set_mode(self.model, training)
         call = _CallWithFeatures(self.model, self.head)
-        (outputs, features), after = self.run(call, parameters, buffers, inputs, keys, around)
+        (outputs, features), after = self.run(call, (parameters, buffers, inputs, keys), around)
         return outputs, features, after
 
     @abstractmethod
-    def run(
-        self,
-        call: _Call,
-        parameters: Tensors,
-        buffers: Tensors,
-        inputs: Tensor,
-        keys: Tensor,
-        around: Operations | None,
-    ) -> tuple[tuple[Tensor, ...], Tensors]:
+    def run(self, call: _Call, stacks: Stacks, around: Operations | None) -> tuple[tuple[Tensor, ...], Tensors]:
         """Make a call for each client: return what the calls return, as stacks, and the buffers after them."""
 
 
 class LoopForward(Forward):
     """One client after another, each through an ordinary call of the model."""
 
-    def run(
-        self,
-        call: _Call,
-        parameters: Tensors,
-        buffers: Tensors,
-        inputs: Tensor,
-        keys: Tensor,
-        around: Operations | None,
-    ) -> tuple[tuple[Tensor, ...], Tensors]:
+    def run(self, call: _Call, stacks: Stacks, around: Operations | None) -> tuple[tuple[Tensor, ...], Tensors]:
         """Make the calls one by one."""
+        parameters, buffers, inputs, keys = stacks
         outputs, after = [], []
         # Not an index: the gradient of an index is a whole stack of zeros for each client.
         pieces = {name: tensor.unbind(0) for name, tensor in parameters.items()}
@@ -119,16 +107,9 @@ class StackedForward(Forward):
         super().__init__(model, head)
         self.operations = operations
 
-    def run(
-        self,
-        call: _Call,
-        parameters: Tensors,
-        buffers: Tensors,
-        inputs: Tensor,
-        keys: Tensor,
-        around: Operations | None,
-    ) -> tuple[tuple[Tensor, ...], Tensors]:
+    def run(self, call: _Call, stacks: Stacks, around: Operations | None) -> tuple[tuple[Tensor, ...], Tensors]:
         """Make all calls as one."""
+        parameters, buffers, inputs, keys = stacks
         operations = stacked_operations(inputs.device) if self.operations is None else self.operations
 
         def one_client(

@@ -21,6 +21,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Message
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.signals import Interrupted
 from fedstrata.wire import decode, encode
 
@@ -104,6 +105,19 @@ def test_what_is_merged_without_the_refused_reply_is_right(tmp_path):
     network = DirectNetwork(tmp_path, SITES, lying(LIES["nan"][0]))
     folder, _ = run(tmp_path, network, optimiser="sgd(learning_rate=0.05)")
     assert_same_model(folder, replayed(merged_sites(folder), optimiser="sgd(learning_rate=0.05)"))
+
+
+def test_the_metrics_of_a_round_are_of_those_who_took_part(tmp_path):
+    """pFedLA tells what its participants get from themselves, in the mean: without the site whose reply was refused."""
+    network = DirectNetwork(tmp_path, SITES, lying(LIES["nan"][0]))
+    plain = "sgd(learning_rate=0.05)"  # the refused site trained, too: a state that it keeps would differ
+    folder, _ = run(tmp_path, network, "pfedla(learning_rate=1.0)", optimiser=plain)
+    again = replayed(merged_sites(folder), "pfedla(learning_rate=1.0)", optimiser=plain)
+
+    def own_shares(log: MetricLog) -> list[dict[str, Any]]:
+        return [row for row in log.to_tables()["layers"].to_pylist() if row["metric"] == "own_share"]
+
+    assert own_shares(folder.metrics()) == own_shares(again.metrics)
 
 
 def test_a_site_that_lies_again_and_again_is_left_out(tmp_path):
