@@ -19,7 +19,7 @@ from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.probe import DataProbe
 from fedstrata.engines.setting import Setting
-from fedstrata.engines.training import Trainer
+from fedstrata.engines.training import Trainer, refuse_unprepared
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Clients, Declared, Message, Training
 from fedstrata.stack import Stack, Tensors, clone, repeat, under
@@ -112,6 +112,7 @@ class ClientSide:
             clients, received, start, self.setting.optimiser.learning_rate * factor, state.group("optimiser")
         )
         model, memory = method.finish(clients, training)
+        refuse_unprepared(memory, state.group("memory"))
         clients, training = replace(clients, memory=memory), replace(training, trained=model)
         shared = Message({name: model[name] for name in self.setting.initial if name not in self.setting.personal})
         reply = method.upload(clients, training, shared)

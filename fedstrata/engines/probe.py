@@ -39,7 +39,11 @@ class DataProbe:
         buffers = {name: model[name] for name in layers.buffer_names}
         total = {name: torch.zeros_like(model[name], memory_format=torch.contiguous_format) for name in names}
         dropout = self.clients.keys("probe/dropout")
-        drawn = self._balanced(batch_size, batches) if balanced and batches else self._plain(batch_size, batches, draw)
+        drawn = (
+            self._balanced(batch_size, batches, draw)
+            if balanced and batches
+            else self._plain(batch_size, batches, draw)
+        )
         for batch in drawn:
             rows = batch.rows
             keys = fold(dropout if rows is None else dropout[rows], batch.step)
@@ -154,10 +158,11 @@ class DataProbe:
         purpose = f"probe/{draw}" if draw else "probe"
         return self.trainer.data.batches(self.clients.ids, work, setting.seed, self.clients.round, purpose)
 
-    def _balanced(self, batch_size: int, batches: int) -> Iterator[Batch]:
+    def _balanced(self, batch_size: int, batches: int, draw: int) -> Iterator[Batch]:
         """Yield each client's batches with its classes in turn, one client at a time; small clients repeat samples."""
         for row, client in enumerate(self.clients.ids):
-            chance = numpy_generator(self.clients.seed, self.clients.round, client, "probe/balanced")
+            purpose = f"probe/balanced/{draw}" if draw else "probe/balanced"
+            chance = numpy_generator(self.clients.seed, self.clients.round, client, purpose)
             positions = chance.permutation(self.trainer.data.split.train[client])
             order = np.argsort(_occurrence(self.trainer.data.dataset.labels.numpy()[positions]), kind="stable")
             needed = np.resize(positions[order], batch_size * batches).reshape(batches, batch_size)

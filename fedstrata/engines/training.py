@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedstrata.engines.batches import Batch, DeviceData
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.setting import Setting
+from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Clients, LocalStep, Phase
 from fedstrata.rng import client_keys, fold
 from fedstrata.stack import Stack, Tensors, add, align, clone, put_, take
@@ -182,6 +183,7 @@ def _remembering(clients: Clients, changed: Stack, rows: Tensor | None, learned:
 
 def _change_(changed: Stack, memory: Stack, rows: Tensor | None, new: Stack) -> None:
     """Note what hooks changed in the memory of some clients; the memory itself stays as it was."""
+    refuse_unprepared(new, memory)
     for name, tensor in new.items():
         if rows is None:
             changed[name] = tensor.clone()  # what a hook remembers may be what training goes on to change
@@ -189,6 +191,15 @@ def _change_(changed: Stack, memory: Stack, rows: Tensor | None, new: Stack) -> 
         if name not in changed:
             changed[name] = memory[name].clone()
         changed[name].index_copy_(0, rows, tensor)
+
+
+def refuse_unprepared(new: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
+    """Refuse memory that was not there before the first round: for clients that sit out there would be none."""
+    for name in new:
+        if name not in known:
+            raise FedStrataError(
+                f"A part remembers '{name}' at its clients, which its client_memory did not prepare; prepare it there."
+            )
 
 
 def _slopes(loss: Tensor, moving: Tensors) -> Tensors:

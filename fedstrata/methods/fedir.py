@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.losses import cross_entropy
-from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
+from fedstrata.methods.contract.declarations import Decision, Facts, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Server
@@ -32,7 +32,7 @@ class FedIR(Part):
         "Hsu et al., Federated Visual Classification with Real-World Data Distribution, ECCV 2020",
         "https://arxiv.org/abs/2003.08082",
     )
-    touches: ClassVar[Touches] = Touches(decides=(Decision.LOSS,), relies_on=(Matter.SHARING,))
+    touches: ClassVar[Touches] = Touches(decides=(Decision.LOSS,))
 
     def server_memory(self, server: Server) -> Tensors:
         """Sum up what the clients declared."""

@@ -18,7 +18,7 @@ class Local(Part):
 
     facts: ClassVar[Facts] = Facts("averaging", "The baseline without federation")
     touches: ClassVar[Touches] = Touches(
-        decides=(Decision.TRAVEL,), takes_away=(Matter.SHARING, Matter.AVERAGE, Matter.SHARED_HEAD, Matter.SHARED_NORMS)
+        decides=(Decision.TRAVEL,), takes_away=(Matter.SHARING, Matter.SHARED_HEAD, Matter.SHARED_NORMS)
     )
 
     def keeps(self, layers: LayerMap) -> Kept:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.losses import distillation
-from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Needs, Touches
+from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, LocalStep
@@ -34,7 +34,7 @@ class PFedSD(Part):
         "personal layers and models",
         "Jin et al., Personalized Edge Intelligence via Federated Self-Knowledge Distillation, TPDS 2023",
     )
-    touches: ClassVar[Touches] = Touches(decides=(Decision.USE,), relies_on=(Matter.SHARING,))
+    touches: ClassVar[Touches] = Touches(decides=(Decision.USE,))
 
     strength: float = parameter(1.0, "The weight of the teacher (lambda).", low=0)
     temperature: float = parameter(1.0, "The temperature of the softened predictions.", above=0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstrata.functional import keep_mask, sensitivity, sparsity_at
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Needs, Touches
+from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Training
@@ -44,7 +44,7 @@ class Transient(Part):
     facts: ClassVar[Facts] = Facts(
         "layers", "When Aggregation Stops Collaborating: Layer-wise Inertia in Low-Data Federated Learning (LIPS)"
     )
-    touches: ClassVar[Touches] = Touches(decides=(Decision.WEIGHTS,), relies_on=(Matter.SHARING,))
+    touches: ClassVar[Touches] = Touches(decides=(Decision.WEIGHTS,))
 
     tau0: float = parameter(0.7, "The fraction of weights that the first event zeroes.", low=0, below=1)
     every: int = parameter(5, "The number of rounds from one event to the next (k).", low=1)

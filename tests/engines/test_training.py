@@ -15,6 +15,7 @@ from federations import samples, split_by_size
 from torch import nn
 
 from fedstrata.engines.planning import Plan
+from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Facts, Kept, Message, Method, Needs, Part, Phase, Touches, methods
 from fedstrata.runs.driver import Driver
@@ -475,3 +476,43 @@ def test_nobody_keeps_a_previous_model_that_no_part_needs():
     state = one_round(driver)
     assert not any(name.startswith("previous") for name in state)
     assert prepared(Noting(), Recalling()).engine.clients().group("previous").keys() == driver.setting.initial.keys()
+
+
+@PLANS
+def test_memory_that_was_not_prepared_is_refused(plan):
+    class Surprising(Noting):
+        name: ClassVar[str] = "surprising"
+
+        def project(self, clients, step, parameters):
+            return parameters, {"late": clients.sizes}
+
+    class SurprisingLater(Surprising):
+        def project(self, clients, step, parameters):
+            return parameters, clients.memory
+
+        def finish(self, clients, training):
+            return training.trained, {"later": clients.sizes}
+
+    for kind in (Surprising, SurprisingLater):
+        with pytest.raises(FedStrataError, match=r"'surprising/late.*client_memory did not prepare"):
+            one_round(prepared(kind(), plan=plan))
+
+
+def test_a_hook_may_probe_with_some_of_its_clients():
+    """A view of some clients asks the data of those, with what all parts remember of them."""
+    seen = []
+
+    class Asking(Noting):
+        name: ClassVar[str] = "asking"
+
+        def client_memory(self, clients, model):
+            return {"number": torch.tensor(clients.ids)}
+
+        def start(self, clients, message, model):
+            some = torch.tensor([1, 3])
+            probe = clients.rows(some).probe
+            seen.append((probe.clients.ids, probe.clients.memory["asking/number"].tolist()))
+            return model, clients.memory
+
+    one_round(prepared(Asking()))
+    assert seen == [((1, 3), [1, 3])]

@@ -136,7 +136,9 @@ def test_what_it_cannot_cover_is_refused(text, sentence):
 @pytest.mark.parametrize("values", ["fp16", "int8"])
 def test_uploads_that_are_rounded_after_clipping_are_refused(values):
     """Rounded weights can be further from those received than the norm that the account relies on."""
-    with pytest.raises(FedStrataError, match="'central-dp' bounds an update that rounding could carry beyond that"):
+    with pytest.raises(
+        FedStrataError, match="'central-dp' bounds the length of an update, beyond which rounding could carry it"
+    ):
         run("fedbn+central-dp", "stacked", rounds=1, upload_values=values)
     run("fedbn+local-dp", "stacked", rounds=1, upload_values=values)  # what is done to noisy updates costs nothing
 

@@ -380,7 +380,7 @@ def _own(view: Clients | Server, part: Part) -> Clients | Server:
 
 def _own_clients(clients: Clients, part: Part) -> Clients:
     """Narrow the memory in a view to what belongs to one part; what it probes with stays whole."""
-    return replace(clients, memory=clients.memory.group(part.name), probing=lambda own: clients.probe)
+    return replace(clients, memory=clients.memory.group(part.name), everybody=clients.memory)
 
 
 def _own_server(server: Server, part: Part) -> Server:

@@ -95,7 +95,7 @@ class Decision(Enum):
     USE = "decides which model a client uses in the end"
     HEAD = "decides what becomes of the head"
     GAPS = "decides why a weight was not sent"
-    MIXTURE = "mixes the clients' models for each of them"
+    MIXTURE = "mixes the clients' models anew for every client"
     PRIVACY = "keeps an account of privacy"
 
 
@@ -118,14 +118,13 @@ class Matter(Enum):
     WHOLE_MODEL = "runs the whole model at the server", "leaves the server no whole model to run"
     ONE_MODEL = "gives everybody the same model", "gives each client a model of its own"
     ONLY_UPDATES = "covers nothing but the clients' updates", "lets the server see more of single clients"
-    TRAINED_IS_SENT = "corrects the drift of the model in training", "sends another model than that"
+    TRAINED_IS_SENT = "corrects the drift of the model in training", "sends another model than the one in training"
     UNMASKED_HEAD = "leaves the head as it was initialised", "masks weights of the head too"
-    USED_MODEL = "works on the model that is sent and tested", "uses another one in the end"
     SUMS = "only adds replies up", "looks at the replies of single clients"
     MEAN = "goes on from the mean of the replies", "merges replies in a way of its own"
     OWN_WEIGHT = "weighs every client by itself", "weighs a client by who else takes part"
     JOINING = "lets clients join later", "counts the models of all clients from the first round on"
-    EXACT_UPLOADS = "bounds an update that rounding could carry beyond that", "rounds uploads"
+    EXACT_UPLOADS = "bounds the length of an update, beyond which rounding could carry it", "rounds uploads"
 
     @property
     def relied_on(self) -> str:

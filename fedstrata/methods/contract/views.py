@@ -98,7 +98,8 @@ class Clients:
 
     ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel. ``memory`` is
     what the part remembers. ``initial`` is the common initial model, without a client axis: everybody in a run knows
-    it. ``secret`` is what only this client knows; in a simulation there is none.
+    it. ``secret`` is what only this client knows; in a simulation there is none. ``everybody`` and ``probing`` are for
+    the engines: what all parts remember, and how to ask a client's data.
 
     ``previous`` is each client's own model as its last local training left it, where a part needs it
     (:attr:`Needs.previous`), and the initial one before the first; ``trained`` tells who has trained before ``[K]``.
@@ -118,6 +119,7 @@ class Clients:
     previous: Stack = field(default_factory=Stack)
     trained: Tensor = field(default_factory=_nothing)
     secret: str = field(default="", repr=False)
+    everybody: Stack = field(default_factory=Stack, repr=False)
     probing: Callable[[Clients], Probe] | None = field(default=None, repr=False)
 
     def rows(self, rows: Tensor | None) -> Clients:
@@ -130,6 +132,7 @@ class Clients:
             sizes=self.sizes[rows],
             label_counts=self.label_counts[rows],
             memory=take(self.memory, rows),
+            everybody=take(self.everybody, rows),
             previous=take(self.previous, rows),
             trained=self.trained[rows] if len(self.trained) else self.trained,
         )
@@ -138,7 +141,7 @@ class Clients:
     def probe(self) -> Probe:
         """What these clients can find out with their own data."""
         assert self.probing is not None
-        return self.probing(self)
+        return self.probing(replace(self, memory=self.everybody or self.memory))
 
     def keys(self, purpose: str) -> Tensor:
         """One key per client for this round's draws: ``[K, 2]``."""

@@ -102,7 +102,7 @@ class OwnMasks(Masked):
     participants whose masks keep it, and stays as it is where none does. What a client gets is what it is tested with.
     """
 
-    touches: ClassVar[Touches] = Masked.touches.also(takes_away=(Matter.SAME_ENTRIES, Matter.ONE_MODEL))
+    touches: ClassVar[Touches] = Masked.touches.also(takes_away=(Matter.SAME_ENTRIES,))
 
     def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
         """The server holds every client's own mask as of its last message."""
