@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from fedstrata.functional import erk_masks, readjust, readjusted_at
+from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
 from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
@@ -56,11 +57,15 @@ class DisPFL(Peers, Masked):
     )
     batch_size: int = parameter(128, "Samples in the minibatch on which gradients are taken.", low=1)
 
+    def masked(self, layers: LayerMap) -> list[str]:
+        """Mask all parameters."""
+        return list(layers.parameter_names)
+
     # At the client ----------------------------------------------------------------------------------------------------
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Draw the first mask; keep the mask of the last training, under which the model was sent, beside it."""
-        shapes = {name: model[name].shape[1:] for name in _masked(clients.layers.parameter_names, clients.shared)}
+        shapes = {name: model[name].shape[1:] for name in self.masked(clients.layers) if name in clients.shared}
         masks = self._first_masks(shapes, clients.seed, clients.ids, clients.sizes.device)
         return under("mask", masks) | under("sent", masks)
 
@@ -111,7 +116,7 @@ class DisPFL(Peers, Masked):
 
     def server_memory(self, server: Server) -> Tensors:
         """Know every client by the initial model under its first mask."""
-        shapes = {name: server.model[name].shape for name in _masked(server.layers.parameter_names, server.model)}
+        shapes = {name: server.model[name].shape for name in self.masked(server.layers) if name in server.model}
         masks = self._first_masks(shapes, server.seed, range(server.clients), server.sizes.device)
         return under("last", keep(first_models(server).group("last"), masks)) | under("mask", masks)
 
@@ -129,9 +134,3 @@ class DisPFL(Peers, Masked):
     def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer the masks keep, in the mean over all clients."""
         return {"density": layer_densities(server.layers, server.memory.group("mask"))}
-
-
-def _masked(parameters: Iterable[str], shared: Iterable[str]) -> list[str]:
-    """Name what is masked: the parameters that are shared."""
-    known = set(shared)
-    return [name for name in parameters if name in known]

@@ -9,9 +9,9 @@ from fedstrata.functional import erk_masks, readjust, readjusted_at
 from fedstrata.methods.contract.declarations import Facts, Matter, Needs, Touches
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
-from fedstrata.methods.mechanisms.masking import MovingMask, for_each, keep, maskable
+from fedstrata.methods.mechanisms.masking import MovingMask, keep
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, take_first, under
+from fedstrata.stack import Tensors, under
 
 
 @methods.register("feddst")
@@ -49,20 +49,9 @@ class FedDST(MovingMask):
         """The server looks at the clients' masks."""
         return Needs(replies=True)
 
-    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
-        """Start with the mask of the initial model."""
-        names = [name for name in maskable(clients.layers) if name in clients.shared]
-        masks = self._largest(take_first({name: model[name] for name in names}))
-        return under("mask", for_each({name: mask[None] for name, mask in masks.items()}, len(clients.ids)))
-
-    def server_memory(self, server: Server) -> Tensors:
-        """Start with the mask of the initial model."""
-        names = [name for name in maskable(server.layers) if name in server.model]
-        return under("mask", self._largest({name: server.model[name] for name in names}))
-
-    def _largest(self, model: Tensors) -> Tensors:
-        """Keep the largest weights of each tensor."""
-        return erk_masks({name: tensor.abs() for name, tensor in model.items()}, 1 - self.sparsity)
+    def first_masks(self, weights: Tensors, seed: int) -> Tensors:
+        """Keep the largest initial weights of each tensor."""
+        return erk_masks({name: weight.abs() for name, weight in weights.items()}, 1 - self.sparsity)
 
     def moved_fraction(self, round: int, rounds: int) -> float:
         """Return the fraction of the mask that clients exchange in a round; zero in most rounds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedstrata.functional import prune, regrow, share_out
-from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Touches
 from fedstrata.methods.contract.exchange import Exchange
 from fedstrata.methods.contract.registry import methods
@@ -19,9 +18,7 @@ from fedstrata.methods.mechanisms.masking import (
     MaskExchange,
     SharedMask,
     common_random_masks,
-    for_each,
     keep,
-    maskable,
     mean_with_zeros,
 )
 from fedstrata.methods.mechanisms.shared import equal_weights
@@ -62,19 +59,9 @@ class FlashSPDST(SharedMask):
     first_epochs: int = parameter(10, "Epochs of stage one.", low=1)
     rate: float = parameter(0.25, "The fraction of a tensor's weights that may move at first (r).", low=0, below=1)
 
-    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
+    def first_masks(self, weights: Tensors, seed: int) -> Tensors:
         """Start under a random mask."""
-        names = [name for name in maskable(clients.layers) if name in clients.shared]
-        masks = self._first_masks({name: model[name][0] for name in names}, clients.seed)
-        return under("mask", for_each({name: mask[None] for name, mask in masks.items()}, len(clients.ids)))
-
-    def server_memory(self, server: Server) -> Tensors:
-        """Start under the same random mask."""
-        names = [name for name in maskable(server.layers) if name in server.model]
-        return under("mask", self._first_masks({name: server.model[name] for name in names}, server.seed))
-
-    def _first_masks(self, tensors: Tensors, seed: int) -> Tensors:
-        return common_random_masks(tensors, self.sparsity, seed) if self.sparsity > 0 else {}
+        return common_random_masks(weights, self.sparsity, seed) if self.sparsity > 0 else {}
 
     def weigh(self, declared: Declared) -> Tensor:
         """Let all clients count alike."""
@@ -83,11 +70,6 @@ class FlashSPDST(SharedMask):
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average with zeros for what is masked."""
         return mean_with_zeros(server, replies, shares)
-
-    def notes(self, layers: LayerMap) -> Iterable[str]:
-        """Say that without such weights nothing is masked."""
-        if not maskable(layers):
-            yield f"The model has no convolution or linear weights, so '{self.name}' masks nothing."
 
     def exchanges(self) -> tuple[Exchange, ...]:
         """Find the layers' densities before the first round."""

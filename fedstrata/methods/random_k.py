@@ -39,22 +39,21 @@ class RandomK(OwnMasks):
     sparsity: float = parameter(0.5, "The fraction of weights that are masked.", low=0, below=1)
     scope: str = parameter("weights", "What is masked: conv and linear weights, or all parameters.", choices=SCOPES)
 
+    def masked(self, layers: LayerMap) -> list[str]:
+        """Name what is masked."""
+        return maskable(layers, self.scope)
+
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Draw each client's mask, over what clients share."""
-        names = [name for name in maskable(clients.layers, self.scope) if name in clients.shared]
+        names = [name for name in self.masked(clients.layers) if name in clients.shared]
         return self._drawn({name: model[name].shape[1:] for name in names}, clients, clients.ids)
 
     def server_memory(self, server: Server) -> Tensors:
         """Draw the same masks, for all clients."""
-        names = [name for name in maskable(server.layers, self.scope) if name in server.model]
+        names = [name for name in self.masked(server.layers) if name in server.model]
         return self._drawn({name: server.model[name].shape for name in names}, server, range(server.clients))
 
     def _drawn(self, shapes: dict[str, torch.Size], view: Clients | Server, clients: Iterable[int]) -> Tensors:
         if self.sparsity == 0:
             return {}
         return under("mask", random_masks(shapes, self.sparsity, view.seed, tuple(clients), view.sizes.device))
-
-    def notes(self, layers: LayerMap) -> Iterable[str]:
-        """Say that without such weights nothing is masked."""
-        if not maskable(layers, self.scope):
-            yield f"The model has no convolution or linear weights, so '{self.name}' masks nothing."

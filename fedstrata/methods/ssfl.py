@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,11 +16,11 @@ from fedstrata.methods.contract.exchange import Exchange
 from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
-from fedstrata.methods.mechanisms.masking import SCOPES, MaskExchange, SharedMask, everything, maskable
+from fedstrata.methods.mechanisms.masking import SCOPES, MaskExchange, SharedMask, maskable
 from fedstrata.methods.random_k import RandomK
 from fedstrata.rng import permutation, uniform
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, under
+from fedstrata.stack import Stack, Tensors, under
 
 
 @methods.register("ssfl")
@@ -103,18 +102,22 @@ class SSFL(SharedMask):
 
     # The mask ---------------------------------------------------------------------------------------------------------
 
+    def masked(self, layers: LayerMap) -> list[str]:
+        """Name what is masked."""
+        return maskable(layers, self.scope)
+
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
-        return self._first_memory({name: model[name] for name in maskable(clients.layers, self.scope)}, clients.sizes)
+        return self._first_memory(super().client_memory(clients, model), model, clients.sizes)
 
     def server_memory(self, server: Server) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
-        names = [name for name in maskable(server.layers, self.scope) if name in server.model]
-        return self._first_memory({name: server.model[name] for name in names}, server.sizes[0])
+        return self._first_memory(super().server_memory(server), server.model, server.sizes[0])
 
-    def _first_memory(self, masked: Tensors, like: Tensor) -> Tensors:
-        memory = under("mask", everything(masked)) | {"found": torch.zeros_like(like, dtype=torch.bool)}
-        return memory | under("init", masked) if self.finds_again() else memory
+    def _first_memory(self, dense: Tensors, weights: Tensors, like: Tensor) -> Tensors:
+        memory = Stack(dense) | {"found": torch.zeros_like(like, dtype=torch.bool)}
+        initial = {name: weights[name] for name in memory.group("mask")}
+        return memory | under("init", initial) if self.finds_again() else memory
 
     # Before a mask is found, everything travels as in FedAvg ----------------------------------------------------------
 
@@ -125,11 +128,6 @@ class SSFL(SharedMask):
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps, once there is one."""
         return super().upload(clients, training, message) if _found(clients.memory) else message
-
-    def notes(self, layers: LayerMap) -> Iterable[str]:
-        """Say that without such weights nothing is masked."""
-        if not maskable(layers, self.scope):
-            yield "The model has no convolution or linear weights, so 'ssfl' masks nothing."
 
     def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer the mask keeps."""
@@ -159,7 +157,7 @@ class Saliency(MaskExchange):
             return Message()
         initial, masks = clients.memory.group("init"), clients.memory.group("mask")
         whole = {**model, **{name: model[name].where(masks[name], initial[name]) for name in initial}}
-        scored = [name for name in maskable(clients.layers, method.scope) if name in clients.shared]
+        scored = [name for name in method.masked(clients.layers) if name in clients.shared]
         if method.topology == "oracle":
             gradients = clients.probe.gradients(whole, method.batch_size, batches=None)
             return Message({name: gradients[name] * whole[name] for name in scored})

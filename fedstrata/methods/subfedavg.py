@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.functional import prune
-from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Needs, Touches
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Declared, Message, ModelAndMemory, Phase, Server, Training
-from fedstrata.methods.mechanisms.masking import OwnMasks, divided_at, epoch_ends, everything, keep, maskable
+from fedstrata.methods.mechanisms.masking import OwnMasks, divided_at, epoch_ends, everything, keep
 from fedstrata.methods.mechanisms.peers import noted
 from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.spec import parameter
@@ -62,11 +60,11 @@ class SubFedAvg(OwnMasks):
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start dense."""
-        return under("mask", everything({name: model[name] for name in maskable(clients.layers)}))
+        return under("mask", everything({name: model[name] for name in self.masked(clients.layers)}))
 
     def server_memory(self, server: Server) -> Tensors:
         """Know of every client that it starts dense."""
-        shared = [name for name in maskable(server.layers) if name in server.model]
+        shared = [name for name in self.masked(server.layers) if name in server.model]
         dense = {name: server.model[name].expand(server.clients, *server.model[name].shape) for name in shared}
         return under("mask", everything(dense))
 
@@ -110,11 +108,6 @@ class SubFedAvg(OwnMasks):
     def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Note the participants' new masks."""
         return model, server.memory | noted(server, "mask", replies.masks)
-
-    def notes(self, layers: LayerMap) -> Iterable[str]:
-        """Say that without such weights nothing is pruned."""
-        if not maskable(layers):
-            yield f"The model has no convolution or linear weights, so '{self.name}' prunes nothing."
 
 
 def _distance(first: Tensors, second: Tensors) -> Tensor:

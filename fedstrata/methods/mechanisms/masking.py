@@ -6,7 +6,7 @@ weights are zero at every local step, have no gradient (so that momentum stays i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -40,6 +40,15 @@ class Masked(Part):
         decides=(Decision.WEIGHTS,), relies_on=(Matter.SHARING,), takes_away=(Matter.UNMASKED_HEAD,)
     )
 
+    def masked(self, layers: LayerMap) -> list[str]:
+        """Name what is masked."""
+        return maskable(layers)
+
+    def notes(self, layers: LayerMap) -> Iterable[str]:
+        """Say that without such weights nothing is masked."""
+        if not self.masked(layers):
+            yield f"The model has no convolution or linear weights, so '{self.name}' masks nothing."
+
     def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Start inside the mask, also with weights that are personal."""
         return keep(model, clients.memory.group("mask")), clients.memory
@@ -64,6 +73,21 @@ class SharedMask(Masked):
     The server holds it in its memory under the same names, without an axis of clients. It is announced in a
     :class:`MaskExchange`; one that changes without an exchange is a :class:`MovingMask`.
     """
+
+    def first_masks(self, weights: Tensors, seed: int) -> Tensors:
+        """Make the mask to begin with from the initial weights that clients share: everything."""
+        return everything(weights)
+
+    def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
+        """Start with the first mask."""
+        shared = {name: model[name][0] for name in self.masked(clients.layers) if name in clients.shared}
+        masks = {name: mask[None] for name, mask in self.first_masks(shared, clients.seed).items()}
+        return under("mask", for_each(masks, len(clients.ids)))
+
+    def server_memory(self, server: Server) -> Tensors:
+        """Start with the first mask."""
+        shared = {name: server.model[name] for name in self.masked(server.layers) if name in server.model}
+        return under("mask", self.first_masks(shared, server.seed))
 
     def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
         """Both sides hold the mask, which was announced to everybody."""
