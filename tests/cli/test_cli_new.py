@@ -15,7 +15,9 @@ from fedstrata.cli.beginning import KINDS
 pytestmark = pytest.mark.usefixtures("fresh_imports")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "method" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_what_is_written_can_be_run_and_tested_at_once(call: Call, tmp_path: Path, kind: str) -> None:
     told = call("new", kind, f"my-{kind}", "--json").json
     assert (told["file"], told["test"]) == (f"my_{kind}.py", f"test_my_{kind}.py")

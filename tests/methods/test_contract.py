@@ -77,6 +77,8 @@ COMBINATIONS = [
 # At their defaults, these would blow rounding differences of two engines up: long epochs of five to twenty samples, and
 # a strong pull under Adam on a bias that has no gradient but rounding noise.
 FITTING = {"fedvc": "fedvc(samples=20)", "pfedme": "pfedme(strength=1.0, inner_steps=2)"}
+# And this one would only take longer.
+FITTING |= {"fedala": "fedala(first_passes=2)"}
 EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINATIONS]
 
 
