@@ -273,19 +273,20 @@ class Registry(Generic[T]):
             "kind": self.kind,
             "origin": None if origin is None else origin.words,
             "summary": summary(cls),
-            "description": inspect.getdoc(cls) or "",
+            "description": description(cls),
             "parameters": describe_parameters(cls),
         }
 
 
 def describe_parameters(cls: type[Spec]) -> list[dict[str, Any]]:
     """Tell all that is known of the parameters of a component, as plain data."""
-    hints = _hints(cls)
+    hints, origins = _hints(cls), sources(cls)
     return [
         {
             "name": field.name,
             "type": _type_name(hints[field.name]),
             "default": field.default,
+            "source": origins.get(field.name),
             "meaning": field.metadata.get("doc", ""),
             "choices": list(field.metadata["choices"]) if field.metadata.get("choices") else None,
             "limits": _range(field.metadata) or None,
@@ -306,6 +307,41 @@ def _is_same(there: Entry, new: Entry) -> bool:
         return first.samefile(second) or first.read_bytes() == second.read_bytes()
     except OSError:
         return False
+
+
+_DEFAULTS = re.compile(r"\n+Defaults:\n((?:[ ]{4}.*(?:\n|$))+)\s*$")
+"""The last section of a docstring, which tells where the defaults of parameters come from."""
+
+
+def description(cls: type) -> str:
+    """Take the docstring of a component without the section about its defaults."""
+    return _DEFAULTS.sub("", inspect.getdoc(cls) or "")
+
+
+def sources(cls: type[Spec]) -> dict[str, str]:
+    """Tell where the defaults of the parameters come from, by the last section of the docstring, ``Defaults:``.
+
+    Each of its lines names one or more parameters and a source: a repository and a file, a section of the paper, or
+    ``ours``. What it does not name, the docstrings of the classes that it derives from may.
+
+    >>> class Example(Spec):
+    ...     '''Do something.
+    ...
+    ...     Defaults:
+    ...         rate, decay: someone/something, a.py.
+    ...         size: paper, Table 2,
+    ...             second row.
+    ...     '''
+    >>> sources(Example)
+    {'rate': 'someone/something, a.py', 'decay': 'someone/something, a.py', 'size': 'paper, Table 2, second row'}
+    """
+    told: dict[str, str] = {}
+    for ancestor in reversed(cls.__mro__):
+        section = _DEFAULTS.search(inspect.cleandoc(ancestor.__doc__ or ""))
+        for line in re.split(r"\n(?! {8})", section.group(1).rstrip()) if section else ():
+            names, _, source = " ".join(line.split()).partition(": ")
+            told |= dict.fromkeys(names.split(", "), source.removesuffix("."))
+    return told
 
 
 def summary(cls: type) -> str:

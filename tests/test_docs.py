@@ -184,7 +184,7 @@ def test_the_catalogue_has_every_method():
         assert facts.link in section, name
         for field in methods.describe(name)["parameters"]:
             [row] = re.findall(rf"(?m)^\| `{field['name']}` \|.*", section)
-            assert len(re.sub(r"`[^`]*`|\\\|", "", row).split("|")) == 6, row
+            assert len(re.sub(r"`[^`]*`|\\\|", "", row).split("|")) == 7, row
     assert f"has {len(methods.names())} methods" in pages["methods/index.md"]
 
 

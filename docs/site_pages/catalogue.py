@@ -90,10 +90,11 @@ def _method(entry: Entry) -> Iterator[str]:
 def parameter_table(parameters: Iterable[Mapping[str, Any]]) -> str:
     """Tell the name, the default and the meaning of some parameters, and what they take."""
     rows = "".join(
-        f"| `{one['name']}` | `{format_value(one['default'])}` | {_cell(one['meaning'])} | {_takes(one)} |\n"
+        f"| `{one['name']}` | `{format_value(one['default'])}` | {_cell(one['meaning'])} | {_takes(one)} "
+        f"| {_cell(one['source'] or '')} |\n"
         for one in parameters
     )
-    return f"| parameter | default | meaning | takes |\n|---|---|---|---|\n{rows}"
+    return f"| parameter | default | meaning | takes | default from |\n|---|---|---|---|---|\n{rows}"
 
 
 def _cell(text: str) -> str:

@@ -233,9 +233,11 @@ def _print_details(entry: dict[str, Any]) -> None:
     results.print(Text(entry["name"], style="bold"))
     results.print(Text(readable(entry["description"])))
     if entry["parameters"]:
-        table = new_table("parameter", "default", "meaning")
+        told = any(one["source"] for one in entry["parameters"])
+        table = new_table("parameter", "default", "meaning", *(["default from"] if told else []))
         for one in entry["parameters"]:
-            table.add_row(Text(one["name"], style="bold"), Text(_default(one["default"])), Text(_meaning(one)))
+            source = [Text(one["source"] or "", style="dim")] if told else []
+            table.add_row(Text(one["name"], style="bold"), Text(_default(one["default"])), Text(_meaning(one)), *source)
         results.print()
         results.print(table)
     results.print()

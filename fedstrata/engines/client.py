@@ -21,7 +21,7 @@ from fedstrata.engines.probe import DataProbe
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.training import Trainer, refuse_unprepared
 from fedstrata.methods.contract.composition import PartExchange
-from fedstrata.methods.contract.views import Clients, Declared, Message, Training
+from fedstrata.methods.contract.views import Clients, Declared, Message, Phase, Training
 from fedstrata.stack import Stack, Tensors, clone, repeat, under
 
 _HAS_TRAINED = "previous:trained"
@@ -57,19 +57,23 @@ class ClientSide:
         if setting.method.needs.previous:
             never = torch.zeros_like(clients.sizes, dtype=torch.bool)
             state |= under("previous", model) | {_HAS_TRAINED: never}
-        if setting.optimiser.keep:
-            state |= under("optimiser", self._first_optimiser(replace(clients, memory=memory), model))
-        return clone(state)
+        return clone(state | under("optimiser", self._first_optimisers(replace(clients, memory=memory), model)))
 
-    def _first_optimiser(self, clients: Clients, model: Tensors) -> Stack:
-        """Prepare the optimiser's state for the model and what is learned beside it, and for second models."""
-        method, optimiser = self.setting.method, self.setting.optimiser
+    def _first_optimisers(self, clients: Clients, model: Tensors) -> Stack:
+        """Prepare the states that optimisers keep: for the model and what is learned beside it, and second models."""
+        method, first = self.setting.method, Stack()
         parameters = {name: model[name] for name in self.setting.layers.parameter_names}
         learned = {name: clients.memory[name] for name in method.learned(clients.memory)}
-        first = under("model", optimiser.state({**parameters, **learned}))
-        for second in filter(None, map(method.second_model, method.phases(clients))):
-            first |= under(second, optimiser.state({**parameters, **learned}))
+        for phase in (Phase(), *method.phases(clients)):
+            optimiser = phase.optimiser or self.setting.optimiser
+            if optimiser.keep:
+                first |= under(self._place(phase), optimiser.state({**parameters, **learned}))
         return first
+
+    def _place(self, phase: Phase) -> str:
+        """Name where a phase's optimiser keeps its state: one place for each model and each optimiser of a part."""
+        own = "" if phase.optimiser is None else f" of {phase.name or 'phase'}"
+        return (self.setting.method.second_model(phase) or "model") + own
 
     def own_model(self, ids: Sequence[int], state: Stack, broadcast: Message, round: int) -> tuple[Tensors, Clients]:
         """Put together each client's model: what was received, and for the rest what it keeps itself.
@@ -108,9 +112,7 @@ class ClientSide:
         clients = replace(clients, memory=memory)
         known = method.masks_known(clients, upload=True)
         factor = self.setting.schedule.factor(round, self.setting.rounds, losses_so_far)
-        clients, training, loss, optimiser = self._train(
-            clients, received, start, self.setting.optimiser.learning_rate * factor, state.group("optimiser")
-        )
+        clients, training, loss, optimiser = self._train(clients, received, start, factor, state.group("optimiser"))
         model, memory = method.finish(clients, training)
         refuse_unprepared(memory, state.group("memory"))
         clients, training = replace(clients, memory=memory), replace(training, trained=model)
@@ -120,14 +122,16 @@ class ClientSide:
         if method.needs.previous:
             after |= under("previous", model) | {_HAS_TRAINED: torch.ones_like(state[_HAS_TRAINED])}
             clients = replace(clients, previous=Stack(model), trained=after[_HAS_TRAINED])
-        if self.setting.optimiser.keep:
-            after |= under("optimiser", optimiser)
+        after |= under("optimiser", optimiser)
         return Outcome(after, reply, known, method.deployed(clients, model), loss)
 
     def _train(
-        self, clients: Clients, received: Tensors, start: Tensors, learning_rate: float, kept: Stack
+        self, clients: Clients, received: Tensors, start: Tensors, factor: float, kept: Stack
     ) -> tuple[Clients, Training, Tensor, Stack]:
-        """Train all phases: return the clients, what training did, each client's mean loss, the optimiser's state."""
+        """Train all phases, at learning rates times the schedule's factor.
+
+        Return the clients, what training did, each client's mean loss, and the states that optimisers keep.
+        """
         method, trainer = self.setting.method, self._trainer
         model = start
         losses, models, steps = [], [], torch.zeros_like(clients.sizes)
@@ -139,17 +143,16 @@ class ClientSide:
             clients = replace(clients, memory=memory)
             second = method.second_model(phase)
             begin = model if second is None else memory.group(second)
-            optimiser = last if phase.continues else kept.group(second or "model")
-            rate = learning_rate * phase.rate
-            trained = trainer.train(clients, received, begin, phase, rate, f"phase {first}", optimiser)
+            state = last if phase.continues else kept.group(self._place(phase))
+            trained = trainer.train(clients, received, begin, phase, factor, f"phase {first}", state)
             memory, last = trained.memory, trained.optimiser
             if second is None:
                 model, steps = trained.model, steps + trained.steps
                 gradients, mean_gradients = gradients | trained.gradients, mean_gradients | trained.mean_gradients
             else:
                 memory |= under(second, trained.model)
-            if self.setting.optimiser.keep:
-                kept |= under(second or "model", trained.optimiser)
+            if (phase.optimiser or self.setting.optimiser).keep:
+                kept |= under(self._place(phase), trained.optimiser)
             clients = replace(clients, memory=memory)
             losses.append(trained.loss)
             models.append(trained.model)
@@ -162,7 +165,7 @@ class ClientSide:
             after_phase=tuple(models),
             steps=steps,
             effective_steps=self.setting.optimiser.effective_steps(steps),
-            learning_rate=learning_rate,
+            learning_rate=self.setting.optimiser.learning_rate * factor,
         )
         return clients, training, torch.stack(losses).nanmean(0), kept
 
@@ -175,8 +178,7 @@ class ClientSide:
         model, clients = self.own_model(ids, state, broadcast, round)
         phase = self.setting.method.adaptation
         if phase is not None:
-            rate = self.setting.optimiser.learning_rate * phase.rate
-            model = self._trainer.train(clients, model, model, phase, rate, "adaptation").model
+            model = self._trainer.train(clients, model, model, phase, 1.0, "adaptation").model
         return self.setting.method.deployed(clients, model)
 
     def answer_survey(

@@ -138,9 +138,8 @@ class DataProbe:
         memory: Tensors | None = None,
     ) -> Tensors:
         """Return the model after a stretch of some epochs of local training at the initial learning rate."""
-        rate = self.trainer.setting.optimiser.learning_rate
         clients = replace(self.clients, memory=self.clients.memory | (memory or {}))
-        return self.trainer.train(clients, model, model, Phase(epochs=epochs, span=span), rate, "survey").model
+        return self.trainer.train(clients, model, model, Phase(epochs=epochs, span=span), 1.0, "survey").model
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
         """Return accuracy and mean loss, ``[K]`` each, on all training samples or all samples that are held out."""

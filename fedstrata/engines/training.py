@@ -49,15 +49,19 @@ class Trainer:
         received: Tensors,
         start: Tensors,
         phase: Phase,
-        learning_rate: float,
+        factor: float,
         purpose: str,
-        optimiser: Tensors | None = None,
+        kept: Tensors | None = None,
     ) -> Trained:
         """Train K clients for one phase, from ``start``; ``received`` is what hooks see as the weights of the round's
         beginning.
 
-        ``purpose`` separates the draws of different phases. Without an optimiser's state a fresh one is made.
+        ``factor`` is the schedule's, for the learning rate. ``purpose`` separates the draws of different phases.
+        Without a ``kept`` state of the optimiser a fresh one is made.
         """
+        optimiser = phase.optimiser or self.setting.optimiser
+        step_size = optimiser.learning_rate * factor * phase.rate
+        learning_rate = self.setting.optimiser.learning_rate * factor * phase.rate
         layers, method = self.setting.layers, self.setting.method
         learned = clone({name: clients.memory[name] for name in method.learned(clients.memory)})
         changed = Stack()
@@ -66,8 +70,8 @@ class Trainer:
         buffers = {name: model[name] for name in layers.buffer_names}
         chosen = set(layers.parameter_names if phase.trains is None else phase.trains(layers))
         moving = [name for name in layers.parameter_names if name in chosen] + list(learned)
-        fresh = self.setting.optimiser.state({name: parameters[name] for name in moving})
-        state = {**fresh, **clone(optimiser or {})}
+        fresh = optimiser.state({name: parameters[name] for name in moving})
+        state = {**fresh, **clone(kept or {})}
         losses, gradients, total = _Mean(len(clients.ids), self.setting.device), Tensors(), Tensors()
         keys = self._keys(clients, f"{purpose}/transforms"), self._keys(clients, f"{purpose}/dropout")
         for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
@@ -88,7 +92,7 @@ class Trainer:
                     total = total or {name: torch.zeros_like(parameters[name]) for name in slopes}
                     put_(total, rows, add(slopes, take(total, rows)))
                 new = {name: tensor.detach() for name, tensor in current.items()}
-                self.setting.optimiser.update_(new, method.gradients(some, step, slopes), own_state, learning_rate)
+                optimiser.update_(new, method.gradients(some, step, slopes), own_state, step_size)
                 own = {name: new[name] for name in layers.parameter_names}
                 some = _remembering(some, Stack(), None, {name: new[name] for name in learned})
                 projected, memory = method.project(some, step, own)

@@ -10,6 +10,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Facts, Matter, Touches
 from fedstrata.methods.contract.part import Kept, Part
 from fedstrata.methods.contract.registry import methods
+from fedstrata.methods.contract.views import Outline
 
 
 @methods.register("fedbn")
@@ -34,7 +35,7 @@ class FedBN(Part):
         """Keep every tensor of every norm layer."""
         return Kept(personal=layers.norm_names)
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without norm layers this is FedAvg."""
-        if not layers.norm_names:
+        if not outline.layers.norm_names:
             yield "The model has no normalisation layers, so 'fedbn' does exactly what 'fedavg' does."

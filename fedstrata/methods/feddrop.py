@@ -12,7 +12,7 @@ from fedstrata.layers import Layer, LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Outline, Server, Training
 from fedstrata.methods.mechanisms.layer_choice import choose_layers
 from fedstrata.methods.mechanisms.masking import keep, send_under
 from fedstrata.rng import client_keys, uniform
@@ -52,9 +52,9 @@ class FedDrop(Part):
         "middle", "Which layers: a role, 'all', or names with wildcards joined by '|'; never the last one."
     )
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such layers nothing is dropped."""
-        if not list(self._blocks(layers)):
+        if not list(self._blocks(outline.layers)):
             yield f"The model has no units to drop in '{self.layers}' layers, so 'feddrop' does what 'fedavg' does."
 
     def broadcast(self, server: Server, message: Message) -> Message:

@@ -14,7 +14,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Facts, Matter, Touches
 from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Message, Server, Training
+from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Message, Outline, Server, Training
 from fedstrata.methods.mechanisms.reparametrised import Reparametrised
 from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.rng import key, numpy_generator, uniform
@@ -129,9 +129,9 @@ class FedPM(Reparametrised):
         weights = {layer.name: layer.weight for layer in server.layers.weighted if layer.weight in server.model}
         return {"density": {layer: float(server.model[name].sigmoid().mean()) for layer, name in weights.items()}}
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such weights nothing is learned."""
-        if not _scored(layers):
+        if not _scored(outline.layers):
             yield "The model has no convolution or linear weights, so 'fedpm' learns nothing."
 
 

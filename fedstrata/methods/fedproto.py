@@ -13,7 +13,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Needs, Touches
 from fedstrata.methods.contract.part import Kept, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Outline, Server, Training
 from fedstrata.methods.local import Local
 from fedstrata.methods.mechanisms.masking import for_each, send_under
 from fedstrata.spec import parameter
@@ -49,9 +49,9 @@ class FedProto(Part):
     strength: float = parameter(1.0, "The weight of the pull (lambda).", low=0)
     predict: str = parameter("prototypes", "What decides on the class.", choices=("prototypes", "head"))
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Refuse a model without a linear head; say that without a bias it cannot choose prototypes."""
-        if layers.linear_head()[1] is None and self.predict == "prototypes":
+        if outline.layers.linear_head()[1] is None and self.predict == "prototypes":
             yield f"The head of the model has no bias, so '{self.name}' predicts with the head, not with prototypes."
 
     @property

@@ -9,12 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.layers import LayerMap
 from fedstrata.losses import cross_entropy
 from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, LocalStep
+from fedstrata.methods.contract.views import Clients, LocalStep, Outline
 from fedstrata.stack import Tensors, under
 
 
@@ -46,9 +45,9 @@ class FedRoD(Part):
         """Train the personal head, which works on the input of the generic one."""
         return Needs(features=True, learns=("head",))
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Refuse a model without a linear head."""
-        layers.linear_head()
+        outline.layers.linear_head()
         return ()
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:

@@ -10,7 +10,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
 from fedstrata.methods.contract.part import Kept, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, LocalStep, Message, Server, Training
+from fedstrata.methods.contract.views import Clients, LocalStep, Message, Outline, Server, Training
 from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.methods.transient import Transient
 from fedstrata.spec import parameter
@@ -52,7 +52,7 @@ class FreezeMiddle(Part):
     def _frozen(self, view: Clients | Server) -> list[str]:
         return weights_of(view.layers, self.layers) if view.round > self.after else []
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such layers nothing is frozen."""
-        if not weights_of(layers, self.layers):
+        if not weights_of(outline.layers, self.layers):
             yield f"The model has no weights in '{self.layers}' layers, so 'freeze-middle' freezes nothing."

@@ -15,7 +15,7 @@ from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Tou
 from fedstrata.methods.contract.exchange import Exchange
 from fedstrata.methods.contract.part import Kept, Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Outline, Server, Training
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -95,9 +95,9 @@ class PLayer(Part):
         first = set(self._names_up_to(layers, 1))
         return Kept(resident=[name for name in (*layers.parameter_names, *layers.buffer_names) if name not in first])
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Refuse a layer name that does not exist, and a preset for another model, before anything runs."""
-        self._start(layers)
+        self._start(outline.layers)
         return ()
 
     # How many layers are shared ---------------------------------------------------------------------------------------

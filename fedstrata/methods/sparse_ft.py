@@ -15,7 +15,16 @@ from fedstrata.methods.contract.declarations import Decision, Facts, Touches
 from fedstrata.methods.contract.exchange import Exchange
 from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Phase, Server, Training
+from fedstrata.methods.contract.views import (
+    Clients,
+    LocalStep,
+    Message,
+    ModelAndMemory,
+    Outline,
+    Phase,
+    Server,
+    Training,
+)
 from fedstrata.methods.mechanisms.masking import everything, layer_densities, one_for_all
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import parameter
@@ -66,9 +75,9 @@ class SparseFineTuning(Part):
     fisher: str = parameter("sample", "How it is estimated (see above).", choices=("sample", "batch", "sampled-label"))
     backbone_rate: float = parameter(0.1, "What the learning rate is multiplied by in stage two.", above=0)
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say where a stage has nothing to train."""
-        if not layers.head_names:
+        if not outline.layers.head_names:
             yield "The model has no linear head, so stage one of 'sparse-ft' trains nothing."
         elif self.head_rounds == 0:
             yield "'sparse-ft' has no rounds for the head (head_rounds=0), which stays as it was initialised or loaded."

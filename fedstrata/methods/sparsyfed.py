@@ -14,7 +14,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Facts, Needs
 from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Outline, Server, Training
 from fedstrata.methods.mechanisms.masking import keep, layer_densities, maskable, mean_with_zeros, send_under
 from fedstrata.methods.mechanisms.reparametrised import Reparametrised
 from fedstrata.spec import parameter
@@ -94,9 +94,9 @@ class SparsyFed(Reparametrised):
         """Tell which part of each layer of the global model is not zero."""
         return {"density": layer_densities(server.layers, _not_zero(server.layers, server.model))}
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such weights nothing is pruned."""
-        if not maskable(layers):
+        if not maskable(outline.layers):
             yield f"The model has no convolution or linear weights, so '{self.name}' prunes nothing."
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.functional import top_mask
-from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, Training
+from fedstrata.methods.contract.views import Clients, Message, Outline, Training
 from fedstrata.methods.mechanisms.masking import maskable, send_under
 from fedstrata.methods.random_k import PAPER
 from fedstrata.spec import parameter
@@ -40,7 +39,7 @@ class TopK(Part):
         sizes = {name: message.tensors[name].abs() for name in maskable(clients.layers) if name in message.tensors}
         return send_under(message, top_mask(sizes, self.sparsity, batched=True)) if self.sparsity > 0 else message
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such weights everything is sent."""
-        if not maskable(layers):
+        if not maskable(outline.layers):
             yield f"The model has no convolution or linear weights, so '{self.name}' sends everything."

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.functional import keep_mask, sensitivity, sparsity_at
-from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Training
+from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Outline, Training
 from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.methods.mechanisms.masking import everything
 from fedstrata.rng import uniform
@@ -140,7 +139,7 @@ class Transient(Part):
             memory |= {"trained": torch.ones_like(memory["trained"])}
         return training.trained, memory
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such layers nothing is masked."""
-        if not weights_of(layers, self.layers):
+        if not weights_of(outline.layers, self.layers):
             yield f"The model has no weights in '{self.layers}' layers, so '{self.name}' masks nothing."

@@ -113,7 +113,8 @@ class Driver:
         report = self.engine.round(self.round, participants, evaluate, losses_so_far)
         self._synchronise()
         trained = time.perf_counter()
-        own = self.method.metrics(self.engine.side.view(self.engine.server, report.participants, self.round))
+        view = self.engine.side.view(self.engine.server, report.participants, self.round)
+        own = self.method.metrics(view)
         values = {
             "train.loss": float(report.loss.mean()),
             "bytes.up": float(report.bytes_up + up),
@@ -122,6 +123,9 @@ class Driver:
             **{name: value for name, value in own.items() if not isinstance(value, dict)},
         }
         self._warn_if_diverged(report)
+        if last:
+            for remark in self.method.remarks(view):
+                warnings.warn(remark, FedStrataWarning, stacklevel=2)
         if evaluate:
             values |= self._evaluate(report, last)
         self.metrics.add_round(self.round, values)

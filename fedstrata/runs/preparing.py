@@ -22,7 +22,7 @@ from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Declared, Method, Part
+from fedstrata.methods import Declared, Method, Outline, Part
 from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
 from fedstrata.plugins import require_imports
@@ -162,7 +162,8 @@ def make_setting(
     set_precision(experiment.precision, experiment.deterministic)
     model = build_model(ingredients.model or experiment.model, input_shape, classes, experiment.seed)
     layers = LayerMap.read(model, input_shape)
-    for note in method.notes(layers):
+    optimiser, clients = optimisers.make(experiment.optimiser), experiment.clients or DEFAULT_CLIENTS
+    for note in method.notes(Outline(layers, experiment.rounds, clients, experiment.epochs, optimiser)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
     model = model.to(device=device, dtype=DTYPES[experiment.precision])
     initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -176,7 +177,7 @@ def make_setting(
         initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
         personal=personal,
         resident=personal | method.resident(layers),
-        optimiser=optimisers.make(experiment.optimiser),
+        optimiser=optimiser,
         schedule=schedules.make(experiment.schedule),
         work=Work(
             experiment.epochs,
@@ -187,7 +188,7 @@ def make_setting(
         ),
         rounds=experiment.rounds,
         seed=experiment.seed,
-        clients=experiment.clients or DEFAULT_CLIENTS,
+        clients=clients,
         late_clients=experiment.late_clients,
         join_round=experiment.join_round,
         upload_values=experiment.upload_values,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from watching import clients_view, run, server_view, step_view, training_view
+from watching import clients_view, outlined, run, server_view, step_view, training_view
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.layers import LayerMap
@@ -83,7 +83,7 @@ def test_nothing_of_the_model_travels():
 def test_a_model_without_a_linear_head_is_refused():
     layers = LayerMap.read(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), (1, 3, 3))
     with pytest.raises(Exception, match="linear head"):
-        list(PART.notes(layers))
+        list(PART.notes(outlined(layers)))
 
 
 def test_a_client_sends_prototypes_of_its_own_classes_only():

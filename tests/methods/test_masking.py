@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, assert_same_bits, clients_view, memory_of, run, server_view, watched
+from watching import BOTH_ENGINES, assert_same_bits, clients_view, memory_of, outlined, run, server_view, watched
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Facts, Message, Method, Part, Touches, methods
@@ -226,6 +226,6 @@ def test_masked_weights_are_zero_at_every_step(engine, text, part):
 @pytest.mark.parametrize("name", ["random-k", "top-k", "subfedavg", "flash-spdst", "sparsyfed", "fedpm"])
 def test_a_model_without_such_weights_is_told_about(name):
     layers = LayerMap.read(nn.Sequential(nn.BatchNorm1d(3)), (3,))
-    [note] = methods.make(name).notes(layers)
+    [note] = methods.make(name).notes(outlined(layers))
     assert note.startswith("The model has no convolution or linear weights, so ")
     assert f"'{name}'" in note

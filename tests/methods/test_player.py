@@ -9,6 +9,7 @@ from watching import (
     assert_same_bits,
     clients_view,
     layer_values,
+    outlined,
     probing,
     run,
     server_view,
@@ -261,7 +262,7 @@ class Chain(nn.Module):
 )  # fmt: skip
 def test_presets_share_as_many_layers_as_the_papers_table(preset, layers, shared):
     part, chain = methods.make(f"player(preset={preset})"), LayerMap.read(Chain(layers), (2,))
-    assert not list(part.notes(chain))
+    assert not list(part.notes(outlined(chain)))
     assert part.exchanges() == ()
     memory = part.client_memory(clients_view(chain, 2), {})
     assert memory["federated"].tolist() == [shared] * 2
@@ -280,7 +281,7 @@ def test_presets_share_as_many_layers_as_the_papers_table(preset, layers, shared
 )
 def test_a_preset_for_another_model_is_refused(preset, layers, wanted):
     with pytest.raises(FedStrataError) as caught:
-        list(methods.make(f"player(preset={preset})").notes(LayerMap.read(Chain(layers), (2,))))
+        list(methods.make(f"player(preset={preset})").notes(outlined(LayerMap.read(Chain(layers), (2,)))))
     assert str(caught.value) == (
         f"The preset '{preset}' of 'player' is for models with {wanted} layers with weights, and this one has "
         f"{layers}; name the last layer to share with up_to instead."

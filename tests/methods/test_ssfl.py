@@ -13,6 +13,7 @@ from watching import (
     clients_view,
     layer_values,
     memory_of,
+    outlined,
     probing,
     run,
     server_view,
@@ -385,9 +386,9 @@ def test_options_that_contradict_each_other_are_refused(text, sentence):
 
 def test_a_model_without_such_weights_is_told_about():
     layers = LayerMap.read(nn.Sequential(nn.BatchNorm1d(3)), (3,))
-    [note] = methods.make("ssfl").notes(layers)
+    [note] = methods.make("ssfl").notes(outlined(layers))
     assert note == "The model has no convolution or linear weights, so 'ssfl' masks nothing."
-    assert not list(methods.make("ssfl(scope=all)").notes(layers))
+    assert not list(methods.make("ssfl(scope=all)").notes(outlined(layers)))
 
 
 @BOTH_ENGINES

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, clients_view, run, training_view, watched
+from watching import BOTH_ENGINES, clients_view, outlined, run, training_view, watched
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
@@ -199,9 +199,9 @@ def test_with_partial_participation_clients_rank_by_their_own_last_round(engine)
 @pytest.mark.parametrize("name", ["transient", "freeze-middle"])
 def test_a_model_without_middle_layers_is_told_about(name):
     layers = LayerMap.read(nn.Linear(2, 2), (2,))
-    [note] = methods.make(name).notes(layers)
+    [note] = methods.make(name).notes(outlined(layers))
     assert note.startswith(f"The model has no weights in 'middle' layers, so '{name}'")
-    assert not list(methods.make(name).notes(THREE))
+    assert not list(methods.make(name).notes(outlined(THREE)))
 
 
 @pytest.mark.parametrize("name", ["lips", "freeze-middle"])

@@ -18,12 +18,14 @@ from fedstrata.methods import (
     Method,
     ModelAndMemory,
     Needs,
+    Outline,
     Part,
     Probe,
     Server,
     Touches,
     Training,
 )
+from fedstrata.optimisers import SGD
 from fedstrata.runs.driver import Driver
 from fedstrata.stack import Stack, Tensors, clone
 from fedstrata.testing.world import prepare
@@ -116,6 +118,12 @@ def clients_view(layers: Any, count: int, round: int = 1, rounds: int = 3, **cha
         "shared": frozenset((*layers.parameter_names, *layers.buffer_names)), **changes,
     }  # fmt: skip
     return Clients(**{**given, "memory": Stack(given.get("memory", {}))})
+
+
+def outlined(layers: Any, rounds: int = 30, **changes: Any) -> Outline:
+    """Make what a part knows of an experiment before it runs, by hand."""
+    given = {"rounds": rounds, "clients": 20, "epochs": 5, "optimiser": SGD(0.1), **changes}
+    return Outline(layers=layers, **given)
 
 
 def probing(probe: Probe) -> dict[str, Callable[[Clients], Probe]]:

@@ -17,7 +17,7 @@ from fedstrata.methods.contract.declarations import Decision, Matter, Needs
 from fedstrata.methods.contract.exchange import Exchange
 from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Message, Phase, Server, Training
+from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Message, Outline, Phase, Server, Training
 from fedstrata.spec import parse
 from fedstrata.stack import Stack, Tensors, under
 
@@ -116,15 +116,15 @@ class Method:
         """Whether the merged model is the weighted mean of the replies."""
         return self.taking(Matter.MEAN) is None
 
-    def notes(self, layers: LayerMap) -> list[str]:
-        """Collect what the parts say about a model."""
-        if self.needs.features and layers.head is None:
+    def notes(self, outline: Outline) -> list[str]:
+        """Collect what the parts say about an experiment."""
+        if self.needs.features and outline.layers.head is None:
             part = next(part for part in self.parts if part.needs.features)
             raise FedStrataError(
                 f"'{part.name}' needs the inputs of a linear head, and the model does not end in a linear layer; "
                 "choose another model or method."
             )
-        return [note for part in self.parts for note in part.notes(layers)]
+        return [note for part in self.parts for note in part.notes(outline)]
 
     # Before the first round -------------------------------------------------------------------------------------------
 
@@ -316,6 +316,10 @@ class Method:
             for part in self._defining("metrics")
             for name, value in part.metrics(_own_server(server, part)).items()
         }
+
+    def remarks(self, server: Server) -> list[str]:
+        """Collect what the parts say after the last round."""
+        return [remark for part in self._defining("remarks") for remark in part.remarks(_own_server(server, part))]
 
     # What both sides know ---------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from fedstrata.methods.contract.views import (
     LocalStep,
     Message,
     ModelAndMemory,
+    Outline,
     Phase,
     Server,
     Training,
@@ -69,8 +70,8 @@ class Part(Spec):
         """The parts that this name stands for: itself, or several for a named composition."""
         return (self,)
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
-        """Say where the method degenerates on a model, in sentences; refuse one that it cannot work on."""
+    def notes(self, outline: Outline) -> Iterable[str]:
+        """Say where the method degenerates in an experiment, in sentences; refuse a model that it cannot work on."""
         return ()
 
     # Before the first round -------------------------------------------------------------------------------------------
@@ -196,6 +197,10 @@ class Part(Spec):
     def adaptation(self) -> Phase | None:
         """Client: after the last round, train once more for oneself (exclusive)."""
         return None
+
+    def remarks(self, server: Server) -> Iterable[str]:
+        """Server: after the last round, say where the method turned out to do nothing, in sentences."""
+        return ()
 
     def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
         """Tell which masks both sides of a link hold before a message travels down or up it, by the tensors' names.

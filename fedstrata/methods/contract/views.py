@@ -15,8 +15,20 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
+from fedstrata.optimisers import Optimiser
 from fedstrata.rng import client_keys, key
 from fedstrata.stack import Stack, Tensors, concatenate, take
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of an experiment before it runs."""
+
+    layers: LayerMap
+    rounds: int
+    clients: int
+    epochs: int
+    optimiser: Optimiser
 
 
 def _nothing() -> Tensor:
@@ -209,8 +221,9 @@ class Phase:
     ``trains`` names the parameters that move (none: all), ``epochs`` or ``steps`` say for how long (none: as the
     experiment says). ``model`` is the group of the part's memory that holds a second whole model, which is trained
     instead of the one received. ``repeats`` takes several steps on each batch. ``continues`` goes on with the
-    optimiser's state of the phase before. ``rate`` multiplies the learning rate. ``name`` lets hooks tell phases apart.
-    ``before`` changes the model and the memory before the phase begins.
+    optimiser's state of the phase before. ``optimiser`` takes the place of the experiment's; the schedule changes its
+    learning rate too. ``rate`` multiplies the learning rate. ``name`` lets hooks tell phases apart. ``before`` changes
+    the model and the memory before the phase begins.
 
     ``span`` does only a stretch of that work, such as its first half ``(0, 0.5)``: phases whose spans follow each
     other, and that continue, do together exactly what one phase would, on the same batches.
@@ -222,6 +235,7 @@ class Phase:
     model: str | None = None
     repeats: int = 1
     continues: bool = False
+    optimiser: Optimiser | None = None
     rate: float = 1.0
     name: str = ""
     span: tuple[float, float] = (0.0, 1.0)

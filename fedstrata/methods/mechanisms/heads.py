@@ -10,6 +10,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Matter, Touches
 from fedstrata.methods.contract.part import Part
+from fedstrata.methods.contract.views import Outline
 from fedstrata.spec import parameter
 
 
@@ -23,11 +24,12 @@ class BodyAndHead(Part):
 
     head_layers: int = parameter(1, "How many of the last layers with weights form the head.", low=1)
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Refuse a head that leaves no body."""
-        if self.head_layers >= len(layers.weighted):
+        weighted = len(outline.layers.weighted)
+        if self.head_layers >= weighted:
             raise FedStrataError(
-                f"'{self.name}' was given head_layers={self.head_layers}, but the model has {len(layers.weighted)} "
+                f"'{self.name}' was given head_layers={self.head_layers}, but the model has {weighted} "
                 "layers with weights, and at least one must form the body; give a smaller number or another model."
             )
         return ()

@@ -19,7 +19,16 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Matter, Touches
 from fedstrata.methods.contract.exchange import Exchange
 from fedstrata.methods.contract.part import Metrics, Part
-from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Phase, Server, Training
+from fedstrata.methods.contract.views import (
+    Clients,
+    LocalStep,
+    Message,
+    ModelAndMemory,
+    Outline,
+    Phase,
+    Server,
+    Training,
+)
 from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Stack, Tensors, under, weighted_mean
@@ -44,9 +53,9 @@ class Masked(Part):
         """Name what is masked."""
         return maskable(layers)
 
-    def notes(self, layers: LayerMap) -> Iterable[str]:
+    def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such weights nothing is masked."""
-        if not self.masked(layers):
+        if not self.masked(outline.layers):
             yield f"The model has no convolution or linear weights, so '{self.name}' masks nothing."
 
     def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
