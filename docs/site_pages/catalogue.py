@@ -16,9 +16,9 @@ Entry = Mapping[str, Any]
 
 
 def pages() -> dict[str, str]:
-    """Write the pages, by their paths in the site: an overview, and one for each family."""
+    """Write the pages, by their paths in the site: an overview, one for each family, and one of all defaults."""
     families = entries()
-    written = {"methods/index.md": _overview(families)}
+    written = {"methods/index.md": _overview(families), "methods/defaults.md": _defaults(families)}
     return written | {path_of(family): _family(family, members) for family, members in families.items()}
 
 
@@ -51,6 +51,7 @@ tells the same in a terminal.
 
 *Real sites* says whether a method runs on a [network of sites](../deployment.md), *secure* whether it does under
 secure aggregation, where the server sees nothing but the sum of the uploads.
+[Where defaults come from](defaults.md) lists the source of each.
 
 {"".join(_overview_table(family, members) for family, members in families.items())}"""
 
@@ -62,6 +63,25 @@ def _overview_table(family: str, members: Iterable[Entry]) -> str:
         for entry in members
     )
     return f"## {_title(family)}\n\n| method | what it does | real sites | secure |\n|---|---|---|---|\n{rows}\n"
+
+
+def _defaults(families: Mapping[str, list[Entry]]) -> str:
+    rows = "".join(
+        f"| [`{entry['name']}`]({_slug(family)}.md#{entry['name']}) | `{one['name']}` "
+        f"| `{format_value(one['default'])}` | {_cell(one['source'] or '')} |\n"
+        for family, members in families.items()
+        for entry in members
+        for one in entry["parameters"]
+    )
+    return f"""# Where defaults come from
+
+A method does what its authors did unless it is told otherwise. A default comes from their code (a repository and a
+file), from a section of their paper, or, where neither says anything, from us. Where code and paper differ, the
+default follows the authors' code or what the table says, and the other is an option.
+
+| method | parameter | default | from |
+|---|---|---|---|
+{rows}"""
 
 
 def _family(family: str, members: Iterable[Entry]) -> str:
