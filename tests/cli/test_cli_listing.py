@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -127,6 +128,14 @@ def test_layers_of_a_model(call: Call) -> None:
 
 def test_shapes() -> None:
     assert read_shape("3x32x32") == read_shape("3, 32, 32") == (3, 32, 32)
+
+
+@pytest.mark.parametrize("registry", [methods, models, datasets, partitions], ids=lambda registry: registry.kind)
+def test_no_command_of_tex_is_left_in_what_is_told(registry) -> None:
+    for name in registry.names():
+        told = registry.describe(name)
+        for text in (told["description"], *(one["meaning"] for one in told["parameters"])):
+            assert not re.search(r"[\\{}$`]", readable(text)), (name, readable(text))
 
 
 def test_docstrings_become_readable() -> None:
