@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedstrata.data import Dataset, Split
+from fedstrata.data import Dataset, Split, from_clients
 from fedstrata.engines.planning import ENGINES, Plan
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
@@ -20,6 +20,9 @@ from fedstrata.runs.driver import Driver, Listener
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.preparing import Ingredients
+
+Data = Dataset | tuple[Dataset, Split] | Mapping[str, Any]
+"""A dataset, a dataset with its split, or a dict from each client's name to what it has."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Result:
 def run(
     experiment: Experiment | None = None,
     *,
-    data: str | Dataset | None = None,
+    data: str | Data | None = None,
     split: Split | None = None,
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
     method: str | Method | Part | None = None,
@@ -47,7 +50,9 @@ def run(
     """Run one experiment.
 
     Start from an :class:`Experiment` (or the defaults) and change any key of it by name. ``data``, ``model`` and
-    ``method`` may also be your own objects; ``split`` is your own division of the data. ``imports`` are Python files
+    ``method`` may also be your own objects; ``data`` is then a dataset, a dict from each client's name to what it has
+    (see :func:`from_clients`), or a dataset and its split. ``split`` is your own division of the data; without one, and
+    without a ``partition``, the sites of the data are the clients. ``imports`` are Python files
     that register components of your own, which can then be named; the run folder keeps a copy of them. With ``out``,
     the run folder is written there; without, nothing is.
 
@@ -75,7 +80,7 @@ def run(
 def resume(
     out: str | Path,
     *,
-    data: Dataset | None = None,
+    data: Data | None = None,
     split: Split | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
     method: Method | Part | None = None,
@@ -107,9 +112,13 @@ def resume(
         return _result(simulation, simulation.run(folder, listener), folder.path)
 
 
-def _ingredients(data: object, split: Split | None, model: object, method: object) -> Ingredients:
+def _ingredients(data: Any, split: Split | None, model: object, method: object) -> Ingredients:
+    if isinstance(data, Mapping):
+        data = from_clients(data)
+    if isinstance(data, tuple) and split is None:
+        data, split = data
     given = {"dataset": data, "model": model, "method": method}
-    return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})  # type: ignore[arg-type]
+    return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})
 
 
 def _result(simulation: Driver, summary: dict[str, Any], out: Path | None) -> Result:

@@ -84,9 +84,9 @@ def plan(experiment: Experiment, texts: Sequence[str], seeds: int, out: Path) ->
     if seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
     there = [RunFolder.open(path.parent) for path in sorted(out.glob("*/experiment.toml"))]
-    if there and experiment.clients is None:
-        # Runs record how many clients they had; only with the number that "none" means here can they be recognised.
-        experiment = experiment.with_changes({"clients": divide(experiment, load_data(experiment)).clients})
+    if there and (experiment.clients is None or experiment.partition is None):
+        # Runs record how the data was divided; only with what "none" means here can they be recognised.
+        experiment, _ = divide(experiment, load_data(experiment))
     for folder in there:
         _refuse_other_experiment(folder, experiment, NOT_DECISIVE | COMPARED)
     planned = []

@@ -35,7 +35,11 @@ class Experiment(Spec):
     clients: int | None = parameter(
         None, "How many clients hold the data; none: as many as it has sites, else 20.", low=1
     )
-    partition: str = parameter("dirichlet:0.1", "How the data is divided; 'fedstrata partitions' lists the ways.")
+    partition: str | None = parameter(
+        None,
+        "How the data is divided, see 'fedstrata partitions'; none: by its sites ('natural') where it has them, else "
+        "'dirichlet:0.1'.",
+    )
     model: str = parameter("cnn", "The model; 'fedstrata models' lists them.")
     method: str = parameter("fedavg", "The method, or several joined by '+'; 'fedstrata methods' lists them.")
     rounds: int = parameter(30, "How many rounds of communication.", low=1)

@@ -40,7 +40,7 @@ def partition(
     from fedstrata.runs.preparing import divide, load_data
 
     dataset = load_data(experiment)
-    split = divide(experiment, dataset)
+    experiment, split = divide(experiment, dataset)
     if plot is not None:
         from fedstrata.report import skew_chart, write_chart
 

@@ -81,9 +81,9 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
     """Set the result of a run as text: what it cost, and each accuracy under its name, the most telling one first."""
     head = Text.assemble((f"{summary['method']} on {experiment.data}", "bold"))
     setting = Text(
-        f"{plural(experiment.clients or 0, 'client')} ({experiment.partition}), {experiment.model}, "
-        f"seed {experiment.seed}, {plural(summary['rounds'], 'round')}: {duration(summary['seconds'])}, "
-        f"{data_size(summary['bytes_up'])} up, {data_size(summary['bytes_down'])} down"
+        f"{plural(experiment.clients or 0, 'client')} ({experiment.partition or 'their own data'}), "
+        f"{experiment.model}, seed {experiment.seed}, {plural(summary['rounds'], 'round')}: "
+        f"{duration(summary['seconds'])}, {data_size(summary['bytes_up'])} up, {data_size(summary['bytes_down'])} down"
     )
     final = summary["final"]
     labels = [label for label in LABELS if f"{label}.accuracy" in final or f"{label}.accuracy.mean" in final]

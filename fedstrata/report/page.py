@@ -176,7 +176,7 @@ def _contents(sections: Sequence[Section]) -> list[Markup]:
 
 
 def _shared(view: View, key: str) -> str:
-    values = {str(run.experiment.get(key)) for run in view.runs}
+    values = {str(run.experiment.get(key, "")) for run in view.runs}
     return values.pop() if len(values) == 1 else ""
 
 

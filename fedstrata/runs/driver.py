@@ -212,6 +212,7 @@ class Driver:
             "data": self.experiment.data,
             "model": self.experiment.model,
             "rounds": self.round,
+            "clients": self.split.clients,
             "seed": self.experiment.seed,
             "headline": headline,
             "final": self.metrics.latest(),

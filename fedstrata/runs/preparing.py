@@ -31,6 +31,7 @@ from fedstrata.schedules import schedules
 from fedstrata.wire import AS_IS
 
 DEFAULT_CLIENTS = 20
+DEFAULT_PARTITION = "dirichlet:0.1"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
     dataset = ingredients.dataset or load_data(experiment)
     for transform in transforms:
         transform.check(dataset)
-    split = ingredients.split or divide(experiment, dataset)
+    experiment, split = (experiment, ingredients.split) if ingredients.split else divide(experiment, dataset)
     experiment = experiment.with_changes({"clients": split.clients})
     refuse_odd_joining(experiment, method)
     model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes)
@@ -206,12 +207,16 @@ def load_data(experiment: Experiment) -> Dataset:
     return datasets.make(experiment.data).load(root)
 
 
-def divide(experiment: Experiment, dataset: Dataset) -> Split:
-    """Divide a dataset as an experiment says."""
-    _refuse_python(experiment.partition, "split")
-    partition = partitions.make(experiment.partition).with_seed(experiment.seed)
-    clients = experiment.clients or partition.clients_for(dataset) or DEFAULT_CLIENTS
-    return partition.split(dataset, clients)
+def divide(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, Split]:
+    """Divide a dataset as an experiment says; return the experiment too, with how and over how many clients.
+
+    Where it does not say, the sites of the data are the clients: nobody's data is mixed unless that is asked for.
+    """
+    text = experiment.partition or (DEFAULT_PARTITION if dataset.sites is None else "natural")
+    _refuse_python(text, "split")
+    partition = partitions.make(text).with_seed(experiment.seed)
+    split = partition.split(dataset, experiment.clients or partition.clients_for(dataset) or DEFAULT_CLIENTS)
+    return experiment.with_changes({"partition": text, "clients": split.clients}), split
 
 
 def _refuse_python(text: str, what: str) -> None:

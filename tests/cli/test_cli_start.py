@@ -34,7 +34,7 @@ def test_help_lists_every_key_of_the_experiment_with_its_default(call: Call) -> 
         option = "import" if field.name == "imports" else field.name.replace("_", "-")
         assert f"--{option} " in text
         assert field.metadata["doc"] in text
-    assert "[default: dirichlet:0.1]" in text
+    assert "[default: sgd(learning_rate=0.1," in text
 
 
 @pytest.mark.parametrize("command", [None, *get_command(app).commands])
