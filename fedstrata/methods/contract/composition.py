@@ -12,6 +12,7 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.losses import cross_entropy
+from fedstrata.methods.contract.checks import Checks, refuse_misspelt
 from fedstrata.methods.contract.compatibility import defines, first_defining, objection, touched_by
 from fedstrata.methods.contract.declarations import Decision, Matter, Needs
 from fedstrata.methods.contract.exchange import Exchange
@@ -36,6 +37,8 @@ class Method:
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
+        for part in self.parts:
+            refuse_misspelt(type(part))  # type: ignore[arg-type]
         for first, second in combinations(self.parts, 2):
             reason = objection(first, second)
             if reason is not None:
@@ -140,7 +143,8 @@ class Method:
     def initial(self, layers: LayerMap, model: Tensors, seed: int) -> Tensors:
         """Let every part replace the common initial model."""
         for part in self._defining("initial"):
-            model = part.initial(layers, model, seed)
+            given, model = model, part.initial(layers, model, seed)
+            self._checks.tensors(part, "initial", model, given, whole=True)
         return model
 
     def client_memory(self, clients: Clients, model: Tensors) -> Stack:
@@ -165,14 +169,18 @@ class Method:
     def receive(self, clients: Clients, message: Message, model: Tensors) -> ModelAndState:
         """Put the client's model together from a message."""
         part = first_defining(self.parts, "receive")
-        model, memory = part.receive(_own_clients(clients, part), message, model)
+        returned = part.receive(_own_clients(clients, part), message, model)
+        self._checks.model_and_memory(part, "receive", returned, model, whole=True)
+        model, memory = returned
         return model, clients.memory | under(part.name, memory)
 
     def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndState:
         """Let every part begin."""
         memories = clients.memory
         for part in self._defining("start"):
-            model, memory = part.start(_own_clients(clients, part), message, model)
+            returned = part.start(_own_clients(clients, part), message, model)
+            self._checks.model_and_memory(part, "start", returned, model, whole=True)
+            model, memory = returned
             memories |= under(part.name, memory)
         return model, memories
 
@@ -213,7 +221,8 @@ class Method:
     def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
         """Let every part compute the weights with which the model runs."""
         for part in self._defining("effective"):
-            parameters = part.effective(_own_clients(clients, part), parameters, step)
+            given, parameters = parameters, part.effective(_own_clients(clients, part), parameters, step)
+            self._checks.tensors(part, "effective", parameters, given, whole=True)
         return parameters
 
     def loss(self, clients: Clients, step: LocalStep) -> Tensor:
@@ -221,12 +230,14 @@ class Method:
         loss = cross_entropy(step.outputs, step.labels).mean(1)
         for part in self._concerned(step.phase, "loss"):
             loss = part.loss(_own_clients(clients, part), step, loss)
+            self._checks.numbers(part, "loss", loss, len(clients.ids))
         return loss
 
     def gradients(self, clients: Clients, step: LocalStep, gradients: Tensors) -> Tensors:
         """Let every part change the gradients."""
         for part in self._concerned(step.phase, "gradients"):
-            gradients = part.gradients(_own_clients(clients, part), step, gradients)
+            given, gradients = gradients, part.gradients(_own_clients(clients, part), step, gradients)
+            self._checks.tensors(part, "gradients", gradients, given, whole=False)
         return gradients
 
     def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndState:
@@ -234,7 +245,9 @@ class Method:
         changed = Stack()
         for part in self._defining("project"):
             own = _own_clients(clients, part)
-            parameters, memory = part.project(own, step, parameters)
+            returned = part.project(own, step, parameters)
+            self._checks.model_and_memory(part, "project", returned, parameters, whole=True)
+            parameters, memory = returned
             new = {name: tensor for name, tensor in memory.items() if own.memory.get(name) is not tensor}
             changed |= under(part.name, new)
         return parameters, changed
@@ -243,7 +256,9 @@ class Method:
         """Let every part change the trained model, and remember what it needs."""
         memories = clients.memory
         for part in self._defining("finish"):
-            model, memory = part.finish(_own_clients(clients, part), training)
+            returned = part.finish(_own_clients(clients, part), training)
+            self._checks.model_and_memory(part, "finish", returned, training.trained, whole=True)
+            model, memory = returned
             training = replace(training, trained=model)
             memories |= under(part.name, memory)
         return training.trained, memories
@@ -252,12 +267,14 @@ class Method:
         """Let every part change what leaves the client."""
         for part in self._defining("upload"):
             message = part.upload(_own_clients(clients, part), training, message)
+            self._checks.message(part, "upload", message, (1, len(clients.ids)))
         return message
 
     def deployed(self, clients: Clients, model: Tensors) -> Tensors:
         """Let parts choose the model that each client uses, then turn it into weights."""
         for part in self._defining("deployed"):
-            model = part.deployed(_own_clients(clients, part), model)
+            given, model = model, part.deployed(_own_clients(clients, part), model)
+            self._checks.tensors(part, "deployed", model, given, whole=True)
         return self.effective(clients, model, None)
 
     @cached_property
@@ -276,17 +293,22 @@ class Method:
         """Let every part change what the server sends."""
         for part in self._defining("broadcast"):
             message = part.broadcast(_own_server(server, part), message)
+            self._checks.message(part, "broadcast", message, (1, len(server.participants)))
         return message
 
     def weigh(self, declared: Declared) -> Tensor:
         """Give each participant its weight ``[K]``."""
-        return first_defining(self.parts, "weigh").weigh(declared)
+        part = first_defining(self.parts, "weigh")
+        weights = part.weigh(declared)
+        self._checks.numbers(part, "weigh", weights, len(declared.sizes))
+        return weights
 
     def aggregate(self, server: Server, replies: Message) -> ModelAndState:
         """Weigh and merge all replies of a round, and advance."""
         merger = first_defining(self.parts, "merge")
         weights = self.weigh(Declared(server.sizes, server.label_counts))
         merged = merger.merge(_own_server(server, merger), replies, weights / weights.sum())
+        self._checks.tensors(merger, "merge", merged, server.model, whole=False)
         return self.advance(server, merged, replies)
 
     def advance(self, server: Server, merged: Tensors, replies: Message) -> ModelAndState:
@@ -296,7 +318,9 @@ class Method:
         """
         stepper, refiners = first_defining(self.parts, "server_step"), self._defining("refine")
         new, server = self._refined(server, merged, replies, [part for part in refiners if part.refines_merged])
-        new, memory = stepper.server_step(_own_server(server, stepper), new)
+        returned = stepper.server_step(_own_server(server, stepper), new)
+        self._checks.model_and_memory(stepper, "server_step", returned, new, whole=True)
+        new, memory = returned
         server = _remembering(server, stepper, memory)
         new, server = self._refined(server, new, replies, [part for part in refiners if not part.refines_merged])
         return new, server.memory
@@ -305,7 +329,9 @@ class Method:
         self, server: Server, model: Tensors, replies: Message, parts: Sequence[Part]
     ) -> tuple[Tensors, Server]:
         for part in parts:
-            model, memory = part.refine(_own_server(server, part), model, replies)
+            returned = part.refine(_own_server(server, part), model, replies)
+            self._checks.model_and_memory(part, "refine", returned, server.model, whole=False)
+            model, memory = returned
             server = _remembering(server, part, memory)
         return model, server
 
@@ -330,6 +356,10 @@ class Method:
             for part in self._defining("masks_known")
             for name, mask in part.masks_known(_own(view, part), upload).items()
         }
+
+    @cached_property
+    def _checks(self) -> Checks:
+        return Checks()
 
     def _defining(self, hook: str) -> Sequence[Part]:
         return self._parts_defining.get(hook, ())

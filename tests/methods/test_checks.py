@@ -1,0 +1,89 @@
+"""What hooks return is looked at, and a hook whose name is misspelt is refused."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fedstrata.errors import FedStrataError
+from fedstrata.methods import Facts, Message, Method, Part, Touches
+from fedstrata.testing.world import prepare
+
+
+@dataclass(frozen=True)
+class Own(Part):
+    """A part to go wrong with."""
+
+    name: ClassVar[str] = "own"
+    facts: ClassVar[Facts] = Facts("averaging", "made up for a test")
+    touches: ClassVar[Touches] = Touches()
+
+
+def part_with(**hooks):
+    return dataclass(frozen=True)(type("Own", (Own,), hooks))()
+
+
+WRONG = {
+    "a loss that is one number": (
+        {"loss": lambda self, clients, step, loss: loss.sum()},
+        r"The hook 'loss' of 'own' must return one number for each client \(\[1\]\), and it returned a tensor \[\]",
+    ),
+    "a model without its memory": (
+        {"start": lambda self, clients, message, model: model},
+        "'start' of 'own' must return a pair",
+    ),
+    "weights of another shape": (
+        {"finish": lambda self, clients, training: ({n: t[0] for n, t in training.trained.items()}, clients.memory)},
+        r"'finish' of 'own' must return 'stem.weight' \(\[1, 4, 1, 3, 3\]\), and it returned a tensor \[4, 1, 3, 3\]",
+    ),
+    "a part of the model": (
+        {"deployed": lambda self, clients, model: {"head.bias": model["head.bias"]}},
+        "'deployed' of 'own' must return the whole model",
+    ),
+    "a name that nobody knows": (
+        {"gradients": lambda self, clients, step, gradients: {**gradients, "more": gradients["head.bias"]}},
+        "'gradients' of 'own' must return the model's own names .* it returned 'more' too",
+    ),
+    "something that is no tensor": (
+        {"merge": lambda self, server, replies, shares: {"head.bias": 0.5}},
+        "'merge' of 'own' must return 'head.bias' .* it returned a float",
+    ),
+    "no message": (
+        {"upload": lambda self, clients, training, message: message.tensors},
+        "'upload' of 'own' must return a message",
+    ),
+    "a message without clients": (
+        {"upload": lambda self, clients, training, message: Message({"head.bias": torch.tensor(1.0)})},
+        "'head.bias' with a leading axis",
+    ),
+    "one weight for all": (
+        {"weigh": lambda self, declared: torch.tensor(1.0)},
+        "'weigh' of 'own' must return one number for each client",
+    ),
+    "nothing": (
+        {"server_step": lambda self, server, merged: None},
+        "'server_step' of 'own' must return a pair .* it returned nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_return_is_told(wrong):
+    hooks, sentence = WRONG[wrong]
+    with pytest.raises(FedStrataError, match=sentence):
+        prepare(Method.make(part_with(**hooks)), rounds=1).run()
+
+
+def test_a_misspelt_hook_is_told():
+    with pytest.raises(FedStrataError, match=r"defines 'gradient', which is no hook.*did you mean 'gradients'"):
+        Method.make(part_with(gradient=lambda self, clients, step, gradients: gradients))
+
+
+def test_a_hook_with_other_arguments_is_told():
+    with pytest.raises(FedStrataError, match=r"'loss' of Own takes \(self, loss\); it is called with \(self, clients"):
+        Method.make(part_with(loss=lambda self, loss: loss))
+
+
+def test_helpers_of_a_part_may_have_any_other_name():
+    Method.make(part_with(stage_one=lambda self: 1, _gradient=lambda self: 1))
