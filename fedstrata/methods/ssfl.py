@@ -36,7 +36,8 @@ class SSFL(SharedMask):
     round, ``adapt_on_joining`` when clients join (Algorithm 2; ``late_clients`` of an experiment): weights that were
     masked are scored, and start again, from their initial values. ``refresh_every`` does so periodically, and
     ``growth`` keeps the old mask and only adds to it (both named in Appendix A.6). The paper leaves open what is
-    masked; here it is the weights of convolutions and linear layers (``scope=all``: every parameter).
+    masked; here it is the weights of convolutions, linear layers and whatever else computes with matrices, such as the
+    projections of an attention (``scope=all``: every parameter).
 
     ``topology`` replaces the mask by one that its studies compare with: ``shuffled`` inside each tensor, one ``random``
     mask for all, ``random-per-client`` (both Fig. 3a; the latter is ``random-k``), or the ``oracle``, the mask of the
@@ -56,7 +57,7 @@ class SSFL(SharedMask):
     batch_size: int = parameter(16, "Samples in a saliency minibatch.", low=1)
     batches: int = parameter(1, "Saliency minibatches per client.", low=1)
     balanced: bool = parameter(False, "Draw saliency minibatches with the client's classes in turn.")
-    scope: str = parameter("weights", "What is masked: conv and linear weights, or all parameters.", choices=SCOPES)
+    scope: str = parameter("weights", "What is masked: the weights of all layers, or all parameters.", choices=SCOPES)
     warmup: int = parameter(0, "Dense rounds before the mask is found.", low=0)
     adapt_at: int | None = parameter(None, "Find a new mask before this round.", low=2)
     adapt_on_joining: bool = parameter(False, "Find a new mask when clients join.")

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from watching import (
     BOTH_ENGINES,
+    Attending,
     GivenProbe,
     assert_same_bits,
+    attending,
     clients_view,
     layer_values,
     outlined,
@@ -19,6 +21,7 @@ from watching import (
 from fedstrata.engines.engine import pack
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
+from fedstrata.functional import split_point
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
 from fedstrata.runs.driver import Driver
@@ -93,6 +96,72 @@ def test_the_sum_over_clients_decides(threshold, federated):
     assert metrics["federated"] == {"a": 1.0, "b": float(federated > 1), "c": float(federated > 2)}
     assert metrics["federation_sensitivity"] == pytest.approx({"a": 0.045, "b": 0.0825, "c": 0.5325})
     assert part.metrics(server_view(LAYERS, {}, memory=memory, round=2)) == {}
+
+
+# Layers with several weights, and with none of their own --------------------------------------------------------------
+
+
+def sensitivity_of(layers, values):
+    """Survey one client whose weights are all 1 and whose gradients are given, by layer."""
+    after = {name: torch.ones(1, 2) for layer in layers.weighted for name in layer.weights}
+    slopes = {
+        name: torch.full((1, 2), value)
+        for layer, given in zip(layers.weighted, values, strict=True)
+        for name, value in zip(layer.weights, given, strict=True)
+    }
+    [exchange] = methods.make("player").exchanges()
+    return exchange.survey(clients_view(layers, 1, **probing(GivenProbe(slopes, after))), {})
+
+
+def test_an_attention_is_one_layer_of_the_curve_and_a_tied_one_adds_nothing():
+    """Mean squares by layer: patches 1, attention (1 + 9) / 2, mixing 4, again none, head 36."""
+    layers = LayerMap.read(Attending(), (1, 8, 8))
+    reply = sensitivity_of(layers, [[1.0], [1.0, 3.0], [2.0], [], [6.0]])
+    assert reply.tensors["sensitivity"].tolist() == [[1, 6, 10, 10, 46]]
+    part, memory = conclude("player(threshold=4.5)", layers=layers, replies=reply)
+    assert int(memory["federated"]) == 1  # 6 / 1
+    part, memory = conclude("player(threshold=7)", layers=layers, replies=reply)
+    assert int(memory["federated"]) == 5
+    reply = sensitivity_of(layers, [[1.0], [1.0, 1.0], [1.0], [], [3.0]])
+    part, memory = conclude("player(threshold=3.5)", layers=layers, replies=reply)
+    assert memory["curve"].tolist() == [1, 2, 3, 3, 12]
+    assert int(memory["federated"]) == 4  # before the head, not before the layer that only uses a weight again
+    metrics = part.metrics(server_view(layers, {}, memory=memory))
+    assert metrics["federated"] == {"patches": 1, "attention": 1, "mixing": 1, "again": 1, "head": 0}
+    assert metrics["federation_sensitivity"] == {"patches": 1, "attention": 2, "mixing": 3, "again": 3, "head": 12}
+    message = Message({name: torch.zeros(1) for name in layers.parameter_names})
+    sent = part.broadcast(server_view(layers, {}, memory=memory), message).tensors
+    assert message.tensors.keys() - sent.keys() == {"head.weight", "head.bias"}
+
+
+def test_entries_and_not_tensors_count_alike():
+    """In an attention of width 2 the packed projections have 12 entries, the output's has 4: (12 * 1 + 4 * 9) / 16."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(2, 1), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.head(self.attention(x, x, x)[0])
+
+    layers = LayerMap.read(Attention(), (2,))
+    after = {name: torch.ones(1, *tensor.shape) for name, tensor in Attention().named_parameters()}
+    slopes = after | {"attention.out_proj.weight": torch.full((1, 2, 2), 3.0)}
+    [exchange] = methods.make("player").exchanges()
+    reply = exchange.survey(clients_view(layers, 1, **probing(GivenProbe(slopes, after))), {})
+    assert reply.tensors["sensitivity"].tolist() == [[3, 4]]
+
+
+@BOTH_ENGINES
+def test_a_run_on_attention_shares_what_its_curve_says(engine):
+    simulation = attending("player", engine, rounds=1)
+    simulation.step()
+    curve = layer_values(simulation, "federation_sensitivity", 1)
+    assert list(curve) == ["patches", "attention", "mixing", "again", "head"]
+    assert 0 < curve["patches"] < curve["attention"] < curve["mixing"] == curve["again"] < curve["head"]
+    shared = split_point(list(curve.values()), 2.0)
+    assert sum(layer_values(simulation, "federated", 1).values()) == shared
 
 
 # What it equals ------------------------------------------------------------------------------------------------------
