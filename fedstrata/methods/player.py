@@ -60,6 +60,11 @@ class PLayer(Part):
     for ``heart``, all but the last layer of the transformers for ``sent140`` and ``mimic``. The lists in the released
     code differ for four of them: with the first of the two linear layers for ``emnist-released`` and ``isic-released``,
     only the first layer for ``heart-released``, without the two layers after the attention for ``mimic-released``.
+
+    Defaults:
+        threshold: ours; the paper gives no value, and the released code has lists of layers instead.
+        random, up_to, preset: paper, Algorithm 3.
+        batch_size: gaiters-aerials/player_fl, code/configs.py.
     """
 
     facts: ClassVar[Facts] = Facts(
