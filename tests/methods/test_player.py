@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 from torch import nn
@@ -27,7 +29,7 @@ from fedstrata.methods import Message, Method, methods
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients
-from fedstrata.testing.world import TinyNet, digits, prepare, unequal_split
+from fedstrata.testing.world import EXPERIMENT, TinyNet, digits, prepare, unequal_split
 from fedstrata.wire import decode, encode
 
 ORDER = ["stem", "body", "shortcut.0", "hidden", "head"]
@@ -96,6 +98,72 @@ def test_the_sum_over_clients_decides(threshold, federated):
     assert metrics["federated"] == {"a": 1.0, "b": float(federated > 1), "c": float(federated > 2)}
     assert metrics["federation_sensitivity"] == pytest.approx({"a": 0.045, "b": 0.0825, "c": 0.5325})
     assert part.metrics(server_view(LAYERS, {}, memory=memory, round=2)) == {}
+
+
+# At real clients ------------------------------------------------------------------------------------------------------
+
+
+def plain_net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+
+
+def at_client(text, client, **changes):
+    """Survey one real client: its samples, and its curve from the common initial model."""
+    dataset = digits()
+    ingredients = Ingredients(dataset, unequal_split(dataset), plain_net, Method.make(text))
+    experiment = EXPERIMENT.with_changes({"optimiser": "sgd(learning_rate=0.5)", **changes})
+    simulation = Driver.prepare(experiment, ingredients)
+    side = simulation.engine.members[client].side
+    initial = {name: tensor[None] for name, tensor in simulation.setting.initial.items()}
+    clients = side.probe([client], 1).clients
+    [exchange] = simulation.setting.method.parts[0].exchanges()
+    samples = torch.from_numpy(simulation.split.train[client])
+    inputs, labels = side.data.make(samples[None], None)
+    curve = exchange.survey(clients, initial).tensors["sensitivity"][0]
+    return simulation.setting.initial, inputs[0], labels[0], curve.tolist()
+
+
+def gradients_at(weights, inputs, labels):
+    model = plain_net().double()
+    model.load_state_dict(weights)
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    return dict(zip(weights, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+
+
+def curve_at(weights, inputs, labels):
+    """Eq. 2 for two layers, in plain PyTorch."""
+    slopes = gradients_at(weights, inputs, labels)
+    first, second = (float((weights[name] * slopes[name]).square().mean()) for name in ("1.weight", "3.weight"))
+    return [first, first + second]
+
+
+def test_a_client_measures_where_one_epoch_of_training_has_taken_it():
+    """With all samples in one batch, an epoch is one step down the gradient; other numbers at the initial model."""
+    initial, inputs, labels, curve = at_client("player", 2, batch_size=99, epochs=5)
+    slopes = gradients_at(initial, inputs, labels)
+    trained = {name: weight - 0.5 * slopes[name] for name, weight in initial.items()}
+    assert curve == pytest.approx(curve_at(trained, inputs, labels), rel=1e-9)
+    mixed = [float((trained[name] * slopes[name]).square().mean()) for name in ("1.weight", "3.weight")]
+    for other in (curve_at(initial, inputs, labels), [mixed[0], sum(mixed)]):
+        assert curve != pytest.approx(other, rel=1e-3)
+
+
+def test_a_client_measures_on_one_batch_of_the_size_that_the_method_says():
+    """Of five samples a batch of two has ten sets; the curve is that of one of them, and not that of all samples."""
+    initial, inputs, labels, curve = at_client("player(batch_size=2)", 3, batch_size=99)
+    slopes = gradients_at(initial, inputs, labels)
+    trained = {name: weight - 0.5 * slopes[name] for name, weight in initial.items()}
+    sets = [list(chosen) for chosen in combinations(range(5), 2)]
+    fitting = [chosen for chosen in sets if curve == pytest.approx(curve_at(trained, inputs[chosen], labels[chosen]))]
+    assert len(fitting) == 1
+    assert at_client("player", 3, batch_size=99)[3] == pytest.approx(curve_at(trained, inputs, labels))
+
+
+def test_the_random_prefix_is_measured_on_the_same_batch():
+    text = "player-random(batch_size=2, threshold=3.5)"
+    assert at_client(text, 3, batch_size=99)[3] == at_client("player(batch_size=2)", 3, batch_size=99)[3]
+    [part] = Method.make(text).parts
+    assert (part.threshold, part.random) == (3.5, True)
 
 
 # Layers with several weights, and with none of their own --------------------------------------------------------------
