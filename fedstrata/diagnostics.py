@@ -26,14 +26,18 @@ def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str
 
 
 def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[str, float]:
-    r"""Measure inertia: the cosine between each layer's weight now and in the reference round (LIPS, Eq. 1).
+    r"""Measure inertia: the cosine between each layer's weights now and in the reference round (LIPS, Eq. 1).
 
     A layer that keeps a cosine near 1 has stopped to learn.
     """
     cosines = {}
     for layer in layers.weighted:
-        if layer.weight in model and layer.weight in reference:
-            now, then = (tensors[layer.weight].to(torch.float64).flatten() for tensors in (model, reference))
+        shared = [name for name in layer.weights if name in model and name in reference]
+        if shared:
+            now, then = (
+                torch.cat([tensors[name].to(torch.float64).flatten() for name in shared])
+                for tensors in (model, reference)
+            )
             cosines[layer.name] = torch.nn.functional.cosine_similarity(now, then, dim=0)
     return _numbers(cosines)
 

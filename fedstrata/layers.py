@@ -58,6 +58,9 @@ class Layer:
     """The buffers that it owns, such as running statistics."""
     weight: str | None
     """The parameter that its module calls ``weight``, if it owns it."""
+    weights: tuple[str, ...]
+    """All weights that it owns: its parameters with several axes, such as the projections of an attention or the
+    matrices of a recurrent layer, without biases; a norm layer has none."""
     bias: str | None
     """The parameter that its module calls ``bias``, if it owns it."""
     tied: tuple[str, ...]
@@ -309,6 +312,18 @@ class _Candidate:
         whole = len(self.parameters) == sum(1 for _ in self.module.parameters())
         return not holder and whole and any(parameter.dim() > 1 for parameter in self.parameters)
 
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """Its parameters with several axes that are no biases; none for a norm."""
+        if self.kind == "norm":
+            return ()
+        biases = (self.module.bias_k, self.module.bias_v) if isinstance(self.module, nn.MultiheadAttention) else ()
+        return tuple(
+            parameter
+            for parameter in self.parameters
+            if parameter.dim() > 1 and not any(parameter is bias for bias in biases)
+        )
+
 
 def _candidates(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[_Candidate]:
     if module in seen:
@@ -383,6 +398,7 @@ def _layer(candidate: _Candidate, role: Role, follows: str | None, names: Mappin
         parameters=own(candidate.parameters),
         buffers=own(candidate.buffers),
         weight=next(iter(own([direct.get("weight")])), None),
+        weights=own(candidate.weights),
         bias=next(iter(own([direct.get("bias")])), None),
         tied=tuple(names[id(tensor)] for tensor in candidate.parameters + candidate.buffers if id(tensor) in owned),
         size=sum(parameter.numel() for parameter in candidate.parameters if id(parameter) not in owned),

@@ -10,7 +10,7 @@ from fedstrata.engines.client import ClientSide
 from fedstrata.engines.forward import LoopForward
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.functional import mask_error, saliency, top_mask
+from fedstrata.functional import mask_error, mean_saliency, top_mask
 from fedstrata.methods.mechanisms.masking import maskable
 from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.stack import repeat
@@ -30,8 +30,8 @@ def mask_errors(
     The data, its division over clients and the initial model are those of the experiment. The oracle scores each weight
     by :math:`|\partial L / \partial w \cdot w_0|` on the whole training set. A mask from some minibatches takes the
     mean of :math:`|\partial L_b / \partial w \cdot w_0|` over them, by their clients' data; minibatches come from the
-    clients in turn, so that with as many of them as clients it is the mask of ``ssfl``. Returned is the
-    :func:`~fedstrata.functional.mask_error` for each number of minibatches.
+    clients in turn, so that with as many of them as clients it is the mask of ``ssfl``, and with twice as many that of
+    ``ssfl(batches=2)``. Returned is the :func:`~fedstrata.functional.mask_error` for each number of minibatches.
 
     >>> errors = mask_errors([1, 30], Experiment(data="digits", clients=10, model="mlp"))
     >>> 0 < errors[30] < errors[1] < 0.5
@@ -48,7 +48,7 @@ def mask_errors(
 
     products = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for client in range(clients):
-        gradients = side.probe([client], 0).gradients(model, batch_size, batches=None)
+        gradients = side.probe([client], 1).gradients(model, batch_size, batches=None)
         for name, weight in weights.items():
             products[name] += sizes[client] * gradients[name] * weight
     oracle = top_mask({name: product.abs() for name, product in products.items()}, sparsity)
@@ -56,9 +56,9 @@ def mask_errors(
     errors, scores = {}, {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for number in range(max(minibatches)):
         turn, client = divmod(number, clients)
-        gradients = side.probe([client], turn + 1).gradients(model, batch_size)
-        for name, weight in weights.items():
-            scores[name] += sizes[client] * saliency(gradients[name], weight)
+        gradients = side.probe([client], 1).gradients(model, batch_size, draw=turn)
+        for name, score in mean_saliency([gradients], weights).items():
+            scores[name] += sizes[client] * score
         if number + 1 in minibatches:
             errors[number + 1] = mask_error(top_mask(scores, sparsity), oracle)
     return errors

@@ -70,6 +70,18 @@ def test_cosines_are_those_of_the_weights_without_biases_and_norms():
     assert layer_cosines(LAYERS, {}, AFTER) == layer_cosines(LAYERS, BEFORE, {}) == {}
 
 
+def test_the_cosine_of_a_layer_with_several_weights_is_that_of_all_of_them():
+    layers = LayerMap.read(nn.LSTM(1, 1), (3, 1))
+    then, now = (
+        {f"{name}_l0": torch.tensor(value) for name, value in values.items()}
+        for values in (
+            {"weight_ih": [3.0, 0.0], "weight_hh": [0.0, 4.0], "bias_ih": [1.0]},
+            {"weight_ih": [0.0, 3.0], "weight_hh": [0.0, 4.0], "bias_ih": [9.0]},
+        )
+    )
+    assert list(layer_cosines(layers, then, now).values()) == pytest.approx([16 / 25])
+
+
 def test_a_run_measures_from_the_reference_round_on():
     driver = Driver.prepare(EXPERIMENT.with_changes({"rounds": 4, "reference_round": 2}))
     models = []

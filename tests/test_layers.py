@@ -211,6 +211,43 @@ def test_attention_owns_its_parts_and_loose_parameters_are_extras() -> None:
     assert all(len(block) == 1 for block in layers.blocks())
 
 
+def test_the_weights_of_a_layer_are_all_its_matrices_and_no_biases() -> None:
+    layers = LayerMap.read(Transformer(), (3, 4, 4))
+    assert {layer.name: layer.weights for layer in layers.all} == {
+        "(model)": ("token", "positions"),
+        "patches": ("patches.weight",),
+        "encoder.norm1": (),
+        "encoder.self_attn": ("encoder.self_attn.in_proj_weight", "encoder.self_attn.out_proj.weight"),
+        "encoder.norm2": (),
+        "encoder.linear1": ("encoder.linear1.weight",),
+        "encoder.linear2": ("encoder.linear2.weight",),
+        "head": ("head.weight",),
+        "forgotten.0": ("forgotten.0.weight",),
+        "forgotten.1": (),
+    }
+
+
+class Asking(nn.Module):
+    """Attention whose keys and values have another width, with biases that are rows, behind a norm over two axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm((3, 4))
+        self.attention = nn.MultiheadAttention(4, 2, kdim=3, vdim=2, add_bias_kv=True, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        answers, _ = self.attention(self.norm(inputs), inputs[..., :3], inputs[..., :2])
+        return answers[:, 0]
+
+
+def test_separate_projections_are_weights_and_the_rows_that_attention_adds_are_biases() -> None:
+    norm, attention = LayerMap.read(Asking(), (3, 4)).layers
+    assert norm.weights == ()
+    assert "attention.bias_k" in attention.parameters
+    projections = ("q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight")
+    assert attention.weights == tuple(f"attention.{name}" for name in projections)
+
+
 def test_layers_that_the_forward_pass_never_meets_are_listed() -> None:
     layers = LayerMap.read(Transformer(), (3, 4, 4))
     assert [(layer.name, layer.kind, layer.role) for layer in layers.unused] == [
@@ -252,6 +289,8 @@ def test_tokens_recurrence_and_tied_weights() -> None:
     assert (embedding.parameters, embedding.weight, embedding.tied) == (("decoder.weight",), "decoder.weight", ())
     assert (decoder.parameters, decoder.weight, decoder.bias) == (("decoder.bias",), None, "decoder.bias")
     assert decoder.tied == ("decoder.weight",)
+    assert (embedding.weights, decoder.weights) == (("decoder.weight",), ())
+    assert layers.layer("recurrent").weights == ("recurrent.weight_ih_l0", "recurrent.weight_hh_l0")
     assert layers.layer("recurrent").parameters == tuple(
         f"recurrent.{name}_l0" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
@@ -287,6 +326,7 @@ def test_own_layers_count_as_layers_with_weights() -> None:
     assert summary(layers) == [("0", "other", "first"), ("1", "norm", "norm"), ("2", "linear", "last")]
     assert layers.layer("0").names == ("0.matrix", "0.offset")
     assert layers.layer("0").weight is None
+    assert layers.layer("0").weights == ("0.matrix",)
     assert blocks(layers) == [["0", "1"], ["2"]]
 
 

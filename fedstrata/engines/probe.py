@@ -38,7 +38,7 @@ class DataProbe:
         names = layers.parameter_names
         buffers = {name: model[name] for name in layers.buffer_names}
         total = {name: torch.zeros_like(model[name], memory_format=torch.contiguous_format) for name in names}
-        dropout = self.clients.keys("probe/dropout")
+        dropout = self.clients.keys(f"probe/{draw}/dropout" if draw else "probe/dropout")
         drawn = (
             self._balanced(batch_size, batches, draw)
             if balanced and batches

@@ -2,8 +2,8 @@
 
 ===========================================  ======================================================================
 LIPS, transient sparsity                     :func:`sparsity_at`, :func:`sensitivity`, :func:`keep_mask`
-SSFL, one shared mask from saliency          :func:`saliency`, :func:`aggregate_scores`, :func:`top_mask`,
-                                             :func:`mask_error`
+SSFL, one shared mask from saliency          :func:`saliency`, :func:`mean_saliency`, :func:`aggregate_scores`,
+                                             :func:`top_mask`, :func:`mask_error`
 FedLWS, layer-wise shrinking                 :func:`shrink_factor`, :func:`shrink`
 PLayer-FL, which layers to federate          :func:`federation_sensitivity`, :func:`split_point`
 Sparse fine-tuning, which entries to train   :func:`fisher`, :func:`select`, :func:`scaled_rounds`
@@ -55,7 +55,7 @@ from fedstrata.functional.masks import (
 from fedstrata.functional.player import federation_sensitivity, split_point
 from fedstrata.functional.privacy import gaussian_delta, gaussian_epsilon, gaussian_noise
 from fedstrata.functional.sparse_finetuning import fisher, scaled_rounds, select
-from fedstrata.functional.ssfl import aggregate_scores, mask_error, saliency, top_mask
+from fedstrata.functional.ssfl import aggregate_scores, mask_error, mean_saliency, saliency, top_mask
 
 __all__ = [
     "aggregate_scores",
@@ -71,6 +71,7 @@ __all__ = [
     "lama_cut",
     "ldawa",
     "mask_error",
+    "mean_saliency",
     "overlap",
     "overlaps",
     "prune",

@@ -7,7 +7,7 @@ https://openreview.net/forum?id=kUZ6LhUB26.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import overload
 
 import torch
@@ -31,8 +31,8 @@ from fedstrata.functional._entries import (
 def saliency(grad: Tensor, weight: Tensor) -> Tensor:
     """Score each entry by what the loss would feel if it were removed, to first order: ``|grad * weight|``.
 
-    ``grad`` is the gradient of a client's minibatch loss at ``weight``. The absolute value is taken here, per client,
-    before any average. Both may be stacks ``[K, ...]``.
+    ``grad`` is the gradient of a client's minibatch loss at ``weight``. The absolute value is taken here, per client
+    and minibatch, before any average. Both may be stacks ``[K, ...]``.
 
     Citation: Ohib et al., "SSFL: Discovering Sparse Unified Subnetworks at Initialization for Efficient Federated
     Learning", OpenReview kUZ6LhUB26, Eq. 1; the criterion is that of SNIP (Lee et al., ICLR 2019).
@@ -43,6 +43,31 @@ def saliency(grad: Tensor, weight: Tensor) -> Tensor:
     """
     check_same_shape(grad, "The gradient", weight, "the weight")
     return (real(grad) * real(weight)).abs()
+
+
+def mean_saliency(grads: Iterable[Mapping[str, Tensor]], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Score each entry on several minibatches: the mean over them of their own :func:`saliency`.
+
+    ``grads`` are the gradients of one minibatch after the other, by the names of ``weights``. The absolute value is
+    taken for each minibatch, as if it were a client of its own: gradients of two minibatches that cancel still count.
+
+    Citation: Ohib et al., "SSFL: Discovering Sparse Unified Subnetworks at Initialization for Efficient Federated
+    Learning", OpenReview kUZ6LhUB26, Section 4.2.3, "increasing the number of minibatches per client"; the authors'
+    code averages so too (riohib/SSFL, api/client/client_strategies.py).
+
+    >>> import torch
+    >>> mean_saliency([{"w": torch.tensor([2.0, 1.0])}, {"w": torch.tensor([-2.0, 3.0])}], {"w": torch.ones(2)})
+    {'w': tensor([2., 2.])}
+    """
+    total: dict[str, Tensor] = {}
+    count = 0
+    for minibatch in grads:
+        scores = {name: saliency(minibatch[name], weight) for name, weight in weights.items()}
+        total = {name: total[name] + score for name, score in scores.items()} if count else scores
+        count += 1
+    if count == 0:
+        raise FedStrataError("There are no minibatches whose scores could be averaged; give gradients of at least one.")
+    return {name: score / count for name, score in total.items()}
 
 
 def mask_error(mask: Tensor | Mapping[str, Tensor], oracle: Tensor | Mapping[str, Tensor]) -> float:

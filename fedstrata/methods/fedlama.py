@@ -86,9 +86,12 @@ class FedLAMA(Part):
         return model, {"waits": torch.zeros_like(waited).index_fill(0, longest, True)}
 
     def metrics(self, server: Server) -> Metrics:
-        """Tell how often each layer is aggregated from now on."""
-        waits = zip(_weights(server), server.memory["waits"].tolist(), strict=True)
-        return {"interval": {server.layers.of(name).name: float(self.factor if long else 1) for name, long in waits}}
+        """Tell how often each layer is aggregated from now on; of several weights, the one that waits longest."""
+        intervals: dict[str, float] = {}
+        for name, long in zip(_weights(server), server.memory["waits"].tolist(), strict=True):
+            layer = server.layers.of(name).name
+            intervals[layer] = max(intervals.get(layer, 1.0), float(self.factor if long else 1))
+        return {"interval": intervals}
 
     # What travels -----------------------------------------------------------------------------------------------------
 

@@ -126,8 +126,11 @@ class FedPM(Reparametrised):
 
     def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer's weights is used on average."""
-        weights = {layer.name: layer.weight for layer in server.layers.weighted if layer.weight in server.model}
-        return {"density": {layer: float(server.model[name].sigmoid().mean()) for layer, name in weights.items()}}
+        chances = {
+            layer.name: [server.model[name].sigmoid().flatten() for name in layer.weights if name in server.model]
+            for layer in server.layers.weighted
+        }
+        return {"density": {layer: float(torch.cat(own).mean()) for layer, own in chances.items() if own}}
 
     def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such weights nothing is learned."""
@@ -150,7 +153,8 @@ def _masked(clients: Clients, parameters: Tensors, masks: Tensors) -> Tensors:
     """Multiply the frozen weights, drawn from the seed again each time, by masks ``[K, ...]``."""
     layers, masked = clients.layers, {}
     for name, mask in masks.items():
-        weight = layers.of(name).weight or name
+        weights = layers.of(name).weights
+        weight = name if name in weights or not weights else weights[0]
         size = math.e / math.sqrt(math.prod(parameters[weight].shape[2:]) or 1)
         heads = uniform(torch.tensor(key(clients.seed, "fedpm", "weights", name), device=mask.device), mask.shape[1:])
         masked[name] = torch.where(heads < 0.5, -size, size).to(mask.dtype) * mask

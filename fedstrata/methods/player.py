@@ -46,7 +46,9 @@ class PLayer(Part):
     (\theta_p \, g_p)^2` (Eq. 2) on one batch; the server sums over clients and shares the layers up to the first p with
     :math:`F_{p+1} / F_p > t` (Eq. 3), all of them if there is none. That epoch is a survey of its own: training then
     begins at the initial model. The layers after p stay with each client, norms and running statistics with the layer
-    before them.
+    before them. The mean of a layer runs over all entries of all its weights (the projections of an attention are one
+    layer), without biases. A weight that several layers use is measured and shared with the first; a layer with no
+    weights of its own adds nothing to the curve, so that it stands on the side of the layer before it.
 
     The paper gives no value for t and the released code has no threshold but lists of layers picked by eye; the default
     2 is ours; ``inf`` shares everything. ``up_to`` shares the layers up to a named one instead, without a survey.
@@ -58,6 +60,11 @@ class PLayer(Part):
     for ``heart``, all but the last layer of the transformers for ``sent140`` and ``mimic``. The lists in the released
     code differ for four of them: with the first of the two linear layers for ``emnist-released`` and ``isic-released``,
     only the first layer for ``heart-released``, without the two layers after the attention for ``mimic-released``.
+
+    Defaults:
+        threshold: ours; the paper gives no value, and the released code has lists of layers instead.
+        random, up_to, preset: paper, Algorithm 3.
+        batch_size: gaiters-aerials/player_fl, code/configs.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -166,8 +173,7 @@ class PLayer(Part):
         federated = int(server.memory["federated"])
         metrics: Metrics = {"federated": {name: float(place < federated) for place, name in enumerate(names)}}
         if "curve" in server.memory:
-            measured = [layer.name for layer in server.layers.weighted if layer.weight is not None]
-            metrics["federation_sensitivity"] = dict(zip(measured, server.memory["curve"].tolist(), strict=True))
+            metrics["federation_sensitivity"] = dict(zip(names, server.memory["curve"].tolist(), strict=True))
         return metrics
 
 
@@ -185,8 +191,10 @@ class Sensitivity(Exchange):
         """Train one epoch and measure every layer's sensitivity on one batch."""
         trained = clients.probe.train(model, epochs=1)
         gradients = clients.probe.gradients(trained, self.method.batch_size)
-        names = [layer.weight for layer in clients.layers.weighted if layer.weight is not None]
-        weights, slopes = [trained[name] for name in names], [gradients[name] for name in names]
+        layers = clients.layers.weighted
+        weights, slopes = (
+            [[tensors[name] for name in layer.weights] for layer in layers] for tensors in (trained, gradients)
+        )
         return Message({"sensitivity": federation_sensitivity(weights, slopes, batched=True)})
 
     def conclude(self, server: Server, replies: Message) -> ModelAndMemory:

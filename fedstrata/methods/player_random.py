@@ -19,6 +19,10 @@ class PLayerRandom(Part):
 
     This is ``player(random=true)``: the prefix is drawn once per run. The survey of PLayer-FL takes place too, to know
     which prefix to leave out.
+
+    Defaults:
+        threshold: ours; the paper gives no value, and the released code has lists of layers instead.
+        batch_size: gaiters-aerials/player_fl, code/configs.py.
     """
 
     facts: ClassVar[Facts] = PLayer.facts

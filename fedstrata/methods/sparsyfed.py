@@ -15,7 +15,7 @@ from fedstrata.methods.contract.declarations import Facts, Needs
 from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Outline, Server, Training
-from fedstrata.methods.mechanisms.masking import keep, layer_densities, maskable, mean_with_zeros, send_under
+from fedstrata.methods.mechanisms.masking import keep, layer_densities, left_out, maskable, mean_with_zeros, send_under
 from fedstrata.methods.mechanisms.reparametrised import Reparametrised
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -95,9 +95,12 @@ class SparsyFed(Reparametrised):
         return {"density": layer_densities(server.layers, _not_zero(server.layers, server.model))}
 
     def notes(self, outline: Outline) -> Iterable[str]:
-        """Say that without such weights nothing is pruned."""
-        if not maskable(outline.layers):
+        """Say that without such weights nothing is pruned, and which others stay dense."""
+        weights = maskable(outline.layers)
+        if not weights:
             yield f"The model has no convolution or linear weights, so '{self.name}' prunes nothing."
+        elif dense := left_out(outline.layers, weights):
+            yield f"'{self.name}' leaves {dense} dense, outside the model's layers with weights."
 
 
 def sparse_backward(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.functional import aggregate_scores, saliency, top_mask
+from fedstrata.functional import aggregate_scores, mean_saliency, top_mask
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Facts
 from fedstrata.methods.contract.exchange import Exchange
@@ -30,13 +30,21 @@ class SSFL(SharedMask):
 
     Every client scores the weights on one minibatch, :math:`s_k = |\partial L / \partial w \cdot w_0|` (Eq. 2); the
     server averages by data, :math:`s = \sum_k p_k s_k` (Eq. 3), and keeps the :math:`\lfloor (1 - \sigma) d \rfloor`
-    largest over the whole model. From then on masked weights are zero at every step and do not travel.
+    largest over the whole model. From then on masked weights are zero at every step and do not travel. On several
+    ``batches`` a client's score is the mean of theirs, :func:`fedstrata.functional.mean_saliency`, each with its own
+    absolute value (Section 4.2.3, and the authors' code).
 
     ``warmup`` trains dense for some rounds before the mask is found (Table 6). ``adapt_at`` finds a new mask before a
     round, ``adapt_on_joining`` when clients join (Algorithm 2; ``late_clients`` of an experiment): weights that were
     masked are scored, and start again, from their initial values. ``refresh_every`` does so periodically, and
     ``growth`` keeps the old mask and only adds to it (both named in Appendix A.6). The paper leaves open what is
-    masked; here it is the weights of convolutions and linear layers (``scope=all``: every parameter).
+    masked; in the authors' code it is the weights of convolutions and linear layers, and here also those of whatever
+    else computes with matrices, such as the projections of an attention (``scope=all``: every parameter).
+
+    The authors' code differs from the paper in two places: it lets all clients count alike in the mean of the scores
+    (``weighted=false``; no difference where clients have equally many samples, as in its Dirichlet partition), and it
+    takes gradients in evaluation mode, which only matters to models with dropout or batch norm; here they are those of
+    training.
 
     ``topology`` replaces the mask by one that its studies compare with: ``shuffled`` inside each tensor, one ``random``
     mask for all, ``random-per-client`` (both Fig. 3a; the latter is ``random-k``), or the ``oracle``, the mask of the
@@ -44,6 +52,16 @@ class SSFL(SharedMask):
     :math:`\partial L_k / \partial w \cdot w_0` over all its samples, and the absolute value is taken of their mean,
     :math:`s^* = |\sum_k p_k \, \partial L_k / \partial w \cdot w_0|`, once. How far masks from few minibatches are
     from it, :func:`fedstrata.studies.mask_errors` measures (Fig. 4).
+
+    Defaults:
+        sparsity, batch_size: paper, Appendix A.8.
+        batches: riohib/SSFL, conf/base.yaml.
+        balanced: riohib/SSFL, api/client/client_strategies.py; Section 3.2 of the paper speaks of class-balanced
+            minibatches, Eq. 2 and Algorithm 1 of plain ones.
+        weighted: paper, Eq. 3.
+        scope: riohib/SSFL, api/trainers/model_trainer.py.
+        warmup: riohib/SSFL, conf/algorithm/ssfl.yaml.
+        adapt_at, adapt_on_joining, refresh_every, growth, topology: paper, Algorithm 1.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -56,7 +74,8 @@ class SSFL(SharedMask):
     batch_size: int = parameter(16, "Samples in a saliency minibatch.", low=1)
     batches: int = parameter(1, "Saliency minibatches per client.", low=1)
     balanced: bool = parameter(False, "Draw saliency minibatches with the client's classes in turn.")
-    scope: str = parameter("weights", "What is masked: conv and linear weights, or all parameters.", choices=SCOPES)
+    weighted: bool = parameter(True, "Weight the clients' scores by their samples; otherwise all count alike.")
+    scope: str = parameter("weights", "What is masked: the weights of all layers, or all parameters.", choices=SCOPES)
     warmup: int = parameter(0, "Dense rounds before the mask is found.", low=0)
     adapt_at: int | None = parameter(None, "Find a new mask before this round.", low=2)
     adapt_on_joining: bool = parameter(False, "Find a new mask when clients join.")
@@ -71,7 +90,7 @@ class SSFL(SharedMask):
     )
 
     def __post_init__(self) -> None:
-        """Refuse a new mask before the first one, and growth that never happens."""
+        """Refuse a new mask before the first one, growth that never happens, and equal clients without scores."""
         super().__post_init__()
         if self.adapt_at is not None and self.adapt_at <= self.warmup + 1:
             raise FedStrataError(
@@ -86,6 +105,12 @@ class SSFL(SharedMask):
             raise FedStrataError(
                 "'ssfl' with topology=random-per-client keeps its masks from the first round on; leave out warmup, "
                 "adapt_at and refresh_every."
+            )
+
+        if not self.weighted and self.topology not in ("saliency", "shuffled"):
+            raise FedStrataError(
+                f"'ssfl' with topology={self.topology} has no mean of scores in which clients could count alike; leave "
+                "out weighted."
             )
 
     def parts(self) -> tuple[Part, ...]:
@@ -161,8 +186,11 @@ class Saliency(MaskExchange):
         if method.topology == "oracle":
             gradients = clients.probe.gradients(whole, method.batch_size, batches=None)
             return Message({name: gradients[name] * whole[name] for name in scored})
-        gradients = clients.probe.gradients(whole, method.batch_size, method.batches, method.balanced)
-        return Message({name: saliency(gradients[name], whole[name]) for name in scored})
+        minibatches = (
+            clients.probe.gradients(whole, method.batch_size, balanced=method.balanced, draw=draw)
+            for draw in range(method.batches)
+        )
+        return Message(mean_saliency(minibatches, {name: whole[name] for name in scored}))
 
     def conclude(self, server: Server, replies: Message) -> ModelAndMemory:
         """Average the scores, keep the largest, and cut the global model down to them."""
@@ -181,7 +209,8 @@ class Saliency(MaskExchange):
             drawn = {name: server.model[name] for name in keys}
             scores = {name: uniform(keys[name], tensor.shape).to(tensor.device) for name, tensor in drawn.items()}
         else:
-            scores = {name: aggregate_scores(tensor, server.sizes).abs() for name, tensor in replies.tensors.items()}
+            counts = server.sizes if self.method.weighted else torch.ones_like(server.sizes)
+            scores = {name: aggregate_scores(tensor, counts).abs() for name, tensor in replies.tensors.items()}
         masks = top_mask(scores, self.method.sparsity)
         if self.method.topology == "shuffled":
             orders = {name: permutation(keys[name], mask.numel()) for name, mask in masks.items()}

@@ -11,7 +11,7 @@ from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Tou
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, Outline, Training
-from fedstrata.methods.mechanisms.masking import maskable, send_under
+from fedstrata.methods.mechanisms.masking import left_out, maskable, send_under
 from fedstrata.methods.random_k import PAPER
 from fedstrata.spec import parameter
 
@@ -40,6 +40,9 @@ class TopK(Part):
         return send_under(message, top_mask(sizes, self.sparsity, batched=True)) if self.sparsity > 0 else message
 
     def notes(self, outline: Outline) -> Iterable[str]:
-        """Say that without such weights everything is sent."""
-        if not maskable(outline.layers):
+        """Say that without such weights everything is sent, and which others always are."""
+        weights = maskable(outline.layers)
+        if not weights:
             yield f"The model has no convolution or linear weights, so '{self.name}' sends everything."
+        elif whole := left_out(outline.layers, weights):
+            yield f"'{self.name}' always sends {whole} whole, outside the model's layers with weights."

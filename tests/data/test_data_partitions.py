@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,34 @@ def test_counts_of_fedlws_round_half_to_even(total: int, shares: list[float], co
     assert client_counts(total, np.array(shares)).tolist() == counts
 
 
+@pytest.mark.parametrize(
+    ("total", "shares", "counts"),
+    [
+        (7, [0.5, 0.3, 0.2], [3, 2, 2]),  # 3.5, 2.1, 1.4
+        (10, [0.19, 0.28, 0.24, 0.29], [1, 2, 2, 5]),  # 1.9, 2.8, 2.4, 2.9: each of the first three loses what it had
+        (5, [0.5, 0.5], [2, 3]),
+        (3, [0.99, 0.01], [2, 1]),
+        (9, [0.0, 1.0], [0, 9]),
+        (0, [0.5, 0.5], [0, 0]),
+    ],
+)
+def test_counts_of_player_fl_are_cut_down(total: int, shares: list[float], counts: list[int]) -> None:
+    assert client_counts(total, np.array(shares), "down").tolist() == counts
+
+
+def test_rounding_down_leaves_more_to_the_last_client(digits: Dataset) -> None:
+    nearest, down = (
+        partitions.make(f"dirichlet-clients(alpha=100, minimum=1, rounding={rounding}, seed=3)")
+        .split(digits, 20)
+        .label_counts(digits)
+        for rounding in ("nearest", "down")
+    )
+    assert (down[:-1] <= nearest[:-1]).all()
+    assert 0 < (nearest[:-1] - down[:-1]).max() <= 1
+    assert (down[-1] >= nearest[-1]).all()
+    assert down[-1].sum() > nearest[-1].sum() + 40
+
+
 def test_largest_remainders_by_hand() -> None:
     assert largest_remainders(10, np.array([0.25, 0.25, 0.5])).tolist() == [3, 2, 5]
     assert largest_remainders(5, np.array([0.0, 2.0, 1.0])).tolist() == [0, 3, 2]
@@ -87,7 +117,7 @@ def test_largest_remainders_by_hand() -> None:
 )
 def test_every_rule_hands_out_the_total(total: int, given_shares: list[float]) -> None:
     shares = np.array(given_shares) / sum(given_shares)
-    for rule in (rounded_counts, client_counts, largest_remainders):
+    for rule in (rounded_counts, client_counts, partial(client_counts, rounding="down"), largest_remainders):
         counts = rule(total, shares)
         assert counts.sum() == total
         assert (counts >= 0).all()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.functional import aggregate_scores, keep_mask, mask_error, saliency, top_mask
+from fedstrata.functional import aggregate_scores, keep_mask, mask_error, mean_saliency, saliency, top_mask
 
 FIRST, SECOND = [0.40, 0.10, 0.02, 0.32], [0.00, 0.60, 0.20, 0.10]
 
@@ -247,3 +247,15 @@ def test_mask_error_counts(mask: list[bool], other: list[bool]) -> None:
     truth = other[: len(mask)]
     wrong = sum(one != two for one, two in zip(mask, truth, strict=True))
     assert mask_error(torch.tensor(mask), torch.tensor(truth)) == wrong / len(mask)
+
+
+def test_every_minibatch_has_its_own_absolute_value() -> None:
+    """Gradients (3, 1) and (-1, 1) at (2, -1): scores (6, 1) and (2, 1), mean (4, 1), not |mean| = (2, 1)."""
+    weights = {"a": torch.tensor([2.0]), "b": torch.tensor([-1.0])}
+    grads = [{"a": torch.tensor([value]), "b": torch.tensor([1.0]), "bias": torch.ones(3)} for value in (3.0, -1.0)]
+    scores = mean_saliency(iter(grads), weights)
+    assert {name: score.tolist() for name, score in scores.items()} == {"a": [4], "b": [1]}
+    assert mean_saliency(grads[:1], weights)["a"].tolist() == [6]
+    assert mean_saliency(grads * 3, weights)["a"].tolist() == [4]
+    with pytest.raises(FedStrataError, match="no minibatches whose scores could be averaged"):
+        mean_saliency([], weights)

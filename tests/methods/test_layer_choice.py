@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 from torch import nn
+from watching import Attending, clients_view, server_view
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
+from fedstrata.methods import methods
 from fedstrata.methods.mechanisms.layer_choice import choose_layers, weights_of
 from fedstrata.testing.world import TinyNet
 
 LAYERS = LayerMap.read(TinyNet(), (1, 8, 8))
+ATTENDING = LayerMap.read(Attending(), (1, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -41,3 +47,35 @@ def test_a_single_layer_is_the_last():
     layers = LayerMap.read(nn.Linear(2, 2), (2,))
     assert weights_of(layers, "middle") == weights_of(layers, "first") == []
     assert weights_of(layers, "last") == ["weight"]
+
+
+def test_a_layer_is_chosen_with_all_its_weights_and_a_weight_with_its_first_layer():
+    layers = ATTENDING
+    middle = ["attention.in_proj_weight", "attention.out_proj.weight", "mixing.weight"]
+    assert weights_of(layers, "middle") == middle
+    assert weights_of(layers, "all") == ["patches.weight", *middle, "head.weight"]
+    assert weights_of(layers, "again") == []
+
+
+# Methods that count by layers, on layers with several weights --------------------------------------------------------
+
+
+def test_fedlama_tells_of_a_layer_with_several_weights_the_longest_interval():
+    part = methods.make("fedlama(factor=3)")
+    waits = dict.fromkeys(weights_of(ATTENDING, "all"), False) | {"attention.in_proj_weight": True}
+    server = server_view(
+        ATTENDING, {name: torch.zeros(1) for name in waits}, memory={"waits": torch.tensor([*waits.values()])}
+    )
+    assert part.metrics(server) == {"interval": {"patches": 1, "attention": 3, "mixing": 1, "head": 1}}
+
+
+def test_fedpm_counts_all_weights_of_a_layer_and_draws_its_biases_at_their_size():
+    part = methods.make("fedpm")
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in Attending().named_parameters()}
+    certain = zeros | {"attention.in_proj_weight": torch.full((18, 6), math.inf)}
+    density = part.metrics(server_view(ATTENDING, certain))["density"]
+    assert density == {"patches": 0.5, "attention": (3 * 1 + 1 * 0.5) / 4, "mixing": 0.5, "head": 0.5}
+    scores = {name: torch.full((1, *tensor.shape), 100.0) for name, tensor in zeros.items()}
+    used = part.effective(clients_view(ATTENDING, 1), scores, 0)
+    for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"):
+        assert used[f"attention.{name}"].abs().unique().tolist() == pytest.approx([math.e / math.sqrt(6)])

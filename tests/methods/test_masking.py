@@ -9,7 +9,19 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, assert_same_bits, clients_view, memory_of, outlined, run, server_view, watched
+from watching import (
+    BOTH_ENGINES,
+    Attending,
+    assert_same_bits,
+    attending,
+    clients_view,
+    layer_values,
+    memory_of,
+    outlined,
+    run,
+    server_view,
+    watched,
+)
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Facts, Message, Method, Part, Touches, methods
@@ -20,6 +32,7 @@ from fedstrata.methods.mechanisms.masking import (
     epoch_ends,
     keep,
     layer_densities,
+    left_out,
     mean_with_zeros,
     random_masks,
     send_under,
@@ -229,3 +242,53 @@ def test_a_model_without_such_weights_is_told_about(name):
     [note] = methods.make(name).notes(outlined(layers))
     assert note.startswith("The model has no convolution or linear weights, so ")
     assert f"'{name}'" in note
+
+
+# Layers with several weights -----------------------------------------------------------------------------------------
+
+ATTENDING = LayerMap.read(Attending(), (1, 8, 8))
+MATRICES = {
+    "patches.weight", "attention.in_proj_weight", "attention.out_proj.weight", "mixing.weight", "head.weight"
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*leaves 'positions' dense")
+@BOTH_ENGINES
+@pytest.mark.parametrize("name", ["ssfl", "random-k", "feddst", "subfedavg", "flash-spdst", "sparsyfed"])
+def test_all_projections_of_an_attention_are_masked_and_a_weight_of_two_layers_once(name, engine):
+    text = {"feddst": "feddst(sparsity=0.5)"}.get(name, name)
+    simulation = attending(text, engine, rounds=1)
+    simulation.step()
+    held = memory_of(simulation, name, "mask")
+    assert held.keys() == MATRICES or name == "sparsyfed"
+    densities = layer_values(simulation, "density", 1)
+    assert densities.keys() == {"patches", "attention", "mixing", "head"}
+    if name == "subfedavg":  # prunes late, or never
+        return
+    for matrix in ("attention.in_proj_weight", "attention.out_proj.weight"):
+        assert not simulation.engine.server.model[matrix].all() or name == "random-k"
+    assert densities["attention"] < 1
+
+
+@pytest.mark.parametrize("name", ["ssfl", "random-k", "feddst", "subfedavg", "flash-spdst", "sparsyfed"])
+def test_what_stays_dense_is_said(name):
+    note = f"'{name}' leaves 'positions' dense, outside the model's layers with weights."
+    assert note in methods.make(name).notes(outlined(ATTENDING))
+
+
+def test_what_is_always_sent_whole_is_said():
+    [note] = methods.make("top-k").notes(outlined(ATTENDING))
+    assert note == "'top-k' always sends 'positions' whole, outside the model's layers with weights."
+
+
+@pytest.mark.parametrize("text", ["ssfl(scope=all)", "random-k(scope=all)", "dispfl"])
+def test_where_everything_is_masked_nothing_is_said(text):
+    assert not list(methods.make(text).notes(outlined(ATTENDING)))
+
+
+def test_many_that_stay_dense_are_counted():
+    assert left_out(ATTENDING, MATRICES - {"head.weight"}) == "'positions', 'head.weight'"
+    assert left_out(ATTENDING, {"mixing.weight"}) == (
+        "'positions', 'patches.weight', 'attention.in_proj_weight' and 2 more"
+    )
+    assert left_out(ATTENDING, {*MATRICES, "positions"}) == ""

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 from torch import nn
 from watching import (
     BOTH_ENGINES,
+    Attending,
     GivenProbe,
     assert_same_bits,
+    attending,
     clients_view,
     layer_values,
     outlined,
@@ -19,12 +23,13 @@ from watching import (
 from fedstrata.engines.engine import pack
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
+from fedstrata.functional import split_point
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients
-from fedstrata.testing.world import TinyNet, digits, prepare, unequal_split
+from fedstrata.testing.world import EXPERIMENT, TinyNet, digits, prepare, unequal_split
 from fedstrata.wire import decode, encode
 
 ORDER = ["stem", "body", "shortcut.0", "hidden", "head"]
@@ -93,6 +98,138 @@ def test_the_sum_over_clients_decides(threshold, federated):
     assert metrics["federated"] == {"a": 1.0, "b": float(federated > 1), "c": float(federated > 2)}
     assert metrics["federation_sensitivity"] == pytest.approx({"a": 0.045, "b": 0.0825, "c": 0.5325})
     assert part.metrics(server_view(LAYERS, {}, memory=memory, round=2)) == {}
+
+
+# At real clients ------------------------------------------------------------------------------------------------------
+
+
+def plain_net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+
+
+def at_client(text, client, **changes):
+    """Survey one real client: its samples, and its curve from the common initial model."""
+    dataset = digits()
+    ingredients = Ingredients(dataset, unequal_split(dataset), plain_net, Method.make(text))
+    experiment = EXPERIMENT.with_changes({"optimiser": "sgd(learning_rate=0.5)", **changes})
+    simulation = Driver.prepare(experiment, ingredients)
+    side = simulation.engine.members[client].side
+    initial = {name: tensor[None] for name, tensor in simulation.setting.initial.items()}
+    clients = side.probe([client], 1).clients
+    [exchange] = simulation.setting.method.parts[0].exchanges()
+    samples = torch.from_numpy(simulation.split.train[client])
+    inputs, labels = side.data.make(samples[None], None)
+    curve = exchange.survey(clients, initial).tensors["sensitivity"][0]
+    return simulation.setting.initial, inputs[0], labels[0], curve.tolist()
+
+
+def gradients_at(weights, inputs, labels):
+    model = plain_net().double()
+    model.load_state_dict(weights)
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    return dict(zip(weights, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+
+
+def curve_at(weights, inputs, labels):
+    """Eq. 2 for two layers, in plain PyTorch."""
+    slopes = gradients_at(weights, inputs, labels)
+    first, second = (float((weights[name] * slopes[name]).square().mean()) for name in ("1.weight", "3.weight"))
+    return [first, first + second]
+
+
+def test_a_client_measures_where_one_epoch_of_training_has_taken_it():
+    """With all samples in one batch, an epoch is one step down the gradient; other numbers at the initial model."""
+    initial, inputs, labels, curve = at_client("player", 2, batch_size=99, epochs=5)
+    slopes = gradients_at(initial, inputs, labels)
+    trained = {name: weight - 0.5 * slopes[name] for name, weight in initial.items()}
+    assert curve == pytest.approx(curve_at(trained, inputs, labels), rel=1e-9)
+    mixed = [float((trained[name] * slopes[name]).square().mean()) for name in ("1.weight", "3.weight")]
+    for other in (curve_at(initial, inputs, labels), [mixed[0], sum(mixed)]):
+        assert curve != pytest.approx(other, rel=1e-3)
+
+
+def test_a_client_measures_on_one_batch_of_the_size_that_the_method_says():
+    """Of five samples a batch of two has ten sets; the curve is that of one of them, and not that of all samples."""
+    initial, inputs, labels, curve = at_client("player(batch_size=2)", 3, batch_size=99)
+    slopes = gradients_at(initial, inputs, labels)
+    trained = {name: weight - 0.5 * slopes[name] for name, weight in initial.items()}
+    sets = [list(chosen) for chosen in combinations(range(5), 2)]
+    fitting = [chosen for chosen in sets if curve == pytest.approx(curve_at(trained, inputs[chosen], labels[chosen]))]
+    assert len(fitting) == 1
+    assert at_client("player", 3, batch_size=99)[3] == pytest.approx(curve_at(trained, inputs, labels))
+
+
+def test_the_random_prefix_is_measured_on_the_same_batch():
+    text = "player-random(batch_size=2, threshold=3.5)"
+    assert at_client(text, 3, batch_size=99)[3] == at_client("player(batch_size=2)", 3, batch_size=99)[3]
+    [part] = Method.make(text).parts
+    assert (part.threshold, part.random) == (3.5, True)
+
+
+# Layers with several weights, and with none of their own --------------------------------------------------------------
+
+
+def sensitivity_of(layers, values):
+    """Survey one client whose weights are all 1 and whose gradients are given, by layer."""
+    after = {name: torch.ones(1, 2) for layer in layers.weighted for name in layer.weights}
+    slopes = {
+        name: torch.full((1, 2), value)
+        for layer, given in zip(layers.weighted, values, strict=True)
+        for name, value in zip(layer.weights, given, strict=True)
+    }
+    [exchange] = methods.make("player").exchanges()
+    return exchange.survey(clients_view(layers, 1, **probing(GivenProbe(slopes, after))), {})
+
+
+def test_an_attention_is_one_layer_of_the_curve_and_a_tied_one_adds_nothing():
+    """Mean squares by layer: patches 1, attention (1 + 9) / 2, mixing 4, again none, head 36."""
+    layers = LayerMap.read(Attending(), (1, 8, 8))
+    reply = sensitivity_of(layers, [[1.0], [1.0, 3.0], [2.0], [], [6.0]])
+    assert reply.tensors["sensitivity"].tolist() == [[1, 6, 10, 10, 46]]
+    part, memory = conclude("player(threshold=4.5)", layers=layers, replies=reply)
+    assert int(memory["federated"]) == 1  # 6 / 1
+    part, memory = conclude("player(threshold=7)", layers=layers, replies=reply)
+    assert int(memory["federated"]) == 5
+    reply = sensitivity_of(layers, [[1.0], [1.0, 1.0], [1.0], [], [3.0]])
+    part, memory = conclude("player(threshold=3.5)", layers=layers, replies=reply)
+    assert memory["curve"].tolist() == [1, 2, 3, 3, 12]
+    assert int(memory["federated"]) == 4  # before the head, not before the layer that only uses a weight again
+    metrics = part.metrics(server_view(layers, {}, memory=memory))
+    assert metrics["federated"] == {"patches": 1, "attention": 1, "mixing": 1, "again": 1, "head": 0}
+    assert metrics["federation_sensitivity"] == {"patches": 1, "attention": 2, "mixing": 3, "again": 3, "head": 12}
+    message = Message({name: torch.zeros(1) for name in layers.parameter_names})
+    sent = part.broadcast(server_view(layers, {}, memory=memory), message).tensors
+    assert message.tensors.keys() - sent.keys() == {"head.weight", "head.bias"}
+
+
+def test_entries_and_not_tensors_count_alike():
+    """In an attention of width 2 the packed projections have 12 entries, the output's has 4: (12 * 1 + 4 * 9) / 16."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(2, 1), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.head(self.attention(x, x, x)[0])
+
+    layers = LayerMap.read(Attention(), (2,))
+    after = {name: torch.ones(1, *tensor.shape) for name, tensor in Attention().named_parameters()}
+    slopes = after | {"attention.out_proj.weight": torch.full((1, 2, 2), 3.0)}
+    [exchange] = methods.make("player").exchanges()
+    reply = exchange.survey(clients_view(layers, 1, **probing(GivenProbe(slopes, after))), {})
+    assert reply.tensors["sensitivity"].tolist() == [[3, 4]]
+
+
+@BOTH_ENGINES
+def test_a_run_on_attention_shares_what_its_curve_says(engine):
+    simulation = attending("player", engine, rounds=1)
+    simulation.step()
+    curve = layer_values(simulation, "federation_sensitivity", 1)
+    assert list(curve) == ["patches", "attention", "mixing", "again", "head"]
+    assert 0 < curve["patches"] < curve["attention"] < curve["mixing"] == curve["again"] < curve["head"]
+    shared = split_point(list(curve.values()), 2.0)
+    assert sum(layer_values(simulation, "federated", 1).values()) == shared
 
 
 # What it equals ------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.functional import top_mask
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
+from fedstrata.methods.ssfl import Saliency
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
 from fedstrata.testing.world import EXPERIMENT, digits, prepare, unequal_split
@@ -60,6 +61,39 @@ def test_scores_are_averaged_by_data_and_the_largest_kept():
     assert announcement.tensors["weight"].int().tolist() == [[[1, 0, 0, 1]]]
     clients = clients_view(ONE, 3, memory={"mask/weight": torch.ones(3, 1, 4, dtype=torch.bool)})
     assert exchange.adopt(clients, announcement)["mask/weight"].int().tolist() == [[[1, 0, 0, 1]]] * 3
+
+
+def concluded(text, replies, sizes=(30, 10), seed=0, layers=ONE):
+    """Let the server conclude a mask from scores."""
+    part = methods.make(text)
+    model = {name: torch.ones_like(scores[0]) for name, scores in replies.items()}
+    view = {"sizes": torch.tensor(sizes), "seed": seed}
+    memory = part.server_memory(server_view(layers, model, **view))
+    [exchange] = part.exchanges()
+    return exchange.conclude(server_view(layers, model, memory=memory, **view), Message(replies))[1].group("mask")
+
+
+def test_all_clients_count_alike_where_asked_as_in_the_authors_code():
+    scores = {"weight": torch.tensor([[[0.40, 0.10, 0.02, 0.32]], [[0.0, 0.60, 0.20, 0.10]]])}
+    assert concluded("ssfl", scores)["weight"].int().tolist() == [[1, 0, 0, 1]]
+    assert concluded("ssfl(weighted=false)", scores)["weight"].int().tolist() == [[0, 1, 0, 1]]
+
+
+def test_the_absolute_value_is_taken_of_each_minibatch():
+    """Gradients (3, 1) and (-1, 1) on two minibatches at w = (2, -1): scores (6, 1) and (2, 1), mean (4, 1)."""
+    layers = LayerMap.read(nn.Linear(2, 1, bias=False), (2,))
+    asked = []
+
+    class Probe(GivenProbe):
+        def gradients(self, model, batch_size, batches=1, balanced=False, draw=0):
+            asked.append((batch_size, batches, balanced, draw))
+            return {"weight": torch.tensor([[[3.0, 1.0]], [[-1.0, 1.0]]])[draw][None]}
+
+    [exchange] = methods.make("ssfl(batches=2, batch_size=7, balanced=true)").exchanges()
+    model = {"weight": torch.tensor([[[2.0, -1.0]]])}
+    reply = exchange.survey(clients_view(layers, 1, **probing(Probe())), model)
+    assert reply.tensors["weight"].tolist() == [[[4, 1]]]
+    assert asked == [(7, 1, True, 0), (7, 1, True, 1)]
 
 
 def test_the_absolute_value_is_taken_at_each_client():
@@ -285,6 +319,25 @@ def first_masks(text, **changes):
     return masks_of(simulation), up
 
 
+def test_shuffling_is_a_new_draw_for_each_tensor_and_seed():
+    """Of two equal tensors with the same scores, each entry is kept in about half of the draws."""
+    layers = LayerMap.read(nn.Sequential(nn.Linear(8, 1, bias=False), nn.Flatten(), nn.Linear(1, 8, bias=False)), (8,))
+    scores = torch.arange(8.0)
+    replies = {"0.weight": scores.reshape(1, 1, 8), "2.weight": scores.reshape(1, 8, 1)}
+    plain = concluded("ssfl", replies, [1], layers=layers)
+    assert {name: mask.flatten().int().tolist() for name, mask in plain.items()} == {
+        name: [0, 0, 0, 0, 1, 1, 1, 1] for name in replies
+    }
+    drawn = [concluded("ssfl(topology=shuffled)", replies, [1], seed, layers) for seed in range(100)]
+    for name in replies:
+        kept = torch.stack([masks[name].flatten() for masks in drawn])
+        assert (kept.sum(1) == 4).all()
+        assert kept.double().mean(0).min() > 0.3
+        assert kept.double().mean(0).max() < 0.7
+        assert len({tuple(mask.tolist()) for mask in kept}) > 40  # of 70
+    assert not all(torch.equal(masks["0.weight"].flatten(), masks["2.weight"].flatten()) for masks in drawn)
+
+
 def test_shuffling_keeps_each_tensors_density_and_nothing_else():
     found, _ = first_masks("ssfl(sparsity=0.7)")
     shuffled, _ = first_masks("ssfl(sparsity=0.7, topology=shuffled)")
@@ -377,6 +430,10 @@ def test_the_oracles_mask_is_that_of_all_data_in_one_place(engine):
             "ssfl(growth=true)",
             "grows its mask only when it finds a new one; give adapt_at, adapt_on_joining or refresh_every",
         ),
+        ("ssfl(topology=random-per-client, warmup=1)", "keeps its masks from the first round on; leave out warmup"),
+        ("ssfl(topology=random-per-client, adapt_at=2)", "keeps its masks from the first round on; leave out warmup"),
+        ("ssfl(topology=oracle, weighted=false)", "topology=oracle has no mean of scores in which clients could count"),
+        ("ssfl(topology=random, weighted=false)", "topology=random has no mean of scores in which clients could count"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(text, sentence):
@@ -411,6 +468,38 @@ def test_clients_that_join_bring_a_new_mask(engine):
     for _ in range(3):
         same.step()
     assert same.metrics.series("bytes.up")[1][2] < 1.8 * same.metrics.series("bytes.up")[1][1]
+
+
+@BOTH_ENGINES
+def test_who_joins_is_asked_and_counts(engine, monkeypatch):
+    """Before round 3 all five clients score, from initial values where masked; the mask is that of all their scores."""
+    asked, seen = [], []
+    survey, conclude = Saliency.survey, Saliency.conclude
+
+    def watched_survey(self, clients, model):
+        asked.extend((clients.round, client) for client in clients.ids)
+        return survey(self, clients, model)
+
+    def watched_conclude(self, server, replies):
+        seen.append((server.sizes.tolist(), replies))
+        return conclude(self, server, replies)
+
+    monkeypatch.setattr(Saliency, "survey", watched_survey)
+    monkeypatch.setattr(Saliency, "conclude", watched_conclude)
+    changes = {"late_clients": 2, "join_round": 3, "epochs": 1, "rounds": 4, "evaluate_every": 9}
+    simulation = prepare("ssfl(adapt_on_joining=true)", engine, **changes)
+    for _ in range(4):
+        simulation.step()
+    assert sorted(asked) == [(1, 0), (1, 1), (1, 2), *((3, client) for client in range(5))]
+    assert [sizes for sizes, _ in seen] == [[9, 16, 16], [9, 16, 16, 5, 23]]
+    shares = torch.tensor([9, 16, 16, 5, 23], dtype=torch.float64) / 69
+    scores = {name: torch.einsum("k,k...->...", shares, own) for name, own in seen[1][1].tensors.items()}
+    assert_same_bits(masks_of(simulation), top_mask(scores, 0.5))
+    asked.clear()
+    simulation = prepare("ssfl", engine, **changes)
+    for _ in range(3):
+        simulation.step()
+    assert sorted(asked) == [(1, 0), (1, 1), (1, 2)]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 from fedstrata.methods import (
     Clients,
@@ -27,8 +28,36 @@ from fedstrata.methods import (
 )
 from fedstrata.optimisers import SGD
 from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
 from fedstrata.stack import Stack, Tensors, clone
-from fedstrata.testing.world import prepare
+from fedstrata.testing.world import EXPERIMENT, digits, prepare, unequal_split
+
+
+class Attending(nn.Module):
+    """Positions, patches, an attention with packed projections, and a weight that two layers use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(4, 6))
+        self.patches = nn.Linear(16, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.mixing = nn.Linear(6, 6)
+        self.again = nn.Linear(6, 6)
+        self.again.weight = self.mixing.weight
+        self.head = nn.Linear(6, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x.reshape(len(x), 4, 16)) + self.positions
+        hidden = self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1)
+        return self.head(torch.tanh(self.again(torch.tanh(self.mixing(hidden)))))
+
+
+def attending(method: str, engine: str = "loop", **changes: Any) -> Driver:
+    """Prepare a run of the small federation with attention and a weight that two layers use."""
+    dataset = digits()
+    ingredients = Ingredients(dataset, unequal_split(dataset), Attending, Method.make(method))
+    return Driver.prepare(EXPERIMENT.with_changes({"engine": engine, "epochs": 1, **changes}), ingredients)
+
 
 BOTH_ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 

@@ -18,16 +18,23 @@ from fedstrata.spec import parameter
 class DirichletClients(Partitioner):
     """Each class is divided over the clients by Dir(alpha): unequal sizes, every training sample at one client.
 
-    The partition of FedLWS, FedLAW and PLayer-FL (Hsu et al., 2019; Lin et al., 2020): for each class, shares p ~
-    Dir(alpha * 1) over the clients, round(p * n) samples each, the last client taking the rest. Where chance leaves a
-    client with fewer than ``minimum`` samples, it gets the missing ones from the clients that have the most, instead
-    of drawing everything anew until luck helps.
+    The partition of FedLWS and FedLAW (Hsu et al., 2019; Lin et al., 2020): for each class, shares p ~ Dir(alpha * 1)
+    over the clients, round(p * n) samples each, the last client taking the rest. With ``rounding=down`` it is that of
+    PLayer-FL, whose released code cuts p * n down to a whole number (gaiters-aerials/player_fl,
+    code/datasets/dataset_processing.py), so that the last client gets up to a sample more of each class for each other
+    client. Where chance leaves a client with fewer than ``minimum`` samples, it gets the missing ones from the clients
+    that have the most, instead of drawing everything anew until luck helps; PLayer-FL's code has no minimum.
     """
 
     alpha: float = parameter(0.5, "The concentration: small values give each class to few clients.", above=0)
     minimum: int = parameter(10, "The training samples that every client has at least.", low=1)
     test_samples: int | None = parameter(None, TEST_SAMPLES, low=1)
     seed: int | None = parameter(None, SEED, low=0)
+    rounding: str = parameter(
+        "nearest",
+        "How p * n becomes a whole number: to the nearest, half to even, or down.",
+        choices=("nearest", "down"),
+    )
 
     def split(self, dataset: Dataset, clients: int) -> Split:
         """Divide class after class, then fill up the clients that have too little."""
@@ -36,7 +43,7 @@ class DirichletClients(Partitioner):
         counts = np.zeros((clients, len(pools)), dtype=np.int64)
         for label, pool in enumerate(pools):
             shares = np.exp(dirichlet_log_shares(self.alpha, clients, self.generator("shares", label)))
-            counts[:, label] = client_counts(len(pool), shares)
+            counts[:, label] = client_counts(len(pool), shares, self.rounding)
         counts = filled_up(counts, self.minimum)
         shuffled = [self.generator("train", label).permutation(pool) for label, pool in enumerate(pools)]
         parts = [np.split(pool, np.cumsum(counts[:-1, label])) for label, pool in enumerate(shuffled)]
@@ -44,15 +51,18 @@ class DirichletClients(Partitioner):
         return Split(train, local_tests(dataset, train, self.test_samples, self.generator))
 
 
-def client_counts(total: int, shares: np.ndarray) -> np.ndarray:
-    """Divide the samples of a class over clients as FedLWS does.
+def client_counts(total: int, shares: np.ndarray, rounding: str = "nearest") -> np.ndarray:
+    """Divide the samples of a class over clients as FedLWS does, or, rounding down, as PLayer-FL does.
 
-    Each gets round(total * share), half to even, at most what is left; the last client takes the rest.
+    Each gets total * share, as a whole number and at most what is left; the last client takes the rest.
 
     >>> client_counts(7, np.array([0.5, 0.3, 0.2])).tolist()
     [4, 2, 1]
+    >>> client_counts(7, np.array([0.5, 0.3, 0.2]), "down").tolist()
+    [3, 2, 2]
     """
-    reached = np.minimum(np.cumsum(np.rint(total * shares).astype(np.int64)), total)
+    whole = np.rint if rounding == "nearest" else np.floor
+    reached = np.minimum(np.cumsum(whole(total * shares).astype(np.int64)), total)
     reached[-1] = total
     return np.diff(reached, prepend=0)
 

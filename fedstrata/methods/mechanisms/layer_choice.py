@@ -26,5 +26,8 @@ def choose_layers(layers: LayerMap, pattern: str) -> tuple[Layer, ...]:
 
 
 def weights_of(layers: LayerMap, pattern: str) -> list[str]:
-    """Name the weight tensors of the chosen layers, without biases."""
-    return [layer.weight for layer in choose_layers(layers, pattern) if layer.weight is not None]
+    """Name all weight tensors of the chosen layers, without biases.
+
+    A weight that several layers use is chosen with the first of them.
+    """
+    return [name for layer in choose_layers(layers, pattern) for name in layer.weights]

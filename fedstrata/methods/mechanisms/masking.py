@@ -6,7 +6,7 @@ weights are zero at every local step, have no gradient (so that momentum stays i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -34,7 +34,8 @@ from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Stack, Tensors, under, weighted_mean
 
 SCOPES = ("weights", "all")
-"""What a method may mask: the weights of convolutions and linear layers, or every parameter."""
+"""What a method may mask: the weights of all layers (convolutions, linear layers, attention, embeddings, ...), or every
+parameter."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,12 @@ class Masked(Part):
         return maskable(layers)
 
     def notes(self, outline: Outline) -> Iterable[str]:
-        """Say that without such weights nothing is masked."""
-        if not self.masked(outline.layers):
+        """Say that without such weights nothing is masked, and which others stay dense."""
+        masked = self.masked(outline.layers)
+        if not masked:
             yield f"The model has no convolution or linear weights, so '{self.name}' masks nothing."
+        elif dense := left_out(outline.layers, masked):
+            yield f"'{self.name}' leaves {dense} dense, outside the model's layers with weights."
 
     def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Start inside the mask, also with weights that are personal."""
@@ -182,6 +186,13 @@ def _of_participants(server: Server) -> Tensors:
 def maskable(layers: LayerMap, scope: str = "weights") -> list[str]:
     """Name what can be masked (see :data:`SCOPES`), in the order of the forward pass."""
     return weights_of(layers, "all") if scope == "weights" else list(layers.parameter_names)
+
+
+def left_out(layers: LayerMap, masked: Collection[str]) -> str:
+    """Name what has several axes and is not masked, such as class tokens and positions, in words."""
+    names = [name for layer in layers.layers for name in layer.weights if name not in masked]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"'{name}'" for name in names[:3]) + more
 
 
 def for_each(masks: Mapping[str, Tensor], clients: int) -> Tensors:
