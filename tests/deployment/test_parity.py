@@ -31,7 +31,7 @@ class Outcome:
 def in_simulation(method: str, **changes: Any) -> Outcome:
     simulation = simulated(method, **changes)
     simulation.run()
-    return Outcome(simulation.engine.server.model, simulation.metrics.to_tables())
+    return Outcome(simulation.model, simulation.metrics.to_tables())
 
 
 def on_flower(method: str, folder: Path, seed: int = 0, own: Ingredients | None = None, **changes: Any) -> Outcome:
