@@ -25,7 +25,9 @@ REPLIES = Message(
 
 def test_by_hand():
     """Cosines 1 and .6 whatever the sizes; a bias of zeros is averaged; the norm's statistics follow its layer."""
-    new, _ = Method.make("l-dawa(warmup=0)").aggregate(server_view(NORMED, MODEL, sizes=torch.tensor([30, 10])), REPLIES)
+    new, _ = Method.make("l-dawa(warmup=0)").aggregate(
+        server_view(NORMED, MODEL, sizes=torch.tensor([30, 10])), REPLIES
+    )
     assert new["0.weight"].flatten().tolist() == pytest.approx([1.9, 1.2])
     assert (new["1.weight"].item(), new["1.bias"].item()) == (2.0, 2.0)
     assert new["1.running_mean"].item() == pytest.approx((10 + 0.6 * 20) / 2)
@@ -73,5 +75,7 @@ def test_every_parameter_is_merged_by_its_cosines(engine):
 
 
 def test_with_shrinking_it_shrinks_once_more():
-    left, right = (run(text, rounds=1).engine.server.model for text in ("l-dawa(warmup=0)+lws(beta=5)", "l-dawa(warmup=0)"))
+    left, right = (
+        run(text, rounds=1).engine.server.model for text in ("l-dawa(warmup=0)+lws(beta=5)", "l-dawa(warmup=0)")
+    )
     assert float(left["hidden.weight"].norm()) < float(right["hidden.weight"].norm())
