@@ -24,8 +24,8 @@ class FedAdam(AdaptiveOptimiser):
         learning_rate, tau: google-research/federated, optimization/docs/hyperparameters.md (Shakespeare; those of the
             CIFAR-10 configuration of adap/flower are the same).
         beta1: google-research/federated, optimization/docs/hyperparameters.md.
-        beta2: adap/flower, conf/cifar10/strategy/fedadam.yaml of its baseline adaptive_federated_optimization (0.999 in the
-            authors' code).
+        beta2: adap/flower, conf/cifar10/strategy/fedadam.yaml of its baseline adaptive_federated_optimization
+            (0.999 in the authors' code).
     """
 
     beta2: float = parameter(0.99, "The decay of the mean of squared updates.", low=0, below=1)

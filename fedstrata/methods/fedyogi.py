@@ -23,8 +23,8 @@ class FedYogi(AdaptiveOptimiser):
     Defaults:
         learning_rate, tau: google-research/federated, optimization/docs/hyperparameters.md (Shakespeare).
         beta1: google-research/federated, optimization/docs/hyperparameters.md.
-        beta2: adap/flower, conf/cifar100/strategy/fedyogi.yaml of its baseline adaptive_federated_optimization (0.999 in the
-            authors' code).
+        beta2: adap/flower, conf/cifar100/strategy/fedyogi.yaml of its baseline adaptive_federated_optimization
+            (0.999 in the authors' code).
     """
 
     beta2: float = parameter(0.99, "The decay of the mean of squared updates.", low=0, below=1)
