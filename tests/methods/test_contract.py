@@ -52,6 +52,7 @@ COMBINATIONS = [
     "player(random=true)+lws",
     "player(up_to=body)+fedir",
     "fedavg+lws(layers=fixed, mode=opt)",
+    "fedavg+lws(gamma=0.98)",
     "fedavg+lws(layers=released, clamp=true)",
     "ssfl(topology=oracle)+top-k",
     "subfedavg(accuracy=0, rate=0.2)+fedbn",
