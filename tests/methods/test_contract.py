@@ -53,6 +53,7 @@ COMBINATIONS = [
     "player(up_to=body)+fedir",
     "fedavg+lws(layers=fixed, mode=opt)",
     "fedavg+lws(gamma=0.98)",
+    "fedlaw(samples=30, epochs=2, batch_size=20, learns=factor)+fedprox",
     "fedavg+lws(layers=released, clamp=true)",
     "ssfl(topology=oracle)+top-k",
     "subfedavg(accuracy=0, rate=0.2)+fedbn",

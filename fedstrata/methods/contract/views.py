@@ -201,11 +201,16 @@ class Server:
 class Proxy(Protocol):
     """The server's own labelled samples."""
 
-    def loss(self, parameters: Tensors, buffers: Tensors, step: int) -> tuple[Tensor, Tensors]:
-        """Return the mean loss ``[K]`` of K models on all samples, open to autograd, and their buffers after the pass.
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
 
-        Norm layers use the statistics of the samples and update the running ones; a buffer that is not given is what it
-        was at the beginning. ``step`` numbers the draws of dropout.
+    def loss(self, parameters: Tensors, buffers: Tensors, step: int, rows: Tensor) -> tuple[Tensor, Tensors]:
+        """Return the mean loss ``[K]`` of K models on some samples, open to autograd, and their buffers after the pass.
+
+        ``rows`` numbers the samples. Norm layers use their statistics and update the running ones; a buffer that is not
+        given is what it was at the beginning. ``step`` numbers the draws of dropout.
         """
         ...
 
