@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.methods.contract.declarations import Facts, Needs
+from fedstrata.methods.contract.declarations import Facts, Matter, Needs, Touches
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Server, Training
 from fedstrata.methods.mechanisms.drift import DriftCorrection
@@ -50,6 +50,8 @@ class FedDyn(DriftCorrection):
         "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021",
         "https://arxiv.org/abs/2111.04263",
     )
+
+    touches: ClassVar[Touches] = DriftCorrection.touches.also(takes_away=(Matter.FREE_STEPS,))
 
     alpha: float = parameter(0.01, "The strength of the regulariser (paper: 0.001 to 0.1).", above=0)
     tested: str = parameter(

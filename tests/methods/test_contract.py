@@ -63,7 +63,7 @@ COMBINATIONS = [
     "feddyn(alpha=0.1)+lws",
     "fedlp(probability=0.5)+l-dawa(warmup=0)+lws",
     "feddisco+fedlama+fedbn+lws",
-    "fedbn+feddrop(rate=0.5)+fednova",
+    "fedbn+feddrop(rate=0.5)+fednova(mu=0.1)",
     "fedcac(tau=0.3, beta=2)+fedbn+lws",
     "pfedla(heur=2)+fedprox",
     "dispfl(density=0.3, regrow=random, neighbours=2)+fedbn",
