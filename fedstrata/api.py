@@ -123,4 +123,4 @@ def _ingredients(data: Any, split: Split | None, model: object, method: object) 
 
 def _result(simulation: Driver, summary: dict[str, Any], out: Path | None) -> Result:
     resident = simulation.engine.clients().group("own")
-    return Result(summary, simulation.metrics, simulation.engine.server.model, resident, out)
+    return Result(summary, simulation.metrics, simulation.model, resident, out)

@@ -39,11 +39,14 @@ class Optimiser(Spec, ABC):
     def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
         """Make one step, in place, for the parameters that have a gradient."""
 
-    def effective_steps(self, steps: Tensor) -> Tensor:
-        r"""Tell how many steps' worth of gradients some steps ``[K]`` from a fresh state add up to, in float64.
+    def effective_steps(self, steps: Tensor, before: Tensor | None = None, pull: float = 0.0) -> Tensor:
+        r"""Tell how many steps' worth of gradients some steps ``[K]`` add up to, in float64.
 
-        It is :math:`\lVert a \rVert_1` of FedNova, where the steps move the weights by :math:`-\eta \sum_i a_i g_i`:
-        momentum uses every gradient again in later steps. An optimiser that normalises gradients counts plain steps.
+        It is :math:`\sum_i a_i` of FedNova, where the steps move the weights by :math:`-\eta \sum_i a_i g_i`: how far
+        gradients of 1 would go, in learning rates. Momentum uses every gradient again in later steps; where the state
+        has seen steps ``before`` ``[K]``, they left their momentum. ``pull`` is :math:`\eta\mu` of a proximal term in
+        the loss, which takes a part of the way back in every step. An optimiser that normalises gradients counts plain
+        steps.
         """
         return steps.to(torch.float64)
 
@@ -77,11 +80,21 @@ class SGD(Optimiser):
             else {}
         )
 
-    def effective_steps(self, steps: Tensor) -> Tensor:
-        r"""Sum :math:`(1 - m^q) / (1 - m)` over q from 1 to the number of steps; with Nesterov, from 2 to one more."""
+    def effective_steps(self, steps: Tensor, before: Tensor | None = None, pull: float = 0.0) -> Tensor:
+        r"""Follow gradients of 1: :math:`v \leftarrow m v + 1 - \eta\mu x`, :math:`x \leftarrow x + v`.
+
+        From a fresh state and without a pull that is the sum of :math:`(1 - m^q) / (1 - m)` over the steps q.
+        """
         count, momentum = steps.to(torch.float64), self.momentum
-        first = momentum**2 if self.nesterov else momentum
-        return (count - first * (1 - momentum**count) / (1 - momentum)) / (1 - momentum)
+        way, velocity = torch.zeros_like(count), torch.zeros_like(count)
+        if before is not None:
+            velocity = (1 - momentum ** before.to(torch.float64)) / (1 - momentum)
+        for step in range(int(count.max()) if len(count) else 0):
+            slope = 1 - pull * way
+            velocity = momentum * velocity + slope
+            move = slope + momentum * velocity if self.nesterov else velocity
+            way = torch.where(step < count, way + move, way)
+        return way
 
     def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
         """Make one step in place."""

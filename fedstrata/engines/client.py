@@ -21,10 +21,12 @@ from fedstrata.engines.probe import DataProbe
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.training import Trainer, refuse_unprepared
 from fedstrata.methods.contract.composition import PartExchange
-from fedstrata.methods.contract.views import Clients, Declared, Message, Phase, Training
+from fedstrata.methods.contract.views import Clients, Declared, Message, Phase, Stretch, Training
 from fedstrata.stack import Stack, Tensors, clone, repeat, under
 
 _HAS_TRAINED = "previous:trained"
+_TAKEN = "taken"
+"""How many steps an optimiser's state has seen."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class ClientSide:
         for phase in (Phase(), *method.phases(clients)):
             optimiser = phase.optimiser or self.setting.optimiser
             if optimiser.keep:
-                first |= under(self._place(phase), optimiser.state({**parameters, **learned}))
+                none = {_TAKEN: torch.zeros_like(clients.sizes, dtype=torch.float64)}
+                first |= under(self._place(phase), {**optimiser.state({**parameters, **learned}), **none})
         return first
 
     def _place(self, phase: Phase) -> str:
@@ -134,7 +137,7 @@ class ClientSide:
         """
         method, trainer = self.setting.method, self._trainer
         model = start
-        losses, models, steps = [], [], torch.zeros_like(clients.sizes)
+        losses, models, stretches, steps = [], [], [], torch.zeros_like(clients.sizes)
         gradients, mean_gradients = Tensors(), Tensors()
         last, first = Tensors(), 0
         for number, phase in enumerate(method.phases(clients)):
@@ -145,14 +148,18 @@ class ClientSide:
             begin = model if second is None else memory.group(second)
             state = last if phase.continues else kept.group(self._place(phase))
             trained = trainer.train(clients, received, begin, phase, factor, f"phase {first}", state)
-            memory, last = trained.memory, trained.optimiser
+            optimiser, taken = phase.optimiser or self.setting.optimiser, state.get(_TAKEN, torch.zeros_like(steps))
+            memory, last = trained.memory, {**trained.optimiser, _TAKEN: taken + trained.steps}
             if second is None:
+                if phase.trains is None or self.setting.shared.intersection(phase.trains(self.setting.layers)):
+                    rate = optimiser.learning_rate * factor * phase.rate
+                    stretches.append(Stretch(trained.steps, taken, optimiser, rate))
                 model, steps = trained.model, steps + trained.steps
                 gradients, mean_gradients = gradients | trained.gradients, mean_gradients | trained.mean_gradients
             else:
                 memory |= under(second, trained.model)
-            if (phase.optimiser or self.setting.optimiser).keep:
-                kept |= under(self._place(phase), trained.optimiser)
+            if optimiser.keep:
+                kept |= under(self._place(phase), last)
             clients = replace(clients, memory=memory)
             losses.append(trained.loss)
             models.append(trained.model)
@@ -164,7 +171,7 @@ class ClientSide:
             mean_gradients=mean_gradients,
             after_phase=tuple(models),
             steps=steps,
-            effective_steps=self.setting.optimiser.effective_steps(steps),
+            stretches=tuple(stretches),
             learning_rate=self.setting.optimiser.learning_rate * factor,
         )
         return clients, training, torch.stack(losses).nanmean(0), kept

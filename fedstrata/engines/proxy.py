@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +23,17 @@ class DataProxy:
     setting: Setting
     forward: Forward
     data: DeviceData
+    samples: np.ndarray
 
-    def loss(self, parameters: Tensors, buffers: Tensors, step: int) -> tuple[Tensor, Tensors]:
-        """Return the mean loss ``[K]`` of K models on all samples, in training mode, and their buffers after it."""
-        assert self.data.proxy is not None
+    @property
+    def size(self) -> int:
+        """How many samples there are."""
+        return len(self.samples)
+
+    def loss(self, parameters: Tensors, buffers: Tensors, step: int, rows: Tensor) -> tuple[Tensor, Tensors]:
+        """Return the mean loss ``[K]`` of K models on some samples, in training mode, and their buffers after it."""
         clients = len(next(iter(parameters.values())))
-        positions = torch.from_numpy(self.data.proxy).to(self.setting.device).expand(clients, -1)
+        positions = torch.from_numpy(self.samples).to(self.setting.device)[rows].expand(clients, -1)
         inputs, labels = self.data.make(positions, None)
         initial = repeat({name: self.setting.initial[name] for name in self.setting.layers.buffer_names}, clients)
         keys = torch.tensor([key(self.setting.seed, "proxy")] * clients, device=self.setting.device)
@@ -37,4 +43,4 @@ class DataProxy:
 
 def server_proxy(setting: Setting, forward: Forward, data: DeviceData) -> DataProxy | None:
     """Make the server's proxy where there are samples for it."""
-    return None if data.proxy is None else DataProxy(setting, forward, data)
+    return None if data.proxy is None else DataProxy(setting, forward, data, data.proxy)

@@ -53,6 +53,15 @@ class ServerSide:
         view = replace(self.view(state, participants, round), testing=testing)
         return self.setting.method.broadcast(view, message)
 
+    def tested(self, state: ServerState, round: int) -> Tensors:
+        """Return the shared part of the model that clients are tested with after a round, where it is one for all.
+
+        What each client gets in a version of its own, or only in part, is what the server itself goes on with.
+        """
+        sent = self.broadcast(state, range(min(2, self.setting.clients)), round + 1, testing=True)
+        one = {name: tensor[0] for name, tensor in sent.without(sent.masks).tensors.items() if len(tensor) == 1}
+        return {name: one.get(name, tensor) for name, tensor in state.model.items()}
+
     def masks_known(self, state: ServerState, participants: Sequence[int], round: int, upload: bool) -> Tensors:
         """Return the masks that both sides hold before the broadcast, or before the replies."""
         return self.setting.method.masks_known(self.view(state, participants, round), upload)

@@ -4,7 +4,7 @@
 LIPS, transient sparsity                     :func:`sparsity_at`, :func:`sensitivity`, :func:`keep_mask`
 SSFL, one shared mask from saliency          :func:`saliency`, :func:`mean_saliency`, :func:`aggregate_scores`,
                                              :func:`top_mask`, :func:`mask_error`
-FedLWS, layer-wise shrinking                 :func:`shrink_factor`, :func:`shrink`
+FedLWS, layer-wise shrinking                 :func:`shrink_factor`, :func:`shrinking`, :func:`shrink`
 PLayer-FL, which layers to federate          :func:`federation_sensitivity`, :func:`split_point`
 Sparse fine-tuning, which entries to train   :func:`fisher`, :func:`select`, :func:`scaled_rounds`
 Sparse masks that change                     :func:`erk_densities`, :func:`erk_masks`, :func:`prune`, :func:`regrow`,
@@ -41,7 +41,7 @@ from fedstrata.functional.flash import share_out
 from fedstrata.functional.l_dawa import ldawa
 from fedstrata.functional.lama import lama_cut
 from fedstrata.functional.lips import keep_mask, sensitivity, sparsity_at
-from fedstrata.functional.lws import shrink, shrink_factor
+from fedstrata.functional.lws import shrink, shrink_factor, shrinking
 from fedstrata.functional.masks import (
     erk_densities,
     erk_masks,
@@ -85,6 +85,7 @@ __all__ = [
     "share_out",
     "shrink",
     "shrink_factor",
+    "shrinking",
     "sparsity_at",
     "split_point",
     "top_mask",

@@ -42,8 +42,8 @@ def disco_shares(
 
     ``label_counts`` are the clients' label histograms ``[K, classes]``. ``distance`` is the Kullback-Leibler divergence
     ``kl`` from uniform in nats, ``l1``, ``l2``, or ``cosine`` (one minus the cosine). With ``normalise`` the distances
-    are divided by their sum, as the released code does, against the formula. Where no client would get anything, which
-    the formula leaves open, the shares are the relative sizes. They are in float64 and sum to one.
+    are divided by their sum, as the released code does with those of ``kl``, against the formula. Where no client would
+    get anything, which the formula leaves open, the shares are the relative sizes. They are in float64 and sum to one.
 
     Sizes and histograms that are negative or not finite, sizes that are all 0, and an empty histogram are refused.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,67 @@ SHARE_TOLERANCE = 1e-5
 MODES = ("both", "reg", "opt")
 
 
+class Shrinking(NamedTuple):
+    """How one layer is shrunk: the factor ``gamma``, how much the clients disagree, ``tau`` (Eq. 4), and the balance
+    ``r`` between the pull towards zero and the step that results (Eq. 5).
+    """
+
+    gamma: float
+    tau: float
+    r: float
+
+
+def shrinking(
+    weight: Tensor | Sequence[Tensor],
+    updates: Tensor | Sequence[Tensor],
+    shares: Sequence[float] | Tensor | None,
+    beta: float = 0.0,
+    *,
+    step: Tensor | Sequence[Tensor] | None = None,
+    clamp: tuple[float, float] | None = None,
+    fixed: float | None = None,
+) -> Shrinking:
+    """Compute the factor by which one layer is multiplied after aggregation, and what it comes from.
+
+    Everything is as in :func:`shrink_factor`; besides the factor ``gamma`` it returns ``tau`` and::
+
+        r = (1 - gamma) * ||w|| / (gamma * ||sum_k lambda_k g_k||)
+
+    which is ``beta * tau`` where the factor is the equation's. ``fixed`` is a factor that was found in another way: the
+    paper compares its ``r`` with ``tau`` in Fig. 1a. ``r`` is 0 where nothing is pulled, and infinite where a pull
+    meets no step.
+
+    Citation: Shi et al., "FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking", ICLR 2025, Eq. 4 to 8.
+
+    >>> import torch
+    >>> layer, updates = torch.tensor([3.0, 4.0]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> [round(number, 8) for number in shrinking(layer, updates, [0.5, 0.5], fixed=0.8)]
+    [0.8, 0.70710678, 1.76776695]
+    """
+    if not (math.isfinite(beta) and beta >= 0):
+        raise FedStrataError(f"beta is {beta}; give a number of at least 0.")
+    if clamp is not None and not 0 <= clamp[0] <= clamp[1]:
+        raise FedStrataError(
+            f"clamp is {clamp}; give a lower bound of at least 0 and an upper bound that is not below it."
+        )
+    old, moved = _layer(weight), _layer(updates)
+    _check_updates(old, moved)
+    if not old:
+        return Shrinking(1.0 if fixed is None else fixed, 0.0, 0.0)
+    if step is None:
+        taken = _weighted_updates(moved, shares)
+    else:
+        taken = _layer(step)
+        _check_tensors(old, taken, "step")
+    numbers = torch.stack([_norm(old), _disagreement(moved), _norm(taken)])
+    if not bool(torch.isfinite(numbers).all()):
+        _refuse_not_finite(old, moved, taken)
+    size, disagreement, length = numbers.tolist()
+    gamma = _factor(size, beta * disagreement, length, clamp) if fixed is None else fixed
+    pull = (1 - gamma) * size
+    return Shrinking(gamma, disagreement, _ratio(pull, gamma * length))
+
+
 def shrink_factor(
     weight: Tensor | Sequence[Tensor],
     updates: Tensor | Sequence[Tensor],
@@ -50,8 +112,7 @@ def shrink_factor(
 
     ``g_mean`` is not weighted, whatever the shares are; norms are plain (not squared) and run over all tensors of the
     layer together. ``weight`` is the layer's tensor or a list of its tensors, ``updates`` the same with a leading
-    client axis. All
-    tensors of a model in one list give the paper's model-wise factor. Sums are in float64.
+    client axis. All tensors of a model in one list give the paper's model-wise factor. Sums are in float64.
 
     ``step`` is what the server really added to ``w``, where that is not the weighted sum of the updates (server
     momentum, masks, weights that do not sum to one); shares may then be None. ``clamp = (low, high)`` bounds ``beta *
@@ -69,29 +130,7 @@ def shrink_factor(
     >>> round(shrink_factor(torch.tensor([3.0, 4.0]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]), [0.5, 0.5], 0.1), 8)
     0.99009901
     """
-    if not (math.isfinite(beta) and beta >= 0):
-        raise FedStrataError(f"beta is {beta}; give a number of at least 0.")
-    if clamp is not None and not 0 <= clamp[0] <= clamp[1]:
-        raise FedStrataError(
-            f"clamp is {clamp}; give a lower bound of at least 0 and an upper bound that is not below it."
-        )
-    old, moved = _layer(weight), _layer(updates)
-    _check_updates(old, moved)
-    if not old:
-        return 1.0
-    if step is None:
-        taken = _weighted_updates(moved, shares)
-    else:
-        taken = _layer(step)
-        _check_tensors(old, taken, "step")
-    numbers = torch.stack([_norm(old), _disagreement(moved), _norm(taken)])
-    if not bool(torch.isfinite(numbers).all()):
-        _refuse_not_finite(old, moved, taken)
-    size, disagreement, length = numbers.tolist()
-    strength = beta * disagreement
-    if clamp is not None:
-        strength = min(max(strength, clamp[0]), clamp[1])
-    return float(size / (strength * length + size)) if size > 0 else 1.0
+    return shrinking(weight, updates, shares, beta, step=step, clamp=clamp).gamma
 
 
 def shrink(old: Tensor, merged: Tensor, factor: float, mode: str = "both") -> Tensor:
@@ -125,6 +164,19 @@ def shrink(old: Tensor, merged: Tensor, factor: float, mode: str = "both") -> Te
     if mode == "both":
         return factor * after
     return after - (1 - factor) * (before if mode == "reg" else after - before)
+
+
+def _factor(size: float, strength: float, length: float, clamp: tuple[float, float] | None) -> float:
+    """Compute ``gamma``, with the strength ``beta * tau`` inside of its bounds."""
+    if clamp is not None:
+        strength = min(max(strength, clamp[0]), clamp[1])
+    return float(size / (strength * length + size)) if size > 0 else 1.0
+
+
+def _ratio(pull: float, step: float) -> float:
+    if pull == 0:
+        return 0.0
+    return pull / step if step > 0 else math.inf
 
 
 def _layer(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -17,9 +17,15 @@ class FedAdam(AdaptiveOptimiser):
     r"""FedAvg with Adam at the server.
 
     With :math:`\Delta = \sum_k p_k (w_k - w)`: :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta`, :math:`v
-    \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2`, :math:`w \leftarrow w + \eta \, m / (\sqrt v + \tau)`. The betas and
-    tau are the paper's; its learning rate is tuned for each task, and the default is ours. Running statistics are
-    averaged. Nothing more travels than in FedAvg.
+    \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2`, :math:`w \leftarrow w + \eta \, m / (\sqrt v + \tau)`. Running
+    statistics are averaged. Nothing more travels than in FedAvg.
+
+    Defaults:
+        learning_rate, tau: google-research/federated, optimization/docs/hyperparameters.md (Shakespeare; those of the
+            CIFAR-10 configuration of adap/flower are the same).
+        beta1: google-research/federated, optimization/docs/hyperparameters.md.
+        beta2: adap/flower, conf/cifar10/strategy/fedadam.yaml of its baseline adaptive_federated_optimization
+            (0.999 in the authors' code).
     """
 
     beta2: float = parameter(0.99, "The decay of the mean of squared updates.", low=0, below=1)

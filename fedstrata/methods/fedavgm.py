@@ -22,6 +22,9 @@ class FedAvgM(ServerOptimiser):
 
     With :math:`\Delta = \sum_k p_k (w_k - w)`: :math:`v \leftarrow \beta v + \Delta`, :math:`w \leftarrow w + \eta v`.
     Only parameters have momentum; running statistics are averaged. Nothing more travels than in FedAvg.
+
+    Defaults:
+        beta, learning_rate: google-research/federated, optimization/docs/hyperparameters.md.
     """
 
     facts: ClassVar[Facts] = Facts(

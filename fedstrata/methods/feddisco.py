@@ -24,10 +24,15 @@ class FedDisco(Part):
     :math:`d_k` the distance of the client's label distribution from the uniform one. Where nobody would get anything,
     sizes alone decide.
 
-    The authors' values of a and b belong to distances that are divided by their sum over the participants, as their
-    code does though the formula does not say so; with plain distances (``normalise=false``) they leave nobody anything
-    where labels are skewed, and FedLWS takes 0.1 for both. The server uses the clients' label histograms, which they
-    declare with their sizes before the first round; nothing more travels than in FedAvg.
+    The authors' values of a and b belong to Kullback-Leibler distances that are divided by their sum over the
+    participants, as their code does though the formula does not say so; with plain ones (``normalise=false``) they
+    leave nobody anything where labels are skewed, and FedLWS takes 0.1 for both. Of the other distances their code
+    divides none (``normalise=true`` does). The server uses the clients' label histograms, which they declare with their
+    sizes before the first round; nothing more travels than in FedAvg.
+
+    Defaults:
+        a, b, distance: MediaBrain-SJTU/FedDisco, args.py.
+        normalise: MediaBrain-SJTU/FedDisco, disco.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -40,8 +45,11 @@ class FedDisco(Part):
     a: float = parameter(0.5, "How strongly the distance counts.", low=0)
     b: float = parameter(0.1, "What every client gets beforehand.", low=0)
     distance: str = parameter("kl", "The distance of label distributions.", choices=("kl", "l1", "l2", "cosine"))
-    normalise: bool = parameter(True, "Divide the distances by their sum, as the released code does.")
+    normalise: bool | None = parameter(
+        None, "Divide the distances by their sum; none: those of 'kl' only, as the released code does."
+    )
 
     def weigh(self, declared: Declared) -> Tensor:
         """Compute the shares from what the participants declared."""
-        return disco_shares(declared.sizes, declared.label_counts, self.a, self.b, self.distance, self.normalise)
+        normalise = self.distance == "kl" if self.normalise is None else self.normalise
+        return disco_shares(declared.sizes, declared.label_counts, self.a, self.b, self.distance, normalise)

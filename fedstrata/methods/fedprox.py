@@ -21,6 +21,11 @@ class FedProx(Part):
     r"""FedAvg with a proximal term in the local loss: :math:`f_k(w) + \frac{\mu}{2} \lVert w - w^t \rVert^2`.
 
     The distance runs over the shared parameters; what is personal to a client has no global counterpart to stay near.
+    Beside ``fednova`` the term is that method's own ``mu``.
+
+    Defaults:
+        mu: MediaBrain-SJTU/FedDisco, args.py (the authors give no default: litian96/FedProx tunes it over 0.001, 0.01,
+            0.1, 0.5 and 1).
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -28,7 +33,7 @@ class FedProx(Part):
         "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
         "https://arxiv.org/abs/1812.06127",
     )
-    touches: ClassVar[Touches] = Touches(relies_on=(Matter.SHARING,))
+    touches: ClassVar[Touches] = Touches(relies_on=(Matter.SHARING,), takes_away=(Matter.FREE_STEPS,))
 
     mu: float = parameter(0.01, "The strength of the proximal term.", low=0)
 

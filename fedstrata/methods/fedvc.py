@@ -29,6 +29,9 @@ class FedVC(Part):
 
     A client is drawn at most once in a round, although two virtual clients may be parts of one; where everybody takes
     part, nothing is drawn.
+
+    Defaults:
+        samples: ours.
     """
 
     facts: ClassVar[Facts] = FedIR.facts

@@ -17,9 +17,14 @@ from fedstrata.spec import parameter
 class FedYogi(AdaptiveOptimiser):
     r"""FedAvg with Yogi at the server: as Adam, but squares that are too large fall slowly.
 
-    As ``fedadam``, but :math:`v \leftarrow v - (1 - \beta_2) \Delta^2 \, \mathrm{sign}(v - \Delta^2)`. The betas and
-    tau are the paper's; its learning rate is tuned for each task, and the default is ours. Running statistics are
-    averaged. Nothing more travels than in FedAvg.
+    As ``fedadam``, but :math:`v \leftarrow v - (1 - \beta_2) \Delta^2 \, \mathrm{sign}(v - \Delta^2)`. Running
+    statistics are averaged. Nothing more travels than in FedAvg.
+
+    Defaults:
+        learning_rate, tau: google-research/federated, optimization/docs/hyperparameters.md (Shakespeare).
+        beta1: google-research/federated, optimization/docs/hyperparameters.md.
+        beta2: adap/flower, conf/cifar100/strategy/fedyogi.yaml of its baseline adaptive_federated_optimization
+            (0.999 in the authors' code).
     """
 
     beta2: float = parameter(0.99, "The decay of the mean of squared updates.", low=0, below=1)

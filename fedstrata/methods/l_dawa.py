@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedstrata.functional import ldawa
 from fedstrata.functional.l_dawa import cosines
-from fedstrata.methods.contract.declarations import Facts, Touches
+from fedstrata.methods.contract.declarations import Decision, Facts, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Declared, Message, Server
-from fedstrata.methods.mechanisms.shared import equal_weights, shared_parameters
+from fedstrata.methods.contract.views import Message, Outline, Server
+from fedstrata.methods.mechanisms.shared import shared_parameters
+from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align
 
 
@@ -23,15 +25,19 @@ from fedstrata.stack import Tensors, align
 class LDawa(Part):
     r"""Multiply each client's tensors by their cosines to the global ones before they are averaged.
 
-    :math:`w^{t+1}_l = \frac{1}{K} \sum_k \cos(w_{k,l}, w^t_l) \, w_{k,l}` for every parameter tensor l. Clients count
-    equally, and the sum is not divided by that of the cosines, so a tensor shrinks where clients turn away from it. A
-    global tensor of zeros, such as a bias at the beginning, has no direction; its clients are averaged, where the
-    released code computes 0 / 0. Nothing more travels than in FedAvg.
+    :math:`w^{t+1}_l = \frac{1}{K} \sum_k \cos(w_{k,l}, w^t_l) \, w_{k,l}` for every parameter tensor l, after
+    ``warmup`` rounds of plain FedAvg, in which clients count by their samples. Then they count equally, and the sum is
+    not divided by that of the cosines, so a tensor shrinks where clients turn away from it. A global tensor of zeros,
+    such as a bias at the beginning, has no direction; its clients are averaged, where the released code computes 0 / 0.
+    Nothing more travels than in FedAvg.
 
     The running statistics of a norm layer are not averaged by cosines of their own, as in the released code, but follow
     the layer whose output they describe: the mean is multiplied by that layer's cosine and the variance by its square,
     so that they stay those of the shrunk weights. With large local steps on a model with norm layers a round may still
     shrink weights by half, which makes the next local steps larger; few local steps suit the method.
+
+    Defaults:
+        warmup: yasar-rehman/L-DAWA, FL_Pretraining/main_CIFAR10_LDAWA.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -40,14 +46,23 @@ class LDawa(Part):
         "Representation Learning, ICCV 2023",
         "https://arxiv.org/abs/2307.07393",
     )
-    touches: ClassVar[Touches] = Touches()
+    touches: ClassVar[Touches] = Touches(decides=(Decision.SHARES,))
 
-    def weigh(self, declared: Declared) -> Tensor:
-        """Let all participants count equally."""
-        return equal_weights(declared)
+    warmup: int = parameter(3, "Rounds of plain FedAvg in the beginning.", low=0)
+
+    def notes(self, outline: Outline) -> Iterator[str]:
+        """Say where the warm-up never ends."""
+        if outline.rounds <= self.warmup:
+            yield (
+                f"'{self.name}' begins with {self.warmup} rounds of plain FedAvg, and the run has {outline.rounds}; "
+                "give a shorter warmup=..., or more rounds."
+            )
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
-        """Average the parameters by their cosines, and everything else as it is."""
+        """Average the parameters by their cosines, clients alike, and everything else as it is."""
+        if server.round <= self.warmup:
+            return super().merge(server, replies, shares)
+        shares = torch.full_like(shares, 1 / len(shares))
         masks, tensors = replies.masks, replies.tensors
         parameters = [name for name in shared_parameters(server) if name in tensors]
         rest = replies.without(parameters)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedstrata.functional import shrink, shrink_factor
+from fedstrata.errors import FedStrataError
+from fedstrata.functional import shrink, shrinking
+from fedstrata.functional.lws import Shrinking
 from fedstrata.methods.contract.declarations import Facts, Needs, Touches
 from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Stack, Tensors
 
 RELEASED_CLAMP = (0.01, 0.2)
 
@@ -30,10 +32,13 @@ class LayerWiseShrinking(Part):
     clients disagree, the more a layer shrinks. A layer is a convolution or linear layer together with the norm that
     follows it; only parameters are shrunk.
 
-    ``layers=model`` takes one factor for the whole model; ``fixed`` takes 1.00, 0.99, 0.98, ... by depth (the study in
-    Fig. 1b); ``mode`` splits the effect into its two terms (Table 10). ``clamp`` bounds :math:`\beta\tau` to [0.01,
-    0.2] as the released code does, against the paper: then even a tiny beta shrinks. The factors are in the run's layer
-    metrics as ``gamma``.
+    ``layers=model`` takes one factor for the whole model; ``fixed`` takes 1.00, 0.99, 0.98, ... by depth, and ``gamma``
+    one fixed factor for all (the two of Fig. 1b); ``mode`` splits the effect into its two terms (Table 10). ``clamp``
+    bounds :math:`\beta\tau` to [0.01, 0.2] as the released code does, against the paper: then even a tiny beta shrinks.
+
+    The run's layer metrics tell the factors as ``gamma``, the disagreement :math:`\tau_l` as ``tau``, and as ``r`` the
+    balance :math:`r_l = \frac{(1 - \gamma_l) \lVert w_l \rVert}{\gamma_l \lVert \hat w_l - w_l \rVert}` (Eq. 5): of the
+    equation's factors that is :math:`\beta\tau_l`, of fixed ones what Fig. 1a compares.
 
     ``layers=released`` takes the groups of the released code, which differ on models with batch norm: a group ends with
     a tensor that has "bias" in its name, so that running statistics and the counter of batches fall into the group of
@@ -42,6 +47,11 @@ class LayerWiseShrinking(Part):
     published ones, 0.92 for ResNet-20, are reached only so); later it holds them near 1. What comes after the last bias
     is left alone. Tensors stand in the order of the forward pass. All of the released code is ``lws(beta=0.03,
     layers=released, clamp=true)``.
+
+    Defaults:
+        beta: paper, Appendix C.4 (CNN models).
+        layers, mode, clamp, gamma: paper, Algorithm 1.
+        fixed_step: paper, Section 4.2.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -63,35 +73,52 @@ class LayerWiseShrinking(Part):
         0.01, "With fixed factors: by how much each deeper layer's factor is smaller.", low=0, below=1
     )
 
+    gamma: float | None = parameter(
+        None, "One fixed factor for the whole model, instead of the equation's.", above=0, high=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma is not None and self.layers in ("fixed", "released"):
+            raise FedStrataError(
+                f"'{self.name}' has gamma={self.gamma}, one fixed factor for the whole model, and "
+                f"layers={self.layers}, which divides it otherwise; give one of them."
+            )
+        if self.clamp and (self.gamma is not None or self.layers == "fixed"):
+            raise FedStrataError(
+                f"'{self.name}' has clamp=true, which bounds beta times tau, and fixed factors, which need neither; "
+                "give one of them."
+            )
+
     @property
     def needs(self) -> Needs:
         """Look at the clients' updates."""
         return Needs(replies=True)
 
     def server_memory(self, server: Server) -> Tensors:
-        """Remember the last factors."""
-        return {name: torch.ones((), dtype=torch.float64) for name, _ in self._groups(server)}
+        """Remember the last factors, and what they come from."""
+        first = Shrinking(gamma=1.0, tau=0.0, r=0.0)
+        return _remembered({layer: first for layer, _ in self._groups(server)})
 
     def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Shrink the layers that clients sent."""
-        shrunk, factors = dict(model), dict(server.memory)
+        shrunk, found = dict(model), {}
         for depth, (layer, names) in enumerate(self._groups(server)):
             sent = [name for name in names if name in replies.tensors and name in model]
             if sent:
-                factor = self._factor(depth, sent, server, replies, model)
+                found[layer] = self._shrinking(depth, sent, server, replies, model)
                 for name in sent:  # a counter becomes a whole number again
-                    shrunk[name] = shrink(server.model[name], model[name], factor, self.mode).to(model[name].dtype)
-                factors[layer] = torch.tensor(factor, dtype=torch.float64)
-        return shrunk, factors
+                    new = shrink(server.model[name], model[name], found[layer].gamma, self.mode)
+                    shrunk[name] = new.to(model[name].dtype)
+        return shrunk, server.memory | _remembered(found)
 
-    def _factor(self, depth: int, names: list[str], server: Server, replies: Message, new: Tensors) -> float:
-        if self.layers == "fixed":
-            return max(0.0, 1 - self.fixed_step * depth)
+    def _shrinking(self, depth: int, names: list[str], server: Server, replies: Message, new: Tensors) -> Shrinking:
+        fixed = max(0.0, 1 - self.fixed_step * depth) if self.layers == "fixed" else self.gamma
         old = [server.model[name] for name in names]
         updates = [_updates(replies, name, server.model[name]) for name in names]
         step = [new[name] - server.model[name] for name in names]
         clamp = RELEASED_CLAMP if self.clamp else None
-        return shrink_factor(old, updates, None, self.beta, step=step, clamp=clamp)
+        return shrinking(old, updates, None, self.beta, step=step, clamp=clamp, fixed=fixed)
 
     def _groups(self, server: Server) -> Iterator[tuple[str, list[str]]]:
         """Divide what is shared into what is shrunk by one factor, in the order of the forward pass."""
@@ -102,14 +129,27 @@ class LayerWiseShrinking(Part):
             (block[0].name, [name for layer in block for name in layer.parameters if name in server.model])
             for block in server.layers.blocks()
         ]
-        if self.layers == "model":
+        if self.layers == "model" or self.gamma is not None:
             yield "(model)", [name for _, names in blocks for name in names]
         else:
             yield from ((layer, names) for layer, names in blocks if names)
 
     def metrics(self, server: Server) -> Metrics:
-        """Tell the factors of the round."""
-        return {"gamma": {layer: float(factor) for layer, factor in server.memory.items()}}
+        """Tell the factors of the round, and what they come from."""
+        return {
+            number: {layer: float(value) for layer, value in server.memory.group(number).items()}
+            for number in Shrinking._fields
+        }
+
+
+def _remembered(found: Mapping[str, Shrinking]) -> Stack:
+    """Put what was found for each layer into groups: the factors, the disagreements, the balances."""
+    numbers = {
+        f"{number}/{layer}": torch.tensor(value, dtype=torch.float64)
+        for layer, one in found.items()
+        for number, value in one._asdict().items()
+    }
+    return Stack(numbers)
 
 
 def _released_groups(server: Server) -> Iterator[tuple[str, list[str]]]:

@@ -29,6 +29,9 @@ class Moon(Part):
     Features are the input of the model's head. The authors' models have a projection of two layers in front of it,
     which softens the term; without one, a smaller ``mu`` than their default may be better (they tune it over 0.1, 1, 5
     and 10). The global and the previous model run in evaluation mode.
+
+    Defaults:
+        mu, temperature: QinbinLi/MOON, main.py.
     """
 
     facts: ClassVar[Facts] = Facts(

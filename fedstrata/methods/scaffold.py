@@ -30,6 +30,9 @@ class Scaffold(DriftCorrection):
 
     Both directions carry a control variate beside every shared parameter, so traffic doubles. Running statistics have
     none and are averaged.
+
+    Defaults:
+        learning_rate: alpemreacar/FedDyn, utils_methods.py (its SCAFFOLD).
     """
 
     facts: ClassVar[Facts] = Facts(

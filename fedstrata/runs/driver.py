@@ -62,6 +62,11 @@ class Driver:
         """The method that is run."""
         return self.setting.method
 
+    @property
+    def model(self) -> Tensors:
+        """The shared part of the model that is tested after the round: for most methods, what the server holds."""
+        return self.engine.side.tested(self.engine.server, self.round)
+
     @classmethod
     def prepare(
         cls, experiment: Experiment, ingredients: Ingredients | None = None, plan: Plan | None = None
@@ -97,7 +102,7 @@ class Driver:
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
         summary = self.summary()
         if folder is not None:
-            folder.finish(self.engine.server.model, self.metrics, self.timings, summary)
+            folder.finish(self.model, self.metrics, self.timings, summary)
         return summary
 
     def step(self, listener: Listener | None = None) -> None:

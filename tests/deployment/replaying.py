@@ -54,4 +54,4 @@ def replayed(
 
 def assert_same_model(folder: RunFolder, simulation: Driver) -> None:
     for name, tensor in folder.model().items():
-        assert torch.equal(tensor, simulation.engine.server.model[name]), name
+        assert torch.equal(tensor, simulation.model[name]), name

@@ -91,7 +91,7 @@ def test_sites_in_threads_over_tls_give_the_weights_of_the_simulation(kind, keys
     simulation = simulated("ssfl(sparsity=0.5)+fedbn", rounds=2)
     simulation.run()
     model = RunFolder.open(tmp_path / "run").model()
-    for name, tensor in simulation.engine.server.model.items():
+    for name, tensor in simulation.model.items():
         assert model[name].equal(tensor), name
     for thread in threads:
         thread.join(timeout=10)

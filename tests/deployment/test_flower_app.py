@@ -67,7 +67,7 @@ def test_the_example_gives_the_weights_of_the_simulation(tmp_path, monkeypatch, 
     simulation = Driver.prepare(experiment, plan=Plan("loop", 1))
     simulation.run()
     model = folder.model()
-    for name, tensor in simulation.engine.server.model.items():
+    for name, tensor in simulation.model.items():
         assert model[name].equal(tensor), name
     told = capsys.readouterr().out
     assert "waits for 3 nodes" in told

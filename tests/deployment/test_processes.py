@@ -67,7 +67,7 @@ def simulated(experiment: Experiment, sites: int, merged: dict[int, list[int]] |
 
 def assert_same_model(out: Path, simulation: Driver) -> None:
     model = RunFolder.open(out).model()
-    for name, tensor in simulation.engine.server.model.items():
+    for name, tensor in simulation.model.items():
         assert model[name].equal(tensor), name
 
 

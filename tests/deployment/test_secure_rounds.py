@@ -58,9 +58,9 @@ def run(
 
 def assert_close(folder: RunFolder, simulation: Driver, within: float = 1e-5) -> None:
     model = folder.model()
-    assert model.keys() == simulation.engine.server.model.keys()
+    assert model.keys() == simulation.model.keys()
     for name, tensor in model.items():
-        expected = simulation.engine.server.model[name]
+        expected = simulation.model[name]
         assert tensor.dtype == expected.dtype
         assert torch.allclose(tensor.double(), expected.double(), rtol=1e-6, atol=within), name
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
-from fedstrata.functional import shrink, shrink_factor
+from fedstrata.functional import shrink, shrink_factor, shrinking
 
 FIRST = torch.tensor([3.0, 4.0]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
 SECOND = torch.tensor([0.0, 2.0]), torch.tensor([[3.0, 0.0], [-3.0, 0.0]])
@@ -67,6 +67,25 @@ def test_step_of_the_server_replaces_the_weighted_sum() -> None:
         shrink_factor(*FIRST, None, 0.1)
     with pytest.raises(FedStrataError, match="step"):
         shrink_factor(*FIRST, None, 0.1, step=torch.ones(3))
+
+
+def test_what_the_factor_comes_from() -> None:
+    # ||w|| = 5, the step has length sqrt(1/2), tau = sqrt(1/2).
+    tau = length = math.sqrt(0.5)
+    assert shrinking(*FIRST, HALVES, 0.1) == pytest.approx((100 / 101, tau, 0.1 * tau), rel=1e-9)
+    assert shrinking(*FIRST, HALVES, 10.0, clamp=(0.01, 0.2))[2] == pytest.approx(0.2, rel=1e-9)
+    assert shrinking(*FIRST, HALVES, fixed=0.8) == pytest.approx((0.8, tau, 0.2 * 5 / (0.8 * length)), rel=1e-12)
+    assert shrinking(*FIRST, HALVES, 7.0, fixed=1.25) == pytest.approx((1.25, tau, -0.25 * 5 / (1.25 * length)))
+    assert shrinking(*FIRST, HALVES) == (1.0, pytest.approx(tau), 0.0)
+
+
+def test_a_pull_without_a_step_is_infinite_and_no_pull_is_none() -> None:
+    assert shrinking(*SECOND, HALVES, 0.1) == (1.0, 3.0, 0.0)
+    assert shrinking(*SECOND, HALVES, fixed=0.5) == (0.5, 3.0, math.inf)
+    assert shrinking(*FIRST, HALVES, fixed=0.0)[2] == math.inf
+    assert shrinking(torch.zeros(2), FIRST[1], HALVES, fixed=0.5)[::2] == (0.5, 0.0)
+    assert shrinking([], [], HALVES, 0.1) == (1.0, 0.0, 0.0)
+    assert shrinking([], [], HALVES, fixed=0.9) == (0.9, 0.0, 0.0)
 
 
 def test_clamp_bounds_the_strength() -> None:

@@ -19,6 +19,13 @@ LINE = LayerMap.read(nn.Sequential(nn.Linear(1, 1, bias=False)), (1,))
         ("feddisco", [0.73115464, 0.0, 0.26884536]),
         ("feddisco(normalise=false)", [0.67566016, 0.06016349, 0.26417635]),
         ("feddisco(a=0, b=0)", [0.5, 0.3, 0.2]),
+        # The distances are 0, sqrt .5 and sqrt .125: of (.6, .4 - .5 sqrt .5, .3 - .5 sqrt .125), not divided; divided
+        # by their sum they are 0, 2/3 and 1/3.
+        ("feddisco(distance=l2)", [0.77955496, 0.06034614, 0.16009890]),
+        ("feddisco(distance=l2, normalise=true)", [0.75, 0.08333333, 0.16666667]),
+        ("feddisco(normalise=true)", [0.73115464, 0.0, 0.26884536]),
+        # 1 and .5, of which half is (.6, -.1, .05).
+        ("feddisco(distance=l1)", [0.92307692, 0.0, 0.07692308]),
     ],
 )
 def test_shares_by_hand(text, shares):
@@ -40,7 +47,7 @@ def test_only_the_participants_count(engine):
     view = simulation.engine.side.view(simulation.engine.server, (first, second, third), 1)
     shares = methods.make("feddisco(a=0.3, distance=l2)").weigh(Declared(view.sizes, view.label_counts))
     counts = simulation.split.label_counts(simulation.dataset)[[first, second, third]]
-    assert torch.equal(shares, disco_shares(view.sizes, torch.from_numpy(counts), 0.3, 0.1, "l2", normalise=True))
+    assert torch.equal(shares, disco_shares(view.sizes, torch.from_numpy(counts), 0.3, 0.1, "l2"))
 
 
 @BOTH_ENGINES

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 from torch import nn
 from watching import BOTH_ENGINES, assert_same_bits, layer_values, run, server_view
 
+from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Message, Method
+from fedstrata.methods import Message, Method, methods
 from fedstrata.models import models
 from fedstrata.testing.world import prepare
 
 TWO = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False)), (2,))
 OLD = {"0.weight": torch.tensor([[3.0, 4.0]]), "1.weight": torch.tensor([[0.0], [2.0]])}
 UPDATES = {"0.weight": [[1.0, 0.0], [0.0, 1.0]], "1.weight": [[3.0, 0.0], [-3.0, 0.0]]}
+
+
+seen: dict[str, dict[str, float]] = {}
+"""The metrics of the golden case that was aggregated last."""
 
 
 def shrunk(text, sizes=(10, 10), **changes):
@@ -25,6 +31,8 @@ def shrunk(text, sizes=(10, 10), **changes):
     stacks = {name: old + torch.tensor(UPDATES[name]).view(2, *old.shape) for name, old in OLD.items()}
     new, memory = method.aggregate(server, Message(stacks))
     metrics = method.metrics(server_view(TWO, new, memory=memory))
+    assert metrics.keys() == {"gamma", "tau", "r"}
+    seen.update(metrics)
     return new["0.weight"].flatten().tolist(), new["1.weight"].flatten().tolist(), metrics["gamma"]
 
 
@@ -61,6 +69,73 @@ def test_fixed_factors_fall_with_depth():
     assert list(layer_values(simulation, "gamma", 1).values()) == pytest.approx([1.0, 0.99, 0.98, 0.97, 0.96])
 
 
+def test_one_fixed_factor_for_the_whole_model():
+    first, second, gamma = shrunk("lws(gamma=0.96)")
+    assert gamma == {"(model)": 0.96}
+    assert first == pytest.approx([3.5 * 0.96, 4.5 * 0.96])
+    assert second == pytest.approx([0, 2 * 0.96])
+    assert shrunk("lws(gamma=0.96, layers=model)") == (first, second, gamma)
+    assert shrunk("lws(gamma=1)")[:2] == ([3.5, 4.5], [0.0, 2.0])
+
+
+def test_no_fixed_factor_is_below_zero():
+    assert shrunk("lws(layers=fixed, fixed_step=0.99)")[2] == pytest.approx({"0": 1.0, "1": 0.01})
+    deep = LayerMap.read(nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(4))), (1,))
+    before = {f"{depth}.weight": [[1.0]] for depth in range(4)}
+    new, gamma = aggregated("lws(layers=fixed, fixed_step=0.4)", deep, before, [before, before])
+    assert gamma == pytest.approx({"0": 1.0, "1": 0.6, "2": 0.2, "3": 0.0})
+    assert float(new["3.weight"]) == 0
+
+
+def test_what_the_factors_come_from_is_told():
+    """tau by Eq. 4: .70710678 and 3, 3.08220700 together; r by Eq. 5 is beta tau where the factor is Eq. 7's, and where
+    nothing is pulled 0. The steps are (.5, .5) and none; the weights have the lengths 5 and 2.
+    """
+    shrunk("lws(beta=0.1)")
+    assert seen["tau"] == pytest.approx({"0": 0.70710678, "1": 3.0}, abs=1e-8)
+    assert seen["r"] == pytest.approx({"0": 0.070710678, "1": 0.0}, abs=1e-8)
+    shrunk("lws(beta=0.1, layers=model)")
+    assert seen["tau"] == pytest.approx({"(model)": 3.08220700}, abs=1e-8)
+    assert seen["r"] == pytest.approx({"(model)": 0.308220700}, abs=1e-8)
+    shrunk("lws(gamma=0.8)")
+    assert seen["tau"] == pytest.approx({"(model)": 3.08220700}, abs=1e-8)
+    assert seen["r"] == pytest.approx({"(model)": 0.2 * math.sqrt(29) / (0.8 * math.sqrt(0.5))}, abs=1e-8)
+    shrunk("lws(layers=fixed, fixed_step=0.5)")
+    assert seen["tau"] == pytest.approx({"0": 0.70710678, "1": 3.0}, abs=1e-8)
+    assert seen["r"] == {"0": 0.0, "1": math.inf}
+    shrunk("lws(beta=10, clamp=true)")
+    assert seen["r"]["0"] == pytest.approx(0.2, abs=1e-8)
+
+
+def test_before_the_first_round_nothing_is_shrunk():
+    method = Method.make("lws")
+    memory = method.server_memory(server_view(TWO, OLD))
+    zeros, ones = {"0": 0.0, "1": 0.0}, {"0": 1.0, "1": 1.0}
+    assert method.metrics(server_view(TWO, OLD, memory=memory)) == {"gamma": ones, "tau": zeros, "r": zeros}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("lws(gamma=0.9, layers=fixed)", "gamma=0.9, one fixed factor for the whole model, and layers=fixed"),
+        ("lws(gamma=0.9, layers=released)", "gamma=0.9, one fixed factor for the whole model, and layers=released"),
+        ("lws(gamma=0.9, clamp=true)", "clamp=true, which bounds beta times tau, and fixed factors"),
+        ("lws(layers=fixed, clamp=true)", "clamp=true, which bounds beta times tau, and fixed factors"),
+        ("lws(gamma=0)", "gamma"),
+        ("lws(gamma=1.1)", "gamma"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(text, sentence):
+    with pytest.raises(FedStrataError, match=sentence):
+        Method.make(text)
+
+
+def test_the_authors_defaults():
+    assert asdict(methods.make("lws")) == {
+        "beta": 0.1, "layers": "each", "mode": "both", "clamp": False, "fixed_step": 0.01, "gamma": None,
+    }  # fmt: skip
+
+
 def test_the_two_terms_alone():
     gamma = 100 / 101
     regularised, _, _ = shrunk("lws(mode=reg)")
@@ -84,7 +159,7 @@ def test_the_servers_own_step_counts():
     stacks = {name: old + torch.tensor(UPDATES[name]).view(2, *old.shape) for name, old in OLD.items()}
     new, memory = method.aggregate(server, Message(stacks))
     gamma = 5 / (0.1 * math.sqrt(0.5) * math.sqrt(2) + 5)
-    assert float(memory["lws/0"]) == pytest.approx(gamma, abs=1e-8)
+    assert float(memory["lws/gamma/0"]) == pytest.approx(gamma, abs=1e-8)
     assert new["0.weight"].flatten().tolist() == pytest.approx([4 * gamma, 5 * gamma], abs=1e-6)
     assert memory["fedavgm/0.weight/velocity"].tolist() == [[1.0, 1.0]]
 
@@ -97,12 +172,20 @@ def test_entries_that_a_client_did_not_send_count_as_unchanged():
     masks = torch.tensor([[[True, True]], [[True, False]]])
     replies = Message({"0.weight": torch.tensor([[[4.0, 4.0]], [[3.0, 0.0]]])}, {"0.weight": masks})
     new, memory = method.aggregate(server, replies)
-    assert float(memory["lws/0"]) == pytest.approx(5 / (0.1 * 0.5 * 0.5 + 5), abs=1e-8)
-    assert float(memory["lws/1"]) == 1
+    assert float(memory["lws/gamma/0"]) == pytest.approx(5 / (0.1 * 0.5 * 0.5 + 5), abs=1e-8)
+    assert float(memory["lws/gamma/1"]) == 1
     assert "1.weight" not in new
 
 
 # In a federation -----------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_are_in_the_runs_layer_metrics():
+    simulation = run("fedavg+lws(beta=0.3)", rounds=2)
+    gamma, tau, r = (layer_values(simulation, metric, 2) for metric in ("gamma", "tau", "r"))
+    assert gamma.keys() == tau.keys() == r.keys() == {"stem", "body", "shortcut.0", "hidden", "head"}
+    assert r == pytest.approx({layer: 0.3 * value for layer, value in tau.items()}, rel=1e-6)
+    assert min(tau.values()) > 0.01
 
 
 @BOTH_ENGINES
@@ -224,7 +307,7 @@ def test_a_resnet20_has_the_22_groups_of_the_released_code():
     layers = LayerMap.read(models.make("resnet20").build((3, 32, 32), 10), (3, 32, 32))
     model = {name: torch.zeros(1) for name in (*layers.parameter_names, *layers.buffer_names)}
     memory = Method.make("lws(layers=released)").server_memory(server_view(layers, model))
-    assert len(memory) == 22
+    assert len(memory.group("lws/gamma")) == 22
 
 
 @BOTH_ENGINES

@@ -20,6 +20,7 @@ ACTING = {
     "flash-jmwst": "flash-jmwst(first_epochs=2)",
     "flash-spdst": "flash-spdst(first_epochs=2)",
     "freeze-middle": "freeze-middle(after=1)",
+    "l-dawa": "l-dawa(warmup=0)",
     "local-dp": "local-dp(noise=0.01)",
     "pfedme": "pfedme(strength=1.0, inner_steps=2)",
     "player": "player(threshold=1.1)",

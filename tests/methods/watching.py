@@ -194,8 +194,8 @@ def training_view(start: Tensors, trained: Tensors, gradients: Tensors | None = 
     return Training(
         **{
             "received": start, "start": start, "trained": trained, "gradients": gradients or {}, "mean_gradients": {},
-            "after_phase": (trained,), "steps": torch.ones(clients), "effective_steps": torch.ones(clients),
-            "learning_rate": 0.1, **changes,
+            "after_phase": (trained,), "steps": torch.ones(clients), "stretches": (), "learning_rate": 0.1,
+            **changes,
         }
     )  # fmt: skip
 

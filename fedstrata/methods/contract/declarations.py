@@ -119,6 +119,10 @@ class Matter(Enum):
     ONE_MODEL = "gives everybody the same model", "gives each client a model of its own"
     ONLY_UPDATES = "covers nothing but the clients' updates", "lets the server see more of single clients"
     TRAINED_IS_SENT = "corrects the drift of the model in training", "sends another model than the one in training"
+    FREE_STEPS = (
+        "counts the gradients in a client's way, which only its own 'mu' may pull back",
+        "pulls every step back to the model received",
+    )
     UNMASKED_HEAD = "leaves the head as it was initialised", "masks weights of the head too"
     SUMS = "only adds replies up", "looks at the replies of single clients"
     MEAN = "goes on from the mean of the replies", "merges replies in a way of its own"

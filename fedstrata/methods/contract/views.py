@@ -201,11 +201,16 @@ class Server:
 class Proxy(Protocol):
     """The server's own labelled samples."""
 
-    def loss(self, parameters: Tensors, buffers: Tensors, step: int) -> tuple[Tensor, Tensors]:
-        """Return the mean loss ``[K]`` of K models on all samples, open to autograd, and their buffers after the pass.
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
 
-        Norm layers use the statistics of the samples and update the running ones; a buffer that is not given is what it
-        was at the beginning. ``step`` numbers the draws of dropout.
+    def loss(self, parameters: Tensors, buffers: Tensors, step: int, rows: Tensor) -> tuple[Tensor, Tensors]:
+        """Return the mean loss ``[K]`` of K models on some samples, open to autograd, and their buffers after the pass.
+
+        ``rows`` numbers the samples. Norm layers use their statistics and update the running ones; a buffer that is not
+        given is what it was at the beginning. ``step`` numbers the draws of dropout.
         """
         ...
 
@@ -315,13 +320,24 @@ class Probe(Protocol):
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Local steps of one phase that moves what is shared: their number ``[K]``, that of the steps before which the
+    optimiser still remembers ``[K]``, and the optimiser with its learning rate after the schedule.
+    """
+
+    steps: Tensor
+    before: Tensor
+    optimiser: Optimiser
+    learning_rate: float
+
+
+@dataclass(frozen=True)
 class Training:
     """What local training did.
 
     The model received, its start after any perturbation, its end, the model after each phase, the gradients of the last
-    step and the mean over all steps (if a part needs them), how many steps each client made ``[K]``, how many steps'
-    worth of gradients the optimiser made of them (:meth:`fedstrata.optimisers.Optimiser.effective_steps`), and the
-    learning rate.
+    step and the mean over all steps (if a part needs them), how many steps each client made ``[K]``, those of each
+    phase that moved what is shared, and the learning rate. Steps of a second model do not count.
     """
 
     received: Tensors
@@ -331,5 +347,14 @@ class Training:
     mean_gradients: Tensors
     after_phase: tuple[Tensors, ...]
     steps: Tensor
-    effective_steps: Tensor
+    stretches: tuple[Stretch, ...]
     learning_rate: float
+
+    def effective_steps(self, strength: float = 0.0) -> Tensor:
+        """Tell how many steps' worth of gradients the optimisers made of all steps ``[K]``
+        (:meth:`fedstrata.optimisers.Optimiser.effective_steps`), beside a proximal term of some strength.
+        """
+        effective = torch.zeros_like(self.steps, dtype=torch.float64)
+        for one in self.stretches:
+            effective += one.optimiser.effective_steps(one.steps, one.before, strength * one.learning_rate)
+        return effective

@@ -34,6 +34,9 @@ class PrivateUpdates(Part):
     The account is kept for every client: with a noise multiplier z, a client that took part in n rounds has spent the
     :math:`\varepsilon` of :func:`fedstrata.functional.gaussian_epsilon`, and the largest is the metric
     ``privacy.epsilon`` of the round. Selection of clients is no secret here, so nothing is gained by it.
+
+    Defaults:
+        clip, epsilon, delta, noise: ours; what is right depends on the task and the number of clients.
     """
 
     touches: ClassVar[Touches] = Touches(

@@ -60,7 +60,8 @@ class AdaptiveOptimiser(ServerOptimiser):
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta`, :math:`w \leftarrow w + \eta \, m / (\sqrt v + \tau)`; what
     becomes of v is all in which the three methods differ. It starts at :math:`\tau^2` (Algorithm 2); there is no
-    correction of the first steps.
+    correction of the first steps. The authors tune the learning rate and tau for each task, over several orders of
+    magnitude; the defaults are those of one of their tasks.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -69,7 +70,7 @@ class AdaptiveOptimiser(ServerOptimiser):
         "https://arxiv.org/abs/2003.00295",
     )
 
-    learning_rate: float = parameter(0.03, "The server's learning rate, which the paper tunes for each task.", above=0)
+    learning_rate: float = parameter(0.01, "The server's learning rate, which the paper tunes for each task.", above=0)
     beta1: float = parameter(0.9, "The decay of the mean of updates.", low=0, below=1)
     tau: float = parameter(1e-3, "The adaptivity: the smaller, the more alike all entries move.", above=0)
 
