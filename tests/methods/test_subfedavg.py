@@ -75,7 +75,7 @@ def test_even_a_small_tensor_loses_a_weight_but_never_its_last_one():
 
 def test_close_to_the_target_only_what_is_missing_goes_and_a_twentieth_at_most():
     """Of 1400 weights 60 % are pruned. Missing to a target of .8 are 280, more than 10 % of 1400: the full rate takes
-    10 % of the 560 left. Missing to .65 are 70, an eighth of 560: at most 5 % go. Missing to .61 are 14, and at .6 none.
+    10 % of the 560 left. Missing to .65 are 70, an eighth of 560: at most 5 % go. Missing to .61 are 14, to .6 none.
     """
     layers = LayerMap.read(nn.Linear(1400, 1, bias=False), (1400,))
     weight = {"weight": torch.arange(1.0, 1401.0).view(1, 1, 1400)}
