@@ -77,8 +77,8 @@ def test_the_mask_moves_to_where_weights_are_large():
 
 
 def test_an_important_tensor_that_is_nearly_dense_loses_little():
-    """Seven of eight kept is a sparsity of .125, below .2, and the mean 6 is above the other tensor's 4: at most .125 of
-    the seven go, one instead of four. With the one of the other tensor, two come back: 1.2 and .8, so one each.
+    """Seven of eight kept is a sparsity of .125, below .2, and the mean 6 is above the other tensor's 4: at most .125
+    of the seven go, one instead of four. With the one of the other tensor, two come back: 1.2 and .8, so one each.
     """
     part = methods.make("flash-spdst(rate=0.5)")
     masks = {name.removeprefix("mask/"): mask for name, mask in memory_of([1] * 7 + [0], [1] + [0] * 7).items()}
