@@ -7,8 +7,9 @@ SSFL, one shared mask from saliency          :func:`saliency`, :func:`mean_salie
 FedLWS, layer-wise shrinking                 :func:`shrink_factor`, :func:`shrinking`, :func:`shrink`
 PLayer-FL, which layers to federate          :func:`federation_sensitivity`, :func:`split_point`
 Sparse fine-tuning, which entries to train   :func:`fisher`, :func:`select`, :func:`scaled_rounds`
-Sparse masks that change                     :func:`erk_densities`, :func:`erk_masks`, :func:`prune`, :func:`regrow`,
-                                             :func:`readjust`, :func:`readjusted_at`, :func:`share_out`
+Sparse masks that change                     :func:`erk_densities`, :func:`feddst_densities`, :func:`layer_masks`,
+                                             :func:`prune`, :func:`regrow`, :func:`readjust`,
+                                             :func:`readjusted_at`, :func:`share_out`
 FedCAC, whose critical weights agree         :func:`overlap`, :func:`overlaps`
 L-DAWA, a layer counts by its angle          :func:`ldawa`
 FedDisco, shares that look at labels         :func:`disco_shares`
@@ -44,7 +45,8 @@ from fedstrata.functional.lips import keep_mask, sensitivity, sparsity_at
 from fedstrata.functional.lws import shrink, shrink_factor, shrinking
 from fedstrata.functional.masks import (
     erk_densities,
-    erk_masks,
+    feddst_densities,
+    layer_masks,
     overlap,
     overlaps,
     prune,
@@ -61,7 +63,7 @@ __all__ = [
     "aggregate_scores",
     "disco_shares",
     "erk_densities",
-    "erk_masks",
+    "feddst_densities",
     "federation_sensitivity",
     "fisher",
     "gaussian_delta",
@@ -69,6 +71,7 @@ __all__ = [
     "gaussian_noise",
     "keep_mask",
     "lama_cut",
+    "layer_masks",
     "ldawa",
     "mask_error",
     "mean_saliency",

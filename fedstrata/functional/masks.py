@@ -32,35 +32,83 @@ def erk_densities(shapes: Sequence[Sequence[int]], density: float) -> list[float
     (a bias, a norm) is the first to become dense; one without entries counts as dense.
 
     Citation: Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020, Section 3, with the kernel's
-    axes; also the densities of Dai et al., "DisPFL", ICML 2022, and Bibikar et al., "FedDST", AAAI 2022.
+    axes; also the densities of Dai et al., "DisPFL", ICML 2022 (rong-dai/DisPFL, DisPFL/my_model_trainer.py). Those of
+    FedDST, under the same name, are :func:`feddst_densities`.
 
     >>> [round(value, 4) for value in erk_densities([(10, 10), (10,), (2, 5)], 0.5)]
     [0.4, 1.0, 1.0]
     >>> [round(value, 4) for value in erk_densities([(4, 4), (8, 8)], 0.5)]
     [0.8333, 0.4167]
     """
+    _check_density(density)
+    return _in_proportion([_axes_to_entries(shape) for shape in shapes], _sizes(shapes), density, of_none=1.0)
+
+
+def feddst_densities(shapes: Sequence[Sequence[int]], density: float) -> list[float]:
+    r"""Divide a global sparsity over tensors in proportion to :math:`1 - \sum_i n_i / \prod_i n_i`; return densities.
+
+    With :math:`n_i` the sizes of a tensor's axes, its density is :math:`1 - \min(1, c \, (1 - \sum_i n_i / \prod_i
+    n_i))`, where c is such that the mean over all entries is ``density``. So the sparsities are scaled, where
+    :func:`erk_densities` scales the densities, and most tensors end up close to the mean: a LeNet at 0.2 gets 0.23,
+    0.20, 0.20, 0.21 and 0.28, where RigL's densities are 0.97, 0.31, 0.19, 0.46 and 1. A tensor with fewer entries than
+    its axes add up to, such as a bias, stays dense as long as the others can be sparse enough; where none can, they are
+    sparse alike.
+
+    Citation: Bibikar et al., "Federated Dynamic Sparse Training", AAAI 2022, in the released code, where it is called
+    ``erk`` (bibikar/feddst, models.py). There biases are counted too, and a tensor in which nothing would be left is
+    not pruned.
+
+    >>> [round(value, 4) for value in feddst_densities([(4, 4), (8, 8)], 0.5)]
+    [0.6429, 0.4643]
+    """
+    _check_density(density)
+    raw = [max(0.0, 1 - _axes_to_entries(shape)) for shape in shapes]
+    return [1 - own for own in _in_proportion(raw, _sizes(shapes), 1 - density, of_none=0.0)]
+
+
+def _check_density(density: float) -> None:
     if not 0 <= density <= 1:
         raise FedStrataError(f"density is {density}, but it is the fraction of entries to keep: from 0 to 1.")
-    sizes = [math.prod(shape) for shape in shapes]
-    raw = [sum(shape) / size if shape and size else 1.0 for shape, size in zip(shapes, sizes, strict=True)]
-    dense = {place for place, size in enumerate(sizes) if size == 0}
+
+
+def _sizes(shapes: Sequence[Sequence[int]]) -> list[int]:
+    return [math.prod(shape) for shape in shapes]
+
+
+def _axes_to_entries(shape: Sequence[int]) -> float:
+    """Compare the sum of the axes with their product; 1 for a single number, and where there are no entries."""
+    return sum(shape) / math.prod(shape) if shape and math.prod(shape) else 1.0
+
+
+def _in_proportion(raw: Sequence[float], sizes: Sequence[int], mean: float, of_none: float) -> list[float]:
+    """Scale fractions of tensors so that the mean over all entries is as given; none exceeds 1.
+
+    Where one would, it is 1, and the others make up for it, alike if nothing tells them apart. A tensor without entries
+    gets ``of_none``.
+    """
+    full: set[int] = set()
     while True:
-        sparse = [place for place in range(len(sizes)) if place not in dense]
-        budget = density * sum(sizes) - sum(sizes[place] for place in dense)
-        share = sum(raw[place] * sizes[place] for place in sparse)
-        scale = budget / share if share else 0.0
-        too_dense = [place for place in sparse if scale * raw[place] > 1]
-        if not too_dense:
-            return [1.0 if place in dense else scale * raw[place] for place in range(len(sizes))]
-        dense.update(too_dense)
+        partial = {place: raw[place] for place, size in enumerate(sizes) if size and place not in full}
+        if not any(partial.values()):
+            partial = dict.fromkeys(partial, 1.0)
+        budget = mean * sum(sizes) - sum(sizes[place] for place in full)
+        share = sum(own * sizes[place] for place, own in partial.items())
+        scaled = {place: own * budget / share for place, own in partial.items()}
+        above = {place for place, own in scaled.items() if own > 1}
+        if not above:
+            scaled |= dict.fromkeys(full, 1.0)
+            return [scaled.get(place, of_none) for place in range(len(sizes))]
+        full |= above
 
 
-def erk_masks(scores: Mapping[str, Tensor], density: float, *, batched: bool = False) -> dict[str, Tensor]:
-    """Keep the highest-scored entries of each tensor, as many as its Erdos-Renyi-Kernel density says.
+def layer_masks(
+    scores: Mapping[str, Tensor], densities: Sequence[float], *, batched: bool = False
+) -> dict[str, Tensor]:
+    """Keep the highest-scored entries of each tensor, as many as its density says.
 
-    Of a tensor with ``n`` entries ``floor(density * n)`` are kept, with the densities of :func:`erk_densities` over all
-    tensors of the dict. With random scores it is how RigL and DisPFL begin, with ``|w|`` how FedDST prunes. Among equal
-    scores the lower index is dropped first; ``density`` is above 0.
+    Of a tensor with ``n`` entries ``floor(density * n)`` are kept; ``densities`` are in the order of the dict, as
+    :func:`erk_densities` or :func:`feddst_densities` give them. With random scores it is how RigL and DisPFL begin,
+    with ``|w|`` how FedDST prunes. Among equal scores the lower index is dropped first.
 
     With ``batched=True`` the first axis is the clients, and each gets masks of its own.
 
@@ -68,13 +116,11 @@ def erk_masks(scores: Mapping[str, Tensor], density: float, *, batched: bool = F
     2022; Bibikar et al., "FedDST", AAAI 2022.
 
     >>> import torch
-    >>> masks = erk_masks({"small": torch.tensor([3.0, 1.0, 2.0]), "large": torch.arange(36.0).view(6, 6)}, 0.5)
-    >>> masks["small"], int(masks["large"].sum())
-    (tensor([True, True, True]), 16)
+    >>> layer_masks({"a": torch.tensor([3.0, 1.0, 2.0]), "b": torch.tensor([5.0, 9.0])}, [0.4, 1.0])
+    {'a': tensor([ True, False, False]), 'b': tensor([True, True])}
     """
-    densities = erk_densities([tensor.shape[batched:] for tensor in scores.values()], density)
     return {
-        name: top_mask(tensor, 1 - own, batched=batched)
+        name: top_mask(tensor, 1 - own, batched=batched) if own > 0 else torch.zeros_like(tensor, dtype=torch.bool)
         for (name, tensor), own in zip(scores.items(), densities, strict=True)
     }
 

@@ -25,8 +25,12 @@ class AdaDecay(ServerDecay):
     layer moved evenly, :math:`\theta = 1`: ordinary weight decay.
 
     AdaDecay is an optimiser for one model. FedLWS (Table 6) moves it to the server without saying how; here the round's
-    update is the gradient and the learning rate is 1. A layer's weight and bias are normalised together. The paper's
-    :math:`\alpha` is 4; the decay is the usual 0.0005. Nothing more travels than in FedAvg.
+    update is the gradient and the learning rate is 1. A layer's weight and bias are normalised together. Nothing more
+    travels than in FedAvg.
+
+    Defaults:
+        alpha: ours; the value of reimplementations.
+        decay: ours; the usual weight decay of one model.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -29,8 +29,10 @@ class AWD(ServerDecay):
 
     AWD is an optimiser for one model, and its smoothing gives the new value the larger part (Algorithm 1). FedLWS
     (Table 6) moves it to the server without saying how; here the round's update is the gradient and the learning rate
-    is 1. The default is the paper's for adversarial training on CIFAR. Nothing more travels than in FedAvg. The decay
-    of a round is in the run's layer metrics as ``weight_decay``.
+    is 1. Nothing more travels than in FedAvg. The decay of a round is in the run's layer metrics as ``weight_decay``.
+
+    Defaults:
+        decay: ours; the value of reimplementations, for adversarial training on CIFAR.
     """
 
     facts: ClassVar[Facts] = Facts(

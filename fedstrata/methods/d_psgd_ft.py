@@ -23,6 +23,9 @@ class DPSGDFineTuning(DPSGD):
 
     After the last round everybody gets the plain mean of all clients' models, which is what ``client_after`` then
     tests, and trains it at the initial learning rate (``client_adapted``), as the comparisons in SSFL (Table 1) do.
+
+    Defaults:
+        epochs: rong-dai/DisPFL, fedml_api/standalone/dpsgd/dpsgd_api.py.
     """
 
     facts: ClassVar[Facts] = Facts(

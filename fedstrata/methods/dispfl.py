@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from fedstrata.functional import erk_masks, readjust, readjusted_at
+from fedstrata.functional import erk_densities, layer_masks, readjust, readjusted_at
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
 from fedstrata.methods.contract.part import Metrics
@@ -35,8 +35,12 @@ class DisPFL(Peers, Masked):
     with which it trained.
 
     Masks start at random, another one for each client, with Erdos-Renyi-Kernel densities over all parameters, biases
-    and norms included (those become dense). What is personal to a client is not masked. Each client downloads the
+    and norms included (those become dense): RigL's, in the authors' code as well
+    (:func:`fedstrata.functional.erk_densities`). What is personal to a client is not masked. Each client downloads the
     kept weights and the masks of its neighbours, and uploads its own.
+
+    Defaults:
+        density, alpha, regrow, batch_size: rong-dai/DisPFL, fedml_experiments/standalone/DisPFL/main_dispfl.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -78,7 +82,7 @@ class DisPFL(Peers, Masked):
             name: uniform(client_keys(seed, 0, ids, f"{self.name}/{name}", device), shape)
             for name, shape in shapes.items()
         }
-        return erk_masks(scores, self.density, batched=True)
+        return layer_masks(scores, erk_densities(list(shapes.values()), self.density), batched=True)
 
     def receive(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Average each entry over those that hold it, and cut to the own mask."""

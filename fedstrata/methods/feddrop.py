@@ -35,6 +35,9 @@ class FedDrop(Part):
     leaves out what reads a dropped unit too; which weights do cannot be told for every model (sums, concatenations), so
     those travel, get no gradient, and enter the mean unchanged. A dropped unit's norm and statistics stay as they were,
     also where they are personal (``fedbn+feddrop``, LIPS's setting).
+
+    Defaults:
+        rate, layers: ours; LIPS gives neither, and the paper's rates follow from the devices' channels.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.functional import erk_masks, readjust, readjusted_at
+from torch import Tensor
+
+from fedstrata.functional import erk_densities, feddst_densities, layer_masks, prune, readjusted_at, regrow
 from fedstrata.methods.contract.declarations import Facts, Matter, Needs, Touches
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
-from fedstrata.methods.mechanisms.masking import MovingMask, keep
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Outline, Server, Training
+from fedstrata.methods.mechanisms.masking import MovingMask, keep, kept_by
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, under
+
+DIVISIONS = {"feddst": feddst_densities, "erk": erk_densities}
+"""How a global density is divided over tensors."""
 
 
 @methods.register("feddst")
@@ -19,15 +25,30 @@ from fedstrata.stack import Tensors, under
 class FedDST(MovingMask):
     r"""Train one sparse model; every few rounds clients move its mask, and the server keeps the largest weights.
 
-    The mask starts with the largest initial weights of each tensor, with Erdos-Renyi-Kernel densities. In most rounds
-    clients train inside it. If ``every`` divides the round t and t lies before R, each participant exchanges, after its
-    training, :math:`\frac{\alpha}{2} (1 + \cos(\pi (t - 1) / R))` of the mask: the smallest weights of each tensor go,
-    and as many with the largest gradients on one minibatch come, from zero. The server averages each entry over the
-    clients that hold it, weighted by their samples, and cuts each tensor down to its density again, by magnitude.
+    The mask starts with the largest initial weights of each tensor. In most rounds clients train inside it. In some,
+    each participant prunes its trained model by magnitude from the sparsity S to :math:`S + (1 - S) \alpha_t` and grows
+    back to S, by the largest gradients on one minibatch; what it grows starts from zero. The server averages each entry
+    over the clients that hold it, weighted by their samples, and cuts each tensor down to its density, by magnitude.
 
-    Weights of convolutions and linear layers are masked, as far as they are shared. The defaults are those of the
-    authors' CIFAR-10 runs, with R half of all rounds. In their code the fraction does not follow the cosine; here it
-    does, as in the paper. Only the kept weights and the mask travel, both ways.
+    The released code and the paper differ in when and how much the mask moves, with :math:`R = \lfloor u T \rfloor`
+    for a part ``until`` u of T rounds. ``schedule=released``: in the rounds :math:`2, 2 + e, 2 + 2 e, \dots` up to R,
+    with e the rounds of ``every``, and :math:`\alpha_t = \alpha`; the cosine is computed there, but only ends it.
+    ``schedule=paper``: in rounds that e divides, before R, and :math:`\alpha_t = \frac{\alpha}{2} (1 + \cos(\pi (t -
+    1) / R))`.
+
+    Both speak of Erdos-Renyi-Kernel densities, with :math:`k_l = \sum_i n_i / \prod_i n_i` over the axes of a tensor.
+    The released code scales sparsities, :math:`s_l = c (1 - k_l)` (``densities=feddst``,
+    :func:`fedstrata.functional.feddst_densities`); RigL, where the name comes from, scales densities, :math:`d_l =
+    \epsilon k_l` (``densities=erk``, :func:`fedstrata.functional.erk_densities`).
+
+    Weights of convolutions and linear layers are masked, as far as they are shared. In the released code the gradients
+    that decide what grows are ranked over all entries, so that some that are kept already are put to zero; here only
+    those outside the mask can grow. Only the kept weights and the mask travel, both ways.
+
+    Defaults:
+        sparsity, alpha, every: bibikar/feddst, README.md (FedDST on CIFAR-10).
+        until, schedule, batch_size: bibikar/feddst, dst.py.
+        densities: bibikar/feddst, models.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -42,6 +63,14 @@ class FedDST(MovingMask):
     alpha: float = parameter(0.01, "The fraction of kept weights that are exchanged at first.", low=0, below=1)
     every: int = parameter(15, "The number of rounds from one move of the mask to the next.", low=1)
     until: float = parameter(0.5, "In which first part of all rounds the mask moves.", above=0, high=1)
+    schedule: str = parameter(
+        "released", "When the mask moves, and whether ever less: from round 2 on, or as in the paper.",
+        choices=("released", "paper"),
+    )  # fmt: skip
+    densities: str = parameter(
+        "feddst", "How sparsity is divided over tensors: sparsities are scaled, or densities, as in RigL.",
+        choices=tuple(DIVISIONS),
+    )  # fmt: skip
     batch_size: int = parameter(32, "Samples in the minibatch on which gradients are taken.", low=1)
 
     @property
@@ -49,14 +78,35 @@ class FedDST(MovingMask):
         """The server looks at the clients' masks."""
         return Needs(replies=True)
 
-    def first_masks(self, weights: Tensors, seed: int) -> Tensors:
-        """Keep the largest initial weights of each tensor."""
-        return erk_masks({name: weight.abs() for name, weight in weights.items()}, 1 - self.sparsity)
+    def notes(self, outline: Outline) -> Iterable[str]:
+        """Say that the mask never moves in so few rounds."""
+        yield from super().notes(outline)
+        events = sum(self.moved_fraction(round, outline.rounds) > 0 for round in range(1, outline.rounds + 1))
+        if self.alpha > 0 and self.sparsity > 0 and events == 0:
+            yield (
+                f"With every={self.every} and until={self.until:g} the mask of 'feddst' never moves in "
+                f"{outline.rounds} rounds: it is one fixed mask of the largest initial weights. Give fewer rounds "
+                "between moves, a larger 'until', or more rounds."
+            )
 
     def moved_fraction(self, round: int, rounds: int) -> float:
         """Return the fraction of the mask that clients exchange in a round; zero in most rounds."""
-        end = int(self.until * rounds)
-        return readjusted_at(round - 1, end, self.alpha) if round % self.every == 0 and round < end else 0.0
+        end = int(self.until * rounds + 1e-9)
+        if self.schedule == "paper":
+            return readjusted_at(round - 1, end, self.alpha) if round % self.every == 0 and round < end else 0.0
+        return self.alpha if (round - 2) % self.every == 0 and round <= end else 0.0
+
+    def divided(self, shapes: Iterable[Iterable[int]], fraction: float = 0.0) -> list[float]:
+        """Divide the density over tensors, when a fraction of what is kept has gone."""
+        return DIVISIONS[self.densities]([tuple(shape) for shape in shapes], (1 - self.sparsity) * (1 - fraction))
+
+    def largest(self, scores: Mapping[str, Tensor]) -> Tensors:
+        """Keep the highest-scored entries of each tensor."""
+        return layer_masks(scores, self.divided(tensor.shape for tensor in scores.values()))
+
+    def first_masks(self, weights: Tensors, seed: int) -> Tensors:
+        """Keep the largest initial weights of each tensor."""
+        return self.largest({name: weight.abs() for name, weight in weights.items()})
 
     def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Move the mask, if it is time."""
@@ -64,9 +114,11 @@ class FedDST(MovingMask):
         if fraction == 0:
             return training.trained, clients.memory
         gradients = clients.probe.gradients(training.trained, self.batch_size)
+        masks = clients.memory.group("mask")
+        fewer = self.divided((mask.shape[1:] for mask in masks.values()), fraction)
         moved = {
-            name: readjust(mask, training.trained[name], gradients[name].abs(), fraction, batched=True)
-            for name, mask in clients.memory.group("mask").items()
+            name: _exchanged(mask, training.trained[name], gradients[name], left)
+            for (name, mask), left in zip(masks.items(), fewer, strict=True)
         }
         return training.trained, under("mask", moved)
 
@@ -76,6 +128,11 @@ class FedDST(MovingMask):
         if self.moved_fraction(server.round, server.rounds) > 0:
             held = {name: replies.masks[name].any(0) if name in replies.masks else mask for name, mask in masks.items()}
             whole = {**server.model, **model}
-            sizes = {name: whole[name].abs().where(kept, -1.0) for name, kept in held.items()}
-            masks = erk_masks(sizes, 1 - self.sparsity)
+            masks = self.largest({name: whole[name].abs().where(kept, -1.0) for name, kept in held.items()})
         return keep(model, masks), under("mask", masks)
+
+
+def _exchanged(masks: Tensor, weights: Tensor, gradients: Tensor, left: float) -> Tensor:
+    """Prune each client's mask ``[K, ...]`` to a density by magnitude, and grow as many by gradients."""
+    gone = kept_by(masks) - int(left * masks[0].numel() + 1e-9)
+    return regrow(prune(masks, weights.abs(), gone, batched=True), gradients.abs(), gone, batched=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touches
 from fedstrata.methods.contract.part import Kept, Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
+from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Outline, Server, Training
 from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.methods.mechanisms.shared import shared_parameters
 from fedstrata.spec import parameter
@@ -32,10 +33,15 @@ class FedLAMA(Part):
     of the total discrepancy and :math:`\lambda_l` their part of all weights (:func:`fedstrata.functional.lama_cut`).
     A layer that is not due travels in neither direction and goes on from where each client left it.
 
-    Biases, norms and statistics are aggregated in every round, as in the released code. Participants change only when
-    all layers were aggregated, as there, so nobody begins with stale layers; the last round aggregates all. In the
-    released code layers begin to wait after a ``warmup`` of 6 rounds. Each message to a client carries a bit for each
-    layer. The intervals are in the run's layer metrics as ``interval``.
+    Biases, norms and statistics are aggregated in every round, as in the released code; there they also count in the
+    total discrepancy, here they do not. Participants change only when all layers were aggregated, as there, so nobody
+    begins with stale layers; the last round aggregates all. No layer waits before the end of the ``warmup``, which the
+    released code has and the paper does not. Each message to a client carries a bit for each layer. The intervals are
+    in the run's layer metrics as ``interval``.
+
+    Defaults:
+        factor: swblaster/FedLAMA, config.py.
+        warmup: swblaster/FedLAMA, solvers/fedlama.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -46,12 +52,22 @@ class FedLAMA(Part):
     touches: ClassVar[Touches] = Touches(decides=(Decision.TRAVEL,))
 
     factor: int = parameter(2, "The long interval, in rounds.", low=1)
-    warmup: int = parameter(0, "Rounds before the first layer may wait.", low=0)
+    warmup: int = parameter(6, "Rounds before the first layer may wait.", low=0)
 
     @property
     def needs(self) -> Needs:
         """The server measures how far the clients are apart."""
         return Needs(replies=True)
+
+    def notes(self, outline: Outline) -> Iterable[str]:
+        """Say that no layer waits in so few rounds."""
+        decided = self.factor * (self.warmup // self.factor + 1)
+        if self.factor > 1 and outline.rounds <= decided + 1:
+            yield (
+                f"'fedlama' decides for the first time after round {decided} which layers wait (factor={self.factor}, "
+                f"warmup={self.warmup}), and the last round aggregates all: in {outline.rounds} rounds none does, and "
+                f"it is 'fedavg'. Give a smaller 'warmup', or at least {decided + 2} rounds."
+            )
 
     def keeps(self, layers: LayerMap) -> Kept:
         """Clients keep the weights that may have to wait."""

@@ -25,6 +25,9 @@ class FlashJMWST(MovingMask, FlashSPDST):
     zeros for what a client masked, and keeps in each tensor the largest of the averaged weights: as many as the
     participants' mean density says, scaled to the target (joint mask-weight sparse training). The new mask travels with
     the next model.
+
+    Defaults:
+        every: SaraBabakN/flash_fl, main.py.
     """
 
     facts: ClassVar[Facts] = FlashSPDST.facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -18,7 +19,9 @@ from fedstrata.methods.mechanisms.masking import (
     MaskExchange,
     SharedMask,
     common_random_masks,
+    epoch_ends,
     keep,
+    kept_by,
     mean_with_zeros,
 )
 from fedstrata.methods.mechanisms.shared import equal_weights
@@ -33,17 +36,23 @@ class FlashSPDST(SharedMask):
     r"""A few clients find the layers' densities; then all train under one random mask that has them.
 
     Stage one, before the first round: everything starts under a random mask with the target density. A few clients
-    train sparsely for some epochs; after each epoch but the last the mask moves. In each tensor the fraction
-    :math:`r (1 - e / E)` of the weights left with the smallest magnitude goes, and as many as went in all come back at
-    random places, divided over tensors in proportion to their mean magnitude. The clients send the density of each
-    tensor and nothing else. The server averages the densities, scales them to the target and draws a new random mask
-    with them (sensitivity-driven pre-defined sparse training).
+    train sparsely for some epochs; after each epoch but the last (in the middle of a single one) the mask moves. In
+    each tensor the fraction :math:`r (1 - e / E)` of the weights left with the smallest magnitude goes, and as many as
+    went in all come back at random places, divided over tensors in proportion to their mean magnitude. A tensor with
+    more than the mean of these magnitudes and a sparsity s below 0.2 loses at most the fraction s. The clients send the
+    density of each tensor and nothing else. The server averages the densities, scales them to the target and draws a
+    new random mask with them (sensitivity-driven pre-defined sparse training).
 
     Stage two is FedAvg from the initial weights, inside that mask, with all participants counting alike.
 
     The authors leave fully connected layers dense; here all weights of convolutions and linear layers can be masked.
-    Counts are exact where the released code draws each weight by itself, and stage two begins at the common initial
-    model where that initialises anew.
+    Counts are exact where the released code draws each weight by itself; where a tensor is full, the others take over
+    in proportion, where that divides the rest evenly and leaves a hundredth of the room; and stage two begins at the
+    common initial model where that initialises anew.
+
+    Defaults:
+        sparsity: paper, SSFL's comparison (Section 4.1 there); the authors' main.py has 0.95.
+        first_clients, first_epochs, rate: SaraBabakN/flash_fl, main.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -79,19 +88,17 @@ class FlashSPDST(SharedMask):
         """Take the smallest weights out and as many others in, elsewhere; ``done`` says how far training is."""
         if not masks:
             return masks
-        rate = self.rate * (1 - done)
         magnitudes = {name: model[name].abs() for name in masks}
-        means = [
-            per_client(magnitudes[name] * mask).double().sum(1) / kept_by(mask).clamp(min=1)
-            for name, mask in masks.items()
-        ]
+        sizes = torch.tensor([mask[0].numel() for mask in masks.values()], device=clients.sizes.device)
+        kept = torch.stack([kept_by(mask) for mask in masks.values()], dim=1)
+        sums = [per_client(magnitudes[name] * mask).double().sum(1) for name, mask in masks.items()]
+        means = torch.stack(sums, dim=1) / kept.clamp(min=1)
+        gone = (prune_rates(self.rate * (1 - done), kept, sizes, means) * kept - 1e-9).ceil().long()
         thinned = {
-            name: prune(mask, magnitudes[name], (rate * kept_by(mask).double() - 1e-9).ceil().long(), batched=True)
-            for name, mask in masks.items()
+            name: prune(mask, magnitudes[name], count, batched=True)
+            for (name, mask), count in zip(masks.items(), gone.unbind(1), strict=True)
         }
-        gone = [kept_by(mask) - kept_by(thinned[name]) for name, mask in masks.items()]
-        room = torch.stack([mask[0].numel() - kept_by(mask) for mask in thinned.values()], dim=1)
-        counts = share_out(torch.stack(gone).sum(0), torch.stack(means, dim=1), room)
+        counts = share_out(gone.sum(1), means, sizes - kept + gone)
         return {
             name: regrow(mask, uniform(clients.keys(f"{purpose}/{name}"), mask.shape[1:]), count, batched=True)
             for (name, mask), count in zip(thinned.items(), counts.unbind(1), strict=True)
@@ -117,11 +124,11 @@ class StageOne(MaskExchange):
     def survey(self, clients: Clients, model: Tensors) -> Message:
         """Train with a mask that moves, and tell how dense each tensor ends up."""
         epochs, masks = self.method.first_epochs, dict(clients.memory.group("mask"))
-        for epoch in range(epochs):
+        for number, (begin, end) in enumerate(pairwise([0.0, *epoch_ends(epochs), 1.0])):
             own = under(f"{self.method.name}/mask", masks)
-            model = clients.probe.train(model, epochs, (epoch / epochs, (epoch + 1) / epochs), own)
-            if epoch + 1 < epochs:
-                masks = self.method.moved(clients, masks, model, (epoch + 1) / epochs, f"stage one/{epoch}")
+            model = clients.probe.train(model, epochs, (begin, end), own)
+            if end < 1:
+                masks = self.method.moved(clients, masks, model, end, f"stage one/{number}")
                 model = keep(model, masks)
         return Message(numbers={name: kept_by(mask).double() / mask[0].numel() for name, mask in masks.items()})
 
@@ -137,9 +144,18 @@ class StageOne(MaskExchange):
         return keep({name: server.model[name] for name in masks}, masks), under("mask", masks)
 
 
-def kept_by(mask: Tensor) -> Tensor:
-    """Count what each client's mask keeps: ``[K]``."""
-    return per_client(mask).sum(1)
+def prune_rates(rate: float, kept: Tensor, sizes: Tensor, importance: Tensor) -> Tensor:
+    r"""Tell which part of each tensor's weights may go ``[K, L]``: less of important ones that are nearly dense.
+
+    A tensor whose sparsity s is below 0.2 and whose importance is above the mean over tensors lets :math:`\min(r, s)`
+    of its weights go, so that it stays nearly dense.
+
+    >>> prune_rates(0.25, torch.tensor([[9, 9, 5]]), torch.tensor([10, 10, 10]), torch.tensor([[3.0, 1.0, 2.5]]))
+    tensor([[0.1000, 0.2500, 0.2500]], dtype=torch.float64)
+    """
+    sparsity = (sizes - kept).double() / sizes
+    capped = (sparsity < 0.2) & (importance > importance.mean(1, keepdim=True))
+    return sparsity.clamp(max=rate).where(capped, torch.full_like(sparsity, rate))
 
 
 def with_densities(densities: Mapping[str, Tensor], scores: Tensors, known: Tensors) -> Tensors:

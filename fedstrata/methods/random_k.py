@@ -32,6 +32,10 @@ class RandomK(OwnMasks):
     masked entries are averaged; this is DisPFL's way, which it follows otherwise. Both ways, only what the client's
     mask keeps travels; a client is tested under its mask. What is personal to a client is not masked. One random mask
     for all clients (Section 4.2.1) is ``ssfl(topology=random)``.
+
+    Defaults:
+        sparsity: paper, Section 4.1.
+        scope: ours; the paper does not say what is masked.
     """
 
     facts: ClassVar[Facts] = Facts("sparse", PAPER)

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.functional import top_mask
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, Outline, Training
-from fedstrata.methods.mechanisms.masking import left_out, maskable, send_under
+from fedstrata.methods.mechanisms.masking import largest_of, left_out, maskable, send_under
 from fedstrata.methods.random_k import PAPER
 from fedstrata.spec import parameter
 
@@ -21,10 +20,14 @@ from fedstrata.spec import parameter
 class TopK(Part):
     r"""Each client trains the whole model and sends only its largest weights.
 
-    Of the weights of convolutions and linear layers, ranked by magnitude over the whole model, a client sends the
-    :math:`\lfloor (1 - \sigma) d \rfloor` largest. An entry of the global model is the mean over those who sent it, by
-    their samples; where nobody did, it stays as it is (the paper leaves this open). The global model is dense, and so
-    is what the server sends.
+    Of the d weights of convolutions and linear layers that are not zero, ranked by magnitude over the whole model, a
+    client sends the :math:`\lfloor (1 - \sigma) d \rfloor` largest: beside a mask (``ssfl+top-k``) these are the
+    largest of what the mask keeps. An entry of the global model is the mean over those who sent it, by their samples;
+    where nobody did, it stays as it is (the paper leaves this open). The global model is dense, and so is what the
+    server sends.
+
+    Defaults:
+        sparsity: paper, Section 4.1.
     """
 
     facts: ClassVar[Facts] = Facts("sparse", PAPER)
@@ -32,12 +35,14 @@ class TopK(Part):
         decides=(Decision.GAPS,), relies_on=(Matter.SHARING,), takes_away=(Matter.SAME_ENTRIES,)
     )
 
-    sparsity: float = parameter(0.5, "The fraction of weights that are not sent.", low=0, below=1)
+    sparsity: float = parameter(
+        0.5, "The fraction of weights, of those that are not zero, that are not sent.", low=0, below=1
+    )
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only the largest weights."""
         sizes = {name: message.tensors[name].abs() for name in maskable(clients.layers) if name in message.tensors}
-        return send_under(message, top_mask(sizes, self.sparsity, batched=True)) if self.sparsity > 0 else message
+        return send_under(message, largest_of(sizes, self.sparsity)) if self.sparsity > 0 and sizes else message
 
     def notes(self, outline: Outline) -> Iterable[str]:
         """Say that without such weights everything is sent, and which others always are."""

@@ -15,7 +15,8 @@ from fedstrata import functional
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import (
     erk_densities,
-    erk_masks,
+    feddst_densities,
+    layer_masks,
     overlap,
     overlaps,
     prune,
@@ -33,7 +34,8 @@ masks_and_scores = st.lists(st.tuples(st.booleans(), few_values), min_size=1, ma
     ("name", "arguments"),
     [
         ("erk_densities", ["shapes", "density"]),
-        ("erk_masks", ["scores", "density"]),
+        ("feddst_densities", ["shapes", "density"]),
+        ("layer_masks", ["scores", "densities"]),
         ("prune", ["mask", "scores", "count"]),
         ("regrow", ["mask", "scores", "count"]),
         ("readjust", ["mask", "weight", "growth", "fraction"]),
@@ -79,19 +81,47 @@ def test_no_and_full_density() -> None:
     assert erk_densities([(0, 3), (2, 2)], 0.5) == [1.0, 0.5]
 
 
+def test_feddst_scales_sparsities_instead() -> None:
+    """1 - 1/2 of 16 and 1 - 1/4 of 64 entries are 8 and 48 of the 40 that go: c = 40/56, sparsities 5/14 and 15/28."""
+    assert feddst_densities([(4, 4), (8, 8)], 0.5) == pytest.approx([9 / 14, 13 / 28])
+
+
+def test_the_densities_of_a_lenet_by_both_rules() -> None:
+    """The network of the authors' CIFAR-10 runs at their sparsity of 0.8, without biases."""
+    shapes = [(6, 3, 5, 5), (16, 6, 5, 5), (120, 6400), (84, 120), (10, 84)]
+    assert feddst_densities(shapes, 0.2) == pytest.approx([0.227, 0.204, 0.200, 0.209, 0.283], abs=5e-4)
+    assert erk_densities(shapes, 0.2) == pytest.approx([0.969, 0.306, 0.195, 0.465, 1.0], abs=5e-4)
+
+
+def test_small_tensors_stay_dense_unless_there_is_no_other_way() -> None:
+    """(1, 4) and a bias have no fewer entries than axes add up to: 0.25 of 72 entries go, all from (8, 8)."""
+    assert feddst_densities([(1, 4), (8, 8), (4,)], 0.75) == pytest.approx([1.0, 1 - 18 / 64, 1.0])
+    assert feddst_densities([(1, 4), (4,)], 0.25) == pytest.approx([0.25, 0.25])
+    assert feddst_densities([(1, 4), (8, 8), (4,)], 4 / 72) == pytest.approx([0.5, 0.0, 0.5])
+    assert feddst_densities([(0, 3), (4, 4)], 0.5) == [1.0, 0.5]
+    assert feddst_densities([(4, 4), (5,)], 1.0) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("divide", [erk_densities, feddst_densities])
 @pytest.mark.parametrize("density", [-0.1, 1.1, math.nan])
-def test_a_density_outside_zero_to_one_is_refused(density: float) -> None:
+def test_a_density_outside_zero_to_one_is_refused(divide, density: float) -> None:
     with pytest.raises(FedStrataError, match=r"density is .* from 0 to 1"):
-        erk_densities([(2, 2)], density)
+        divide([(2, 2)], density)
 
 
+@pytest.mark.parametrize("divide", [erk_densities, feddst_densities])
 @given(shapes_of_models, st.integers(0, 100))
-def test_the_mean_over_all_entries_is_the_global_density(shapes: list[list[int]], percent: int) -> None:
-    densities = erk_densities(shapes, percent / 100)
+def test_the_mean_over_all_entries_is_the_global_density(divide, shapes: list[list[int]], percent: int) -> None:
+    densities = divide(shapes, percent / 100)
     sizes = [math.prod(shape) for shape in shapes]
     kept = sum(own * size for own, size in zip(densities, sizes, strict=True))
     assert kept == pytest.approx(percent / 100 * sum(sizes))
     assert all(-1e-12 <= own <= 1 + 1e-12 for own in densities)
+
+
+@given(shapes_of_models, st.integers(0, 100))
+def test_the_densities_of_tensors_that_are_not_full_have_one_scale(shapes: list[list[int]], percent: int) -> None:
+    densities, sizes = erk_densities(shapes, percent / 100), [math.prod(shape) for shape in shapes]
     sparse = [(own, sum(shape) / size) for own, shape, size in zip(densities, shapes, sizes, strict=True) if own < 1]
     scales = [own / raw for own, raw in sparse]
     assert scales == pytest.approx([scales[0]] * len(scales)) if scales else True
@@ -99,13 +129,16 @@ def test_the_mean_over_all_entries_is_the_global_density(shapes: list[list[int]]
 
 def test_masks_keep_the_highest_scores_of_each_tensor() -> None:
     scores = {"large": torch.arange(64.0).view(8, 8), "small": -torch.arange(16.0).view(4, 4)}
-    masks = erk_masks(scores, 0.5)
+    densities = erk_densities([(8, 8), (4, 4)], 0.5)
+    masks = layer_masks(scores, densities)
     assert [int(mask.sum()) for mask in masks.values()] == [26, 13]
     assert masks["large"].flatten()[-26:].all()
     assert masks["small"].flatten()[:13].all()
-    stacked = erk_masks({name: torch.stack((tensor, -tensor)) for name, tensor in scores.items()}, 0.5, batched=True)
+    both = {name: torch.stack((tensor, -tensor)) for name, tensor in scores.items()}
+    stacked = layer_masks(both, densities, batched=True)
     assert all(torch.equal(stacked[name][0], masks[name]) for name in masks)
     assert stacked["small"][1].flatten()[-13:].all()
+    assert not layer_masks({"none": torch.ones(3)}, [0.0])["none"].any()
 
 
 # Pruning and regrowth ------------------------------------------------------------------------------------------------

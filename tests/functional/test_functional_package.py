@@ -68,7 +68,7 @@ def all_results(stack: Tensor) -> Iterator[object]:
     yield functional.federation_sensitivity([stack, stack[:, 0]], [stack, stack[:, 1]], batched=True)
     yield functional.split_point(functional.federation_sensitivity([stack[0], stack[1]], [stack[0], stack[1]]), 1.5)
     yield functional.fisher(stack)
-    yield functional.erk_masks({"a": stack[:, :2], "b": stack[:, 2, 0]}, 0.4, batched=True)["a"]
+    yield functional.layer_masks({"a": stack[:, :2], "b": stack[:, 2, 0]}, [0.4, 0.6], batched=True)["a"]
     yield functional.prune(stack > 0, stack, torch.arange(len(stack), device=stack.device), batched=True)
     yield functional.regrow(stack > 0, stack, 2, batched=True)
     yield functional.readjust(stack > 0, stack, -stack, 0.3, batched=True)

@@ -62,7 +62,7 @@ COMBINATIONS = [
     "scaffold(learning_rate=0.5)+fedbn",
     "feddyn(alpha=0.1)+lws",
     "fedlp(probability=0.5)+l-dawa(warmup=0)+lws",
-    "feddisco+fedlama+fedbn+lws",
+    "feddisco+fedlama(warmup=0)+fedbn+lws",
     "fedbn+feddrop(rate=0.5)+fednova(mu=0.1)",
     "fedcac(tau=0.3, beta=2)+fedbn+lws",
     "pfedla(heur=2)+fedprox",
@@ -81,7 +81,8 @@ COMBINATIONS = [
 FITTING = {"fedvc": "fedvc(samples=20)", "pfedme": "pfedme(strength=1.0, inner_steps=2)"}
 # And this one would only take longer.
 FITTING |= {"fedala": "fedala(first_passes=2)"}
-# This one would do nothing of its own in three rounds.
+# These would do nothing of their own in three rounds.
+FITTING |= {"feddst": "feddst(every=1, until=1.0, alpha=0.3)", "subfedavg": "subfedavg(accuracy=0)"}
 FITTING |= {"l-dawa": "l-dawa(warmup=1)"}
 EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINATIONS]
 

@@ -10,6 +10,7 @@ from watching import (
     GivenProbe,
     clients_view,
     layer_values,
+    outlined,
     probing,
     run,
     server_view,
@@ -38,11 +39,65 @@ def test_the_first_mask_keeps_the_largest_initial_weights():
     assert torch.equal(clients["feddst/mask/weight"], bits("0110").expand(2, 1, 4))
 
 
-def test_the_mask_moves_only_in_some_rounds_and_ever_less():
-    part = methods.make("feddst(alpha=0.4, every=2, until=0.5)")
+def test_the_mask_moves_from_the_second_round_on():
+    """The authors count from 0, (t - 1) % R == 0 and t < T // 2: rounds 2 and 17 of 40, and 2 of 30 or of 4."""
+    part = methods.make("feddst(alpha=0.4)")
+
+    def events(rounds):
+        fractions = {round: part.moved_fraction(round, rounds) for round in range(1, rounds + 1)}
+        assert {fraction for fraction in fractions.values() if fraction} <= {0.4}
+        return [round for round, fraction in fractions.items() if fraction]
+
+    assert events(40) == [2, 17]
+    assert events(34) == [2, 17]
+    assert events(33) == events(30) == events(4) == [2]
+    assert events(3) == []
+    assert [methods.make("feddst(every=1)").moved_fraction(round, 6) for round in (1, 3, 4)] == [0.01, 0.01, 0.0]
+
+
+def test_in_the_paper_the_mask_moves_ever_less():
+    part = methods.make("feddst(alpha=0.4, every=2, until=0.5, schedule=paper)")
     fractions = [part.moved_fraction(round, 16) for round in range(1, 17)]
     expected = {round: 0.2 * (1 + math.cos(math.pi * (round - 1) / 8)) for round in (2, 4, 6)}
     assert fractions == pytest.approx([expected.get(round, 0.0) for round in range(1, 17)])
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds", "moves"),
+    [
+        ("feddst", 30, True), ("feddst", 3, False), ("feddst(until=1.0)", 3, True),
+        ("feddst(schedule=paper)", 30, False), ("feddst(schedule=paper)", 32, True), ("feddst(alpha=0)", 3, True),
+    ],
+)  # fmt: skip
+def test_a_mask_that_will_never_move_is_announced(text, rounds, moves):
+    notes = list(methods.make(text).notes(outlined(LAYERS, rounds)))
+    assert moves == (not notes)
+    assert all(f"never moves in {rounds} rounds" in note for note in notes)
+
+
+FOUR_AND_EIGHT = LayerMap.read(
+    nn.Sequential(nn.Linear(4, 4, bias=False), nn.ConstantPad1d((0, 4), 0.0), nn.Linear(8, 8, bias=False)), (4,)
+)
+
+
+@pytest.mark.parametrize(("densities", "begin", "gone"), [("feddst", [10, 29], [2, 13]), ("erk", [13, 26], [3, 10])])
+def test_tensors_are_pruned_and_grown_to_the_densities_of_the_chosen_rule(densities, begin, gone):
+    """Of 80 weights 40 are kept, and 24 between pruning and growth: c is 40/56 and then 56/56, so that the sparsities
+    go from 5/14 and 15/28 to 1/2 and 3/4, of 16 and 64; RigL's densities go from 5/6 and 5/12 to 1/2 and 1/4. Of the
+    five that then leave the first tensor two come back, since it has only three others.
+    """
+    part = methods.make(f"feddst(sparsity=0.5, alpha=0.4, every=1, until=1.0, densities={densities})")
+    weights = {"0.weight": torch.arange(1.0, 17.0).view(4, 4), "2.weight": torch.arange(1.0, 65.0).view(8, 8)}
+    masks = part.first_masks(weights, 0)
+    assert [int(mask.sum()) for mask in masks.values()] == begin
+    stacked = {name: weight[None] for name, weight in weights.items()}
+    probe = GivenProbe({name: -1 / weight for name, weight in stacked.items()})  # what is small grows first
+    memory = {f"mask/{name}": mask[None] for name, mask in masks.items()}
+    clients = clients_view(FOUR_AND_EIGHT, 1, 2, rounds=9, memory=memory, **probing(probe))
+    _, moved = part.finish(clients, training_view(stacked, stacked))
+    assert [int(mask.sum()) for mask in moved.values()] == begin
+    exchanged = [int((memory[name] & ~mask).sum()) for name, mask in moved.items()]
+    assert exchanged == gone
 
 
 @pytest.mark.parametrize(("round", "mask"), [(1, "1100"), (2, "0110")])
@@ -60,8 +115,8 @@ def test_a_client_exchanges_its_smallest_weight_for_the_largest_gradient(round, 
     assert torch.equal(message.masks["weight"][0], bits(mask))
 
 
-def settled(weights, masks, sizes=(10, 30), round=1):
-    method = Method.make(HALF)
+def settled(weights, masks, sizes=(10, 30), round=1, text=HALF):
+    method = Method.make(text)
     few = {"sizes": torch.tensor(sizes)}
     memory = method.server_memory(server_view(LAYERS, MODEL, **few))
     server = server_view(LAYERS, MODEL, round, memory=memory, **few)
@@ -86,15 +141,16 @@ def test_what_all_let_go_makes_room_for_what_was_grown():
 
 
 def test_a_round_without_exchange_keeps_the_mask():
-    """In the last of three rounds nothing moves: the initial mask stays, and what lies outside it is zero."""
-    weights, mask = settled([[0.0, 2.0, 1.0, 0.0], [0.0, 4.0, 0.0, 0.0]], ["0110", "0110"], round=3)
+    """One round after a move nothing moves: the initial mask stays, and what lies outside it is zero."""
+    text = HALF.replace("every=1", "every=2")
+    weights, mask = settled([[0.0, 2.0, 1.0, 0.0], [0.0, 4.0, 0.0, 0.0]], ["0110", "0110"], round=3, text=text)
     assert weights == [0.0, 3.5, 0.25, 0.0]
     assert torch.equal(mask, bits("0110"))
 
 
 @BOTH_ENGINES
 def test_all_clients_train_inside_the_servers_mask_which_moves(engine):
-    method, seen = watched("feddst(sparsity=0.7, every=1, until=1.0, alpha=0.4)")
+    method, seen = watched("feddst(sparsity=0.7, every=1, until=0.7, alpha=0.4)")
     simulation = run(method, engine)
     server, clients = simulation.engine.server, simulation.engine.clients()
     first = prepare(method).engine.server.memory
@@ -112,8 +168,8 @@ def test_all_clients_train_inside_the_servers_mask_which_moves(engine):
 
 
 def test_without_readjustment_the_first_mask_stays():
-    simulation = run("feddst(sparsity=0.5)")
-    initial = Method.make("feddst(sparsity=0.5)").server_memory(
+    simulation = run("feddst(sparsity=0.5, alpha=0)")
+    initial = Method.make("feddst(sparsity=0.5, alpha=0)").server_memory(
         server_view(simulation.setting.layers, simulation.setting.initial)
     )
     memory = simulation.engine.server.memory
@@ -130,7 +186,7 @@ def test_no_sparsity_is_fedavg():
 
 
 def test_only_kept_weights_travel():
-    sparse, dense = (run(text, rounds=1).metrics.latest() for text in ("feddst(sparsity=0.8)", "fedavg"))
+    sparse, dense = (run(text, rounds=1).metrics.latest() for text in ("feddst(sparsity=0.8, alpha=0)", "fedavg"))
     setting = prepare("fedavg").setting
     total = sum(setting.initial[layer.weight].numel() for layer in setting.layers.weighted)
     saved = 0.8 * total * 8

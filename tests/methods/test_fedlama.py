@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, assert_same_bits, layer_values, run, server_view, watched
+from watching import BOTH_ENGINES, assert_same_bits, layer_values, outlined, run, server_view, watched
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
@@ -40,22 +40,43 @@ def waits(text: str, waited: list[bool], round: int, *distances: float) -> list[
 
 def test_the_layers_with_the_least_discrepancy_for_their_size_wait():
     """d = (1, 4, 9): delta = 4/30, 12/30 and 1 - lambda = 4/8, 2/8: the second layer crosses, and waits too."""
-    assert waits("fedlama", [False] * 3, 2, 1.0, 2.0, 3.0) == [True, True, False]
-    assert waits("fedlama", [False] * 3, 2, 3.0, 2.0, 1.0) == [True, True, True]
+    assert waits("fedlama(warmup=0)", [False] * 3, 2, 1.0, 2.0, 3.0) == [True, True, False]
+    assert waits("fedlama(warmup=0)", [False] * 3, 2, 3.0, 2.0, 1.0) == [True, True, True]
 
 
 def test_a_discrepancy_grows_with_the_interval():
     """After an interval of 2 the first layer's d is 12.5 / 2 = 6.25 instead of 12.5, and it comes before the third."""
     far = 12.5**0.5
-    assert waits("fedlama", [False] * 3, 4, far, 1.0, 3.0) == [True, True, True]
-    assert waits("fedlama", [True, False, False], 4, far, 1.0, 3.0) == [True, True, False]
+    assert waits("fedlama(warmup=0)", [False] * 3, 4, far, 1.0, 3.0) == [True, True, True]
+    assert waits("fedlama(warmup=0)", [True, False, False], 4, far, 1.0, 3.0) == [True, True, False]
 
 
 def test_intervals_change_only_when_all_layers_came_and_after_the_warmup():
-    assert waits("fedlama", [False] * 3, 3, 1.0, 2.0, 3.0) == [False, False, False]
-    assert waits("fedlama(factor=3)", [False] * 3, 3, 1.0, 2.0, 3.0) == [True, True, False]
-    assert waits("fedlama(warmup=6)", [False] * 3, 6, 1.0, 2.0, 3.0) == [False, False, False]
-    assert waits("fedlama(warmup=6)", [False] * 3, 8, 1.0, 2.0, 3.0) == [True, True, False]
+    assert waits("fedlama(warmup=0)", [False] * 3, 3, 1.0, 2.0, 3.0) == [False, False, False]
+    assert waits("fedlama(factor=3, warmup=0)", [False] * 3, 3, 1.0, 2.0, 3.0) == [True, True, False]
+    assert waits("fedlama", [False] * 3, 6, 1.0, 2.0, 3.0) == [False, False, False]
+    assert waits("fedlama", [False] * 3, 8, 1.0, 2.0, 3.0) == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds"), [("fedlama", 10), ("fedlama(warmup=0)", 4), ("fedlama(factor=4)", 10), ("fedlama(factor=7)", 9)]
+)
+def test_too_few_rounds_for_a_layer_to_wait_are_announced(text, rounds):
+    """Decided is after round 8, 2, 8 or 7; the round after it must not be the last one, which aggregates all."""
+    method = Method.make(text)
+    assert list(method.parts[0].notes(outlined(THREE, rounds))) == []
+    [note] = method.parts[0].notes(outlined(THREE, rounds - 1))
+    assert f"in {rounds - 1} rounds none does" in note
+    assert f"at least {rounds} rounds" in note
+
+
+@pytest.mark.filterwarnings("ignore::fedstrata.errors.FedStrataWarning")
+def test_the_note_is_right_about_when_a_layer_waits():
+    """With four rounds and no warm-up something stays at home in round 3; with three rounds nothing ever does."""
+    for rounds, expected in ((3, False), (4, True)):
+        simulation = run("fedlama(warmup=0)", rounds=rounds)
+        up = simulation.metrics.series("bytes.up")[1]
+        assert (len(set(up.tolist())) > 1) == expected
 
 
 # In a federation -----------------------------------------------------------------------------------------------------
@@ -67,7 +88,7 @@ def waiting_after(simulation, round: int) -> list[str]:
 
 @BOTH_ENGINES
 def test_layers_that_wait_go_on_where_each_client_left_them(engine):
-    method, seen = watched("fedlama")
+    method, seen = watched("fedlama(warmup=0)")
     simulation = run(method, engine, rounds=5)
     assert waiting_after(simulation, 1) == []
     waiting = waiting_after(simulation, 2)
@@ -85,7 +106,7 @@ def test_layers_that_wait_go_on_where_each_client_left_them(engine):
 
 
 def test_only_layers_that_are_due_travel_and_each_message_says_which_wait():
-    simulation = prepare("fedlama", rounds=9, epochs=1, evaluate_every=9)
+    simulation = prepare("fedlama(warmup=0)", rounds=9, epochs=1, evaluate_every=9)
     for _ in range(2):
         simulation.step()
     names = set(simulation.setting.initial)
@@ -103,7 +124,7 @@ def test_only_layers_that_are_due_travel_and_each_message_says_which_wait():
 
 @BOTH_ENGINES
 def test_bytes_are_those_of_the_layers_that_are_due(engine):
-    simulation = run("fedlama", engine, rounds=5)
+    simulation = run("fedlama(warmup=0)", engine, rounds=5)
     waiting = [f"{layer}.weight" for layer in waiting_after(simulation, 2)]
     values = 5 * 8 * sum(simulation.setting.initial[name].numel() for name in waiting)
     up, down = (simulation.metrics.series(f"bytes.{way}")[1] for way in ("up", "down"))
@@ -119,7 +140,7 @@ def test_with_a_factor_of_one_it_is_fedavg(engine):
 
 
 def test_participants_change_only_when_all_layers_were_aggregated():
-    side = prepare("fedlama(factor=3)").engine.side
+    side = prepare("fedlama(factor=3)", rounds=11).engine.side
     chosen = [side.select(0.4, round) for round in range(1, 10)]
     assert chosen[0] == chosen[1] == chosen[2]
     assert chosen[3] == chosen[4] == chosen[5]
@@ -129,7 +150,7 @@ def test_participants_change_only_when_all_layers_were_aggregated():
 
 
 def test_with_fedbn_and_a_server_optimiser():
-    simulation = run("fedlama+fedbn+fedadam", rounds=3)
+    simulation = run("fedlama(warmup=0)+fedbn+fedadam", rounds=4)
     assert waiting_after(simulation, 2)
     assert not any("scale" in name for name in simulation.engine.server.model)
 

@@ -19,6 +19,7 @@ from watching import (
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, methods
+from fedstrata.methods.flash_spdst import prune_rates
 from fedstrata.stack import Stack
 from fedstrata.testing.world import prepare
 
@@ -73,6 +74,40 @@ def test_the_mask_moves_to_where_weights_are_large():
     moved = second["flash-spdst/mask/0.weight"].flatten().int().tolist()
     assert moved[1:4] == [1, 1, 1]
     assert sum(moved) == 5
+
+
+def test_an_important_tensor_that_is_nearly_dense_loses_little():
+    """Seven of eight kept is a sparsity of .125, below .2, and the mean 6 is above the other tensor's 4: at most .125
+    of the seven go, one instead of four. With the one of the other tensor, two come back: 1.2 and .8, so one each.
+    """
+    part = methods.make("flash-spdst(rate=0.5)")
+    masks = {name.removeprefix("mask/"): mask for name, mask in memory_of([1] * 7 + [0], [1] + [0] * 7).items()}
+    model = model_of([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 0], [4.0, 0, 0, 0, 0, 0, 0, 0])
+    moved = part.moved(clients_view(TWO, 1), masks, model, 0.0, "test")
+    first, second = (mask.flatten().int().tolist() for mask in moved.values())
+    assert first[:6] == [1] * 6
+    assert (sum(first), sum(second)) == (7, 1)
+
+
+@pytest.mark.parametrize(
+    ("kept", "important", "rate"),
+    [(8, True, 0.25), (9, True, 0.1), (9, False, 0.25), (10, True, 0.0), (1, True, 0.25)],
+)
+def test_the_cap_holds_below_a_fifth_of_sparsity_and_above_the_mean(kept, important, rate):
+    means = torch.tensor([[3.0, 1.0] if important else [1.0, 3.0]])
+    rates = prune_rates(0.25, torch.tensor([[kept, 5]]), torch.tensor([10, 10]), means)
+    assert rates[0].tolist() == pytest.approx([rate, 0.25])
+
+
+def test_a_single_epoch_of_stage_one_moves_the_mask_in_its_middle():
+    part = methods.make("flash-spdst(first_epochs=1, rate=0.5)")
+    memory = memory_of([1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0])
+    trained = model_of([1.0, -2.0, 1.2, 1.8, 0, 0, 0, 0], [0.25, 0.5, 0.125, 0.125, 0, 0, 0, 0])
+    probe = Trains([trained, trained])
+    [stage_one] = part.exchanges()
+    reply = stage_one.survey(clients_view(TWO, 1, memory=memory, **probing(probe)), trained)
+    assert [span for _, span, _ in probe.asked] == [(0.0, 0.5), (0.5, 1.0)]
+    assert {name: value.tolist() for name, value in reply.numbers.items()} == {"0.weight": [5 / 8], "1.weight": [3 / 8]}
 
 
 def test_the_server_scales_the_mean_densities_to_the_target():

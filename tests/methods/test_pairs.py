@@ -16,6 +16,7 @@ from fedstrata.testing.world import prepare
 ACTING = {
     "central-dp": "central-dp(noise=0.1)",
     "feddst": "feddst(every=1, until=1.0, alpha=0.3)",
+    "fedlama": "fedlama(warmup=0)",
     "fedvc": "fedvc(samples=20)",
     "flash-jmwst": "flash-jmwst(first_epochs=2)",
     "flash-spdst": "flash-spdst(first_epochs=2)",

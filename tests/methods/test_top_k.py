@@ -24,7 +24,7 @@ def test_the_largest_weights_of_the_whole_model_are_sent():
     model = {
         "0.weight": torch.tensor([[[0.1, -5.0], [0.2, 4.0]], [[1.0, 1.0], [1.0, 1.0]]]),
         "0.bias": torch.tensor([[9.0, 9.0], [9.0, 9.0]]),
-        "1.weight": torch.tensor([[[0.3, -3.0]], [[2.0, 0.0]]]),
+        "1.weight": torch.tensor([[[0.3, -3.0]], [[2.0, 0.5]]]),
         "1.bias": torch.tensor([[9.0], [9.0]]),
     }
     part = methods.make("top-k(sparsity=0.5)")
@@ -33,6 +33,17 @@ def test_the_largest_weights_of_the_whole_model_are_sent():
     assert sent.tensors["1.weight"].tolist() == [[[0, -3]], [[2, 0]]]
     assert sent.masks.keys() == {"0.weight", "1.weight"}
     assert model["0.weight"][0, 0, 0] == pytest.approx(0.1)  # the client's own model stays whole
+
+
+def test_beside_a_mask_of_the_same_sparsity_it_sends_half_of_what_is_left():
+    """Of 404 weights the mask keeps 202, and of those a client sends 101, whichever part comes first."""
+    for text in ("ssfl(sparsity=0.5)+top-k(sparsity=0.5)", "top-k(sparsity=0.5)+ssfl(sparsity=0.5)"):
+        simulation = prepare(text)
+        assert isinstance(simulation.engine, LoopEngine)
+        simulation.engine.exchange(1)
+        reply, _ = simulation.engine.members[2].answer(simulation.engine.central.messages([2], 1)[0], 1)
+        decoded = simulation.engine.central.decoded(reply, 2, 1)
+        assert sum(int(mask.sum()) for mask in decoded.masks.values()) == 101
 
 
 @BOTH_ENGINES

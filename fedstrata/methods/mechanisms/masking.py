@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.functional import top_mask
+from fedstrata.functional import prune, top_mask
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Matter, Touches
 from fedstrata.methods.contract.exchange import Exchange
@@ -31,7 +31,7 @@ from fedstrata.methods.contract.views import (
 )
 from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.rng import client_keys, key, uniform
-from fedstrata.stack import Stack, Tensors, under, weighted_mean
+from fedstrata.stack import Stack, Tensors, per_client, under, weighted_mean
 
 SCOPES = ("weights", "all")
 """What a method may mask: the weights of all layers (convolutions, linear layers, attention, embeddings, ...), or every
@@ -251,6 +251,11 @@ def divided_at(cuts: Sequence[float]) -> tuple[Phase, ...]:
 # Making and measuring them --------------------------------------------------------------------------------------------
 
 
+def kept_by(mask: Tensor) -> Tensor:
+    """Count what each client's mask keeps: ``[K]``."""
+    return per_client(mask).sum(1)
+
+
 def random_masks(
     shapes: Mapping[str, torch.Size], sparsity: float, seed: int, clients: tuple[int, ...], device: torch.device
 ) -> Tensors:
@@ -271,6 +276,21 @@ def common_random_masks(tensors: Mapping[str, Tensor], sparsity: float, seed: in
         for name, tensor in tensors.items()
     }
     return top_mask(scores, sparsity)
+
+
+def largest_of(sizes: Mapping[str, Tensor], sparsity: float) -> Tensors:
+    """Keep the largest of each client's entries ``[K, ...]`` that are not zero, ranked over all tensors.
+
+    Of d such entries it is ``floor((1 - sparsity) * d)``: where most are zero, under a mask, still fewer are kept.
+
+    >>> largest_of({"a": torch.tensor([[3.0, 1.0, 0.0]]), "b": torch.tensor([[2.0, 4.0, 0.0]])}, 0.5)
+    {'a': tensor([[ True, False, False]]), 'b': tensor([[False,  True, False]])}
+    """
+    rows = torch.cat([per_client(size) for size in sizes.values()], dim=1)
+    filled = rows != 0
+    dropped = filled.sum(1) - ((1 - sparsity + 1e-12) * filled.sum(1).double()).floor().long()
+    masks = torch.split(prune(filled, rows, dropped, batched=True), [size[0].numel() for size in sizes.values()], dim=1)
+    return {name: mask.reshape(size.shape) for (name, size), mask in zip(sizes.items(), masks, strict=True)}
 
 
 def mean_with_zeros(server: Server, replies: Message, shares: Tensor) -> Tensors:
