@@ -83,7 +83,7 @@ EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINA
 
 @pytest.mark.parametrize("method", EVERY_METHOD)
 @pytest.mark.parametrize("check", METHOD_CHECKS)
-@pytest.mark.filterwarnings("ignore:.*brings its own optimiser")
+@pytest.mark.filterwarnings("ignore:.*brings its own optimiser", "ignore:The shares of 'pfedla' are still within")
 def test_the_contract(method, check):
     METHOD_CHECKS[check](Method.make(method))
 
