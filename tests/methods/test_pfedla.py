@@ -11,6 +11,8 @@ from watching import BOTH_ENGINES, layer_values, run, server_view, watched
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method
 
+pytestmark = pytest.mark.filterwarnings("ignore:The shares of 'pfedla' are still within")  # after a round or two
+
 TWO = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False)), (2,))
 MODEL = {"0.weight": torch.zeros(1, 2), "1.weight": torch.zeros(2, 1)}
 
@@ -59,7 +61,7 @@ def test_the_hypernetwork_follows_what_training_changed():
     It agrees with (4, 0) by 4 and with (0, 8) by 0: mean 3, so the logits move along (3/4 * 1, 1/4 * -3) = (3/4, -3/4).
     Its second layer did not change, and neither did client 1.
     """
-    method, server = known("pfedla(learning_rate=0.1)", LOGITS, FIRST, SECOND)
+    method, server = known("pfedla(learning_rate=0.1, optimiser=sgd)", LOGITS, FIRST, SECOND)
     replies = method.broadcast(server, Message({name: tensor[None] for name, tensor in MODEL.items()})).tensors
     replies = {**replies, "0.weight": replies["0.weight"] + torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])}
     _, memory = method.aggregate(server, Message(replies))
@@ -86,7 +88,7 @@ def test_the_whole_hypernetwork_learns_and_others_do_not():
 
 def test_clients_with_the_same_goal_find_each_other():
     """Clients 0 and 1 are drawn to one point, 2 and 3 to the opposite one; each trains a bit from what it was sent."""
-    method, server = view("pfedla(learning_rate=0.05)", clients=4, participants=(0, 1, 2, 3))
+    method, server = view("pfedla", clients=4, participants=(0, 1, 2, 3))
     goal = torch.tensor([1.0, 1.0, -1.0, -1.0])
     before = method.metrics(server)["own_share"]
     for round in range(1, 60):
@@ -102,6 +104,23 @@ def test_clients_with_the_same_goal_find_each_other():
     from_friends = method.broadcast(server, Message({name: tensor[None] for name, tensor in MODEL.items()})).tensors
     assert all(float(share[:2].min()) > 0.8 and float(share[2:].max()) < 0.2 for share in from_friends.values())
     assert before["0"] == pytest.approx(0.25, abs=0.1)
+    after = method.metrics(server)["own_share"]
+    assert all(after[layer] > before[layer] + 0.1 for layer in before)
+    assert not list(method.remarks(server))
+
+
+@pytest.mark.parametrize(("text", "moves"), [("pfedla(learning_rate=0.005, optimiser=sgd)", False), ("pfedla", True)])
+def test_shares_that_do_not_move_are_remarked(text, moves):
+    """The rate that goes round for SGD leaves everybody with one share of everybody."""
+    method, server = view(text, clients=4, participants=(0, 1, 2, 3))
+    for _ in range(30):
+        started = method.broadcast(server, Message({name: tensor[None] for name, tensor in MODEL.items()})).tensors
+        goals = torch.tensor([1.0, 1.0, -1.0, -1.0]).view(4, 1, 1)
+        replies = {name: tensor + 0.3 * (goals - tensor) for name, tensor in started.items()}
+        server = replace(server, memory=method.aggregate(server, Message(replies))[1])
+    remarks = list(method.remarks(server))
+    assert len(remarks) == (not moves)
+    assert all("still within 10% of the first ones, about 1/4" in remark for remark in remarks)
 
 
 # HeurpFedLA ----------------------------------------------------------------------------------------------------------
@@ -118,7 +137,7 @@ def test_layers_with_the_largest_own_share_stay():
 
 
 def test_layers_that_stay_teach_nothing():
-    method, server = known("pfedla(heur=1, learning_rate=0.1)", LOGITS, FIRST, SECOND)
+    method, server = known("pfedla(heur=1, learning_rate=0.1, optimiser=sgd)", LOGITS, FIRST, SECOND)
     replies = {"0.weight": torch.ones(2, 1, 2), "1.weight": torch.ones(2, 2, 1)}
     _, memory = method.aggregate(server, Message(replies))
     moved = (memory["pfedla/network/logits"] - server.memory["pfedla/network/logits"]).view(2, 2, 2)

@@ -7,6 +7,7 @@ from watching import (
     BOTH_ENGINES,
     clients_view,
     memory_of,
+    outlined,
     run,
     server_view,
     step_view,
@@ -14,8 +15,10 @@ from watching import (
     watched,
 )
 
+from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
+from fedstrata.optimisers import SGD, Adam
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False)), (2,))
 WEIGHT = LAYERS.parameter_names[0]
@@ -47,15 +50,16 @@ def test_pfedme_starts_the_copy_at_what_was_received():
 
 
 def test_pfedme_moves_the_copy_after_the_last_step_on_a_batch():
-    part = methods.make("pfedme(strength=2.0, copy_rate=0.1, inner_steps=2)")
+    part = methods.make("pfedme(strength=2.0, inner_steps=2)")
     clients = clients_view(LAYERS, 1, memory={COPY: row(0.0, 4.0)})
     parameters = {WEIGHT: row(1.0, 2.0)}
     phases = part.phases(clients)
     assert [phase.repeats for phase in phases] == [2]
     early = part.project(clients, step_view(parameters, phase=phases[0], repeat=0), parameters)
     assert early == (parameters, clients.memory)
-    moved, memory = part.project(clients, step_view(parameters, phase=phases[0], repeat=1), parameters)
-    assert memory[COPY].flatten().tolist() == pytest.approx([0.2, 3.6])
+    step = step_view(parameters, phase=phases[0], repeat=1, learning_rate=0.2)
+    moved, memory = part.project(clients, step, parameters)
+    assert memory[COPY].flatten().tolist() == pytest.approx([0.4, 3.2])
     assert moved[WEIGHT].tolist() == [[[1.0, 2.0]]]
 
 
@@ -90,19 +94,66 @@ def test_pfedme_in_a_run_follows_its_equations(engine):
             return super().loss(clients, step, loss)
 
     method, seen = watched("pfedme")
-    noting = Noting(strength=3.0, copy_rate=0.1, inner_steps=3)
-    simulation = run(Method("noting", (noting, method.parts[-1])), engine, rounds=1)
+    noting = Noting(strength=3.0, inner_steps=3)
+    given = {"optimiser": "sgd(learning_rate=0.2, momentum=0.9)", "schedule": "exponential:0.5"}
+    simulation = run(Method("noting", (noting, method.parts[-1])), engine, rounds=2, **given)
     copies = memory_of(simulation, "pfedme", "copy")[name]
     for client in range(5):
-        copy = seen.received[1, client][name]
-        for number, after in enumerate(seen.steps[1, client]):
-            assert torch.allclose(copies_at[client][number], copy, rtol=0, atol=1e-12)
-            if number % 3 == 2:
-                copy = copy - 0.3 * (copy - after[name])
+        for round, reach in ((1, 0.6), (2, 0.3)):
+            copy = seen.received[round, client][name]
+            for number, after in enumerate(seen.steps[round, client]):
+                assert torch.allclose(copies_at[client].pop(0), copy, rtol=0, atol=1e-12)
+                if number % 3 == 2:
+                    copy = copy - reach * (copy - after[name])
         assert torch.allclose(copies[client], copy, rtol=0, atol=1e-12)
-        assert not torch.equal(copy, seen.trained[1, client][name])
+        assert not torch.equal(copy, seen.trained[2, client][name])
+        before, after = (step[name] for step in seen.steps[2, client][-2:])
+        slope = seen.gradients[2, client][name] + 0.001 * before
+        assert torch.allclose(after, before - 0.045 * slope, rtol=0, atol=1e-12)
     shares = torch.tensor([9, 16, 16, 5, 23], dtype=torch.float64) / 69
     merged = (copies * shares[:, None, None]).sum(0)
     assert torch.allclose(simulation.engine.server.model[name], merged, rtol=0, atol=1e-12)
     fedavg = run("fedavg", engine, rounds=1).metrics.latest()
     assert simulation.metrics.latest()["bytes.up"] == fedavg["bytes.up"]
+
+
+@pytest.mark.parametrize(("strength", "rate"), [(2.0, 1.0), (30.0, 0.09)])
+def test_pfedme_refuses_personal_models_that_run_away(strength, rate):
+    with pytest.raises(FedStrataError, match=f"personal_rate={rate:g} and strength={strength:g}.*must be below 2"):
+        methods.make(f"pfedme(strength={strength}, personal_rate={rate})")
+
+
+def quadratic(part, rate, batches=100):
+    """Follow the equations on a loss without any slope, where the copy and the personal model should meet."""
+    copy, personal = 1.0, 0.0
+    for _ in range(batches):
+        for _ in range(part.inner_steps):
+            personal -= part.personal_rate * part.strength * (personal - copy)
+        copy -= rate * part.strength * (copy - personal)
+    return abs(copy - personal)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "meets"),
+    [
+        ("pfedme", 0.1, True),
+        ("pfedme", 0.2, True),
+        ("pfedme(strength=1.0, personal_rate=0.1)", 2.6, True),
+        ("pfedme(strength=1.0, personal_rate=0.1)", 2.8, False),
+        ("pfedme(inner_steps=1)", 0.25, True),
+        ("pfedme(inner_steps=1)", 0.26, False),
+    ],
+)
+def test_pfedme_notes_where_copies_run_away(text, rate, meets):
+    part = methods.make(text)
+    notes = list(part.notes(outlined(LAYERS, optimiser=SGD(rate))))
+    assert (quadratic(part, rate) < 1) == meets
+    assert len(notes) == (not meets)
+    assert all(f"a learning rate of {rate}" in note for note in notes)
+
+
+def test_pfedme_says_what_of_the_optimiser_does_not_act():
+    part = methods.make("pfedme")
+    assert not list(part.notes(outlined(LAYERS, optimiser=SGD(0.1, momentum=0.9))))
+    [note] = part.notes(outlined(LAYERS, optimiser=Adam(0.1)))
+    assert "own optimiser; of 'adam(learning_rate=0.1)' only the learning rate acts" in note
