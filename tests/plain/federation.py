@@ -1,0 +1,171 @@
+"""One small federation, twice: in plain PyTorch, for algorithms written as their papers print them, and as FedStrata
+runs it.
+
+The two share the initial model, the data and nothing else. Clients train on all their samples at once, so that an epoch
+is a step and the order of samples does not matter; everything is in double precision, so that what agrees does so to
+1e-9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedstrata import Dataset, Experiment, Split
+from fedstrata.engines.batches import Work
+from fedstrata.engines.planning import Plan
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
+
+ROUNDS, EPOCHS, RATE = 3, 4, 0.2
+LABELS = (range(0, 5), range(3, 8), range(6, 10))
+"""The digits that each client sees."""
+
+Weights = dict[str, Tensor]
+
+
+class Net(nn.Module):
+    """Two convolutions with a norm each, and two linear layers; smooth, so that nothing hangs on rounding."""
+
+    def __init__(self, norm: str = "group") -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm1 = nn.BatchNorm2d(4) if norm == "batch" else nn.GroupNorm(2, 4)
+        self.conv2 = nn.Conv2d(4, 6, 3, padding=1)
+        self.norm2 = nn.BatchNorm2d(6) if norm == "batch" else nn.GroupNorm(2, 6)
+        self.hidden = nn.Linear(24, 12)
+        self.head = nn.Linear(12, 10)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(torch.tanh(self.norm1(self.conv1(x))), 2)
+        x = F.avg_pool2d(torch.tanh(self.norm2(self.conv2(x))), 2)
+        return torch.tanh(self.hidden(x.flatten(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class Federation:
+    """A common initial model, and clients of unequal size that see different digits."""
+
+    def __init__(self, sizes: Sequence[int] = (14, 25, 33), norm: str = "group") -> None:
+        torch.manual_seed(5)
+        self.model = Net(norm).double()
+        with torch.no_grad():  # as drawn, norms scale by 1 and shift by 0, and much could be wrong with those unseen
+            for parameter in self.model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        digits = load_digits()
+        images, labels = torch.from_numpy(digits.images[:, None] / 16), torch.from_numpy(digits.target)
+        kinds = zip(sizes, LABELS, strict=False)
+        self.positions = [np.flatnonzero(np.isin(digits.target, kind))[:size] for size, kind in kinds]
+        test = tuple(np.arange(1700, 1710) for _ in sizes)
+        self.dataset = Dataset(
+            "plain digits", images, labels, np.concatenate(self.positions), test[0], tuple(map(str, range(10)))
+        )
+        self.split = Split(tuple(self.positions), test)
+        self.data = [(images[own], labels[own]) for own in self.positions]
+        self.clients = range(len(sizes))
+        self.sizes = torch.tensor(sizes, dtype=torch.float64)
+
+    @property
+    def initial(self) -> Weights:
+        """A copy of the initial model, by name."""
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    @property
+    def initial_vector(self) -> Tensor:
+        """A copy of the initial parameters, in one vector."""
+        return nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
+
+    def named(self, vector: Tensor) -> Weights:
+        """Cut a vector into the model's parameters."""
+        parameters = dict(self.model.named_parameters())
+        pieces = vector.split([parameter.numel() for parameter in parameters.values()])
+        return {name: piece.view_as(parameters[name]) for name, piece in zip(parameters, pieces, strict=True)}
+
+    def entries(self, *modules: str) -> Tensor:
+        """Which entries of such a vector belong to some modules."""
+        parameters = self.model.named_parameters()
+        chosen = [torch.full((tensor.numel(),), name.split(".")[0] in modules) for name, tensor in parameters]
+        return torch.cat(chosen)
+
+    def loss(self, client: int, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """The mean cross-entropy of all samples of a client, as a function of the weights."""
+        weights = self.named(weights) if isinstance(weights, Tensor) else dict(weights)
+        inputs, labels = self.data[client]
+        return F.cross_entropy(functional_call(self.model, weights, (inputs,)), labels)
+
+    def gradient(self, client: int, weights: Tensor) -> Tensor:
+        """The gradient of that loss, at some weights in one vector."""
+        weights = weights.detach().requires_grad_()
+        return torch.autograd.grad(self.loss(client, weights), weights)[0]
+
+    def run(self, method: str, **changes: Any) -> Outcome:
+        """Let FedStrata run a method for three rounds."""
+        experiment = Experiment(
+            rounds=ROUNDS, epochs=EPOCHS, batch_size=1000, optimiser=f"sgd(learning_rate={RATE})", transforms="none",
+            precision="fp64", device="cpu", seed=3, method=method,
+        ).with_changes(changes)  # fmt: skip
+        driver = Driver.prepare(
+            experiment, Ingredients(self.dataset, self.split, self.model), Plan(engine="loop", chunk=1)
+        )
+        driver.run()
+        return Outcome(driver)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What FedStrata has come to after the last round."""
+
+    driver: Driver
+
+    @property
+    def server(self) -> Weights:
+        """The model that the server holds."""
+        return self.driver.engine.server.model
+
+    @property
+    def sent(self) -> Weights:
+        """The model that the server sends in the next round."""
+        engine = self.driver.engine
+        message = engine.side.broadcast(engine.server, range(engine.setting.clients), self.driver.round + 1)
+        return {name: tensor[0] for name, tensor in message.tensors.items() if name in engine.setting.initial}
+
+    @property
+    def tested(self) -> list[Weights]:
+        """The model that each client uses and is tested with."""
+        engine, last = self.driver.engine, self.driver.round
+        messages = engine.central.messages(range(engine.setting.clients), last + 1, testing=True)
+        models = [member.model(message, last) for member, message in zip(engine.members, messages, strict=True)]
+        return [{name: tensor[0] for name, tensor in model.items()} for model in models]
+
+    def layers(self, metric: str) -> dict[str, float]:
+        """A metric of the layers, as the first round noted it."""
+        rows = self.driver.metrics.to_tables()["layers"].to_pylist()
+        return {row["layer"]: row["value"] for row in rows if row["metric"] == metric and row["round"] == 1}
+
+    def participants(self, round: int) -> tuple[int, ...]:
+        """Who took part in a round."""
+        return self.driver.engine.side.select(self.driver.experiment.participation, round)
+
+    def batches(self, client: int, round: int) -> Iterator[np.ndarray]:
+        """The samples of each local step of a client, as FedStrata drew them."""
+        engine = self.driver.engine
+        work: Work = engine.setting.work
+        for batch in engine.members[client].side.data.batches([client], work, engine.setting.seed, round, "phase 0"):
+            yield batch.positions[0].numpy()
+
+
+def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Compare two models tensor by tensor, to 1e-9."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9, msg=lambda text, of=name: f"{of}: {text}")
