@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import EPOCHS, RATE, ROUNDS, Federation, assert_same
+from federation import EPOCHS, RATE, ROUNDS, TWO_OF_THREE, Federation, assert_same, assert_tested
 from torch import Tensor, nn
 
 MOMENTUM = "sgd(learning_rate=0.2, momentum=0.9, weight_decay=0.01)"
@@ -25,14 +25,14 @@ def local_training(federation: Federation, client: int, server: Tensor) -> Tenso
 def test_fedavg() -> None:
     """McMahan et al., 2017, Algorithm 1, on minibatches; running statistics are averaged like weights."""
     federation = Federation(norm="batch")
-    found = federation.run("fedavg", optimiser=MOMENTUM, batch_size=10)
-    p = federation.sizes / federation.sizes.sum()
+    found = federation.run("fedavg", optimiser=MOMENTUM, batch_size=10, participation=TWO_OF_THREE)
+    n = federation.sizes
     inputs, labels = federation.dataset.inputs, federation.dataset.labels
 
     server = federation.initial
     for round in range(1, ROUNDS + 1):
-        trained = []
-        for k in federation.clients:
+        trained = {}
+        for k in found.participants(round):
             model = deepcopy(federation.model)
             model.load_state_dict(server)
             optimiser = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
@@ -40,13 +40,12 @@ def test_fedavg() -> None:
                 optimiser.zero_grad()
                 F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
                 optimiser.step()
-            trained.append(model.state_dict())
-        server = {name: sum(p[k] * trained[k][name] for k in federation.clients) for name in server}
+            trained[k] = model.state_dict()
+        total = sum(n[k] for k in trained)
+        server = {name: sum(n[k] / total * trained[k][name] for k in trained) for name in server}
 
-    weights = {name: tensor for name, tensor in server.items() if "num_batches_tracked" not in name}
-    assert_same({name: found.server[name] for name in weights}, weights)
-    for tested in found.tested:
-        assert_same({name: tested[name] for name in weights}, weights)
+    assert_same(found.server, server)
+    assert_tested(federation, found, [server] * len(federation.clients))
 
 
 def test_fedavg_shuffles_all_samples_of_a_client_once_in_every_epoch() -> None:

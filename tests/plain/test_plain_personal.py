@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federation import EPOCHS, RATE, ROUNDS, Federation, assert_same
+from federation import EPOCHS, RATE, ROUNDS, TWO_OF_THREE, Federation, assert_same, assert_tested
 
 
 def test_ditto() -> None:
-    """Li et al., 2021, Algorithm 1: FedAvg beside personal models that are held near the model as it was sent."""
+    """Li et al., 2021, Algorithm 1: FedAvg beside personal models that are held near the model as it was sent.
+
+    Who sits out keeps its personal model; clients count by their samples.
+    """
     lam = 0.7
     federation = Federation()
-    found = federation.run(f"ditto(strength={lam})", optimiser=f"sgd(learning_rate={RATE}, momentum=0.9)")
-    p = federation.sizes / federation.sizes.sum()
+    found = federation.run(
+        f"ditto(strength={lam})",
+        optimiser=f"sgd(learning_rate={RATE}, momentum=0.9)",
+        participation=TWO_OF_THREE,
+    )
+    n = federation.sizes
 
     w = federation.initial_vector
     v = [w.clone() for _ in federation.clients]
-    for _ in range(ROUNDS):
-        trained = []
-        for k in federation.clients:
+    for round in range(1, ROUNDS + 1):
+        trained = {}
+        for k in found.participants(round):
             w_k, v_k = w.clone().requires_grad_(), v[k].clone().requires_grad_()
             for_global = torch.optim.SGD([w_k], lr=RATE, momentum=0.9)
             for_personal = torch.optim.SGD([v_k], lr=RATE, momentum=0.9)
@@ -30,13 +37,12 @@ def test_ditto() -> None:
                 for_personal.zero_grad()
                 (federation.loss(k, v_k) + lam / 2 * (v_k - w).square().sum()).backward()
                 for_personal.step()
-            trained.append(w_k.detach())
+            trained[k] = w_k.detach()
             v[k] = v_k.detach()
-        w = sum(p[k] * trained[k] for k in federation.clients)
+        w = sum(n[k] * trained[k] for k in trained) / sum(n[k] for k in trained)
 
     assert_same(found.server, federation.named(w))
-    for k in federation.clients:
-        assert_same(found.tested[k], federation.named(v[k]))
+    assert_tested(federation, found, [federation.named(v_k) for v_k in v])
 
 
 def test_pfedme() -> None:
@@ -64,8 +70,7 @@ def test_pfedme() -> None:
         w = (1 - beta) * w + beta * sum(p[i] * local[i] for i in federation.clients)
 
     assert_same(found.server, federation.named(w))
-    for i in federation.clients:
-        assert_same(found.tested[i], federation.named(theta[i]))
+    assert_tested(federation, found, [federation.named(theta_i) for theta_i in theta])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -102,8 +107,7 @@ def test_fedrep(momentum: float) -> None:
 
     shared = {name: tensor for name, tensor in federation.named(together(phi, h[0])).items() if "head" not in name}
     assert_same(found.server, shared)
-    for i in federation.clients:
-        assert_same(found.tested[i], federation.named(together(phi, h[i])))
+    assert_tested(federation, found, [federation.named(together(phi, h_i)) for h_i in h])
 
 
 def test_player_fl() -> None:
@@ -136,5 +140,4 @@ def test_player_fl() -> None:
     measured = found.layers("federation_sensitivity")
     assert list(measured) == list(layers)
     torch.testing.assert_close(torch.tensor(list(measured.values()), dtype=torch.float64), curve, rtol=1e-9, atol=0)
-    for k in federation.clients:
-        assert_same(found.tested[k], federation.named(w[k]))
+    assert_tested(federation, found, [federation.named(w_k) for w_k in w])

@@ -8,7 +8,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import EPOCHS, RATE, ROUNDS, Federation, assert_same
+from federation import EPOCHS, RATE, ROUNDS, Federation, assert_same, assert_tested
 
 
 def test_ssfl() -> None:
@@ -42,8 +42,8 @@ def test_ssfl() -> None:
         w_g = sum(p[k] * trained[k] for k in federation.clients)
 
     assert_same(found.server, federation.named(w_g))
+    assert_tested(federation, found, [federation.named(w_g)] * len(federation.clients))
     for tested in found.tested:
-        assert_same(tested, federation.named(w_g))
         masked = sum(int((tensor == 0).sum()) for name, tensor in tested.items() if tensor.dim() > 1)
         assert masked == int(maskable.sum()) - kept
 
@@ -82,5 +82,4 @@ def test_lips(every: int) -> None:
                     model.state_dict()[name].view(-1)[lowest] = 0
 
     assert_same(found.server, shared)
-    for k in federation.clients:
-        assert_same(found.tested[k], clients[k].state_dict())
+    assert_tested(federation, found, [model.state_dict() for model in clients])
