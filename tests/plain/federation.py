@@ -1,9 +1,9 @@
 """One small federation, twice: in plain PyTorch, for algorithms written as their papers print them, and as FedStrata
 runs it.
 
-The two share the initial model, the data and nothing else. Clients train on all their samples at once, so that an epoch
-is a step and the order of samples does not matter; everything is in double precision, so that what agrees does so to
-1e-9.
+The two share the initial model, the data and, where it matters, who takes part and which samples are drawn; nothing
+else. Clients mostly train on all their samples at once, so that an epoch is a step and the order of samples does not
+matter. Everything is in double precision, so that what agrees does so to 1e-9.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Federation:
     """A common initial model, and clients of unequal size that see different digits."""
 
     def __init__(self, norm: str = "group") -> None:
-        torch.manual_seed(5)
-        self.model = Net(norm).double()
-        with torch.no_grad():  # as drawn, norms scale by 1 and shift by 0, and much could be wrong with those unseen
-            for parameter in self.model.parameters():
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(5)
+            self.model = Net(norm).double()
+            for parameter in self.model.parameters():  # norms too: at 1 and 0 much could be wrong with them unseen
                 parameter.add_(0.1 * torch.randn_like(parameter))
         digits = load_digits()
         images, labels = torch.from_numpy(digits.images[:, None] / 16), torch.from_numpy(digits.target)
@@ -100,14 +100,13 @@ class Federation:
         chosen = [torch.full((tensor.numel(),), name.split(".")[0] in modules) for name, tensor in parameters]
         return torch.cat(chosen)
 
-    def loss(self, client: int, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """The mean cross-entropy of all samples of a client, as a function of the weights."""
-        weights = self.named(weights) if isinstance(weights, Tensor) else dict(weights)
+    def loss(self, client: int, weights: Tensor) -> Tensor:
+        """The mean cross-entropy of all samples of a client, as a function of the weights in one vector."""
         inputs, labels = self.data[client]
-        return F.cross_entropy(functional_call(self.model, weights, (inputs,)), labels)
+        return F.cross_entropy(functional_call(self.model, self.named(weights), (inputs,)), labels)
 
     def gradient(self, client: int, weights: Tensor) -> Tensor:
-        """The gradient of that loss, at some weights in one vector."""
+        """The gradient of that loss at some weights."""
         weights = weights.detach().requires_grad_()
         return torch.autograd.grad(self.loss(client, weights), weights)[0]
 
@@ -186,7 +185,9 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         if "num_batches_tracked" not in name:
-            torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9, msg=f"{name} differs")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-9, atol=1e-9, msg=lambda text, of=name: f"{of}: {text}"
+            )
 
 
 def assert_tested(federation: Federation, found: Outcome, expected: Sequence[Mapping[str, Tensor]]) -> None:
