@@ -17,6 +17,8 @@ from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
 
 SITES = 4
+ACTING = {"lips": "lips(every=1)", "transient": "transient(every=1)"}
+"""Parameters under which a method does something in three rounds."""
 EXPERIMENT = Experiment(
     rounds=3,
     epochs=1,

@@ -38,7 +38,7 @@ COMBINATIONS = [
     "fedbn+fedavg-ft",
     "fedbn+lips(every=1)+lws",
     "fedbn+lips(every=1, criterion=gradient, refill=init, schedule=released)",
-    "transient(every=1, local_sparsity=true, criterion=random)+fedprox",
+    "transient(every=1, local_sparsity=round, criterion=random)+fedprox",
     "transient(every=2, criterion=magnitude, layers=all)",
     "fedbn+freeze-middle(after=1)",
     "fedbn+lips(every=1)+fedadam+central-dp(noise=0.5)",
@@ -66,7 +66,7 @@ COMBINATIONS = [
     "pfedla(heur=2)+fedprox",
     "dispfl(density=0.3, regrow=random, neighbours=2)+fedbn",
     "feddst(sparsity=0.6, every=1, until=1.0, alpha=0.3)+fedprox",
-    "fedrep+transient(every=1, local_sparsity=true)",
+    "fedrep+transient(every=2, local_sparsity=until-next, schedule=released)",
     "ditto(epochs=1, pull=released)+fedbn+fedprox",
     "pfedsd+fedper(head_layers=2)+lws",
     "fedir+fedvc(samples=12)+moon",
@@ -77,6 +77,8 @@ COMBINATIONS = [
 # At their defaults, these would blow rounding differences of two engines up: long epochs of five to twenty samples, and
 # a strong pull under Adam on a bias that has no gradient but rounding noise.
 FITTING = {"fedvc": "fedvc(samples=20)", "pfedme": "pfedme(strength=1.0, inner_steps=2)"}
+# These would do nothing in three rounds.
+FITTING |= {"lips": "lips(every=1)", "transient": "transient(every=1)"}
 # And this one would only take longer.
 FITTING |= {"fedala": "fedala(first_passes=2)"}
 EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINATIONS]
