@@ -7,7 +7,7 @@ from torch import nn
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods.mechanisms.layer_choice import choose_layers, weights_of
+from fedstrata.methods.mechanisms.layer_choice import biases_of, choose_layers, weights_of
 from fedstrata.testing.world import TinyNet
 
 LAYERS = LayerMap.read(TinyNet(), (1, 8, 8))
@@ -41,3 +41,11 @@ def test_a_single_layer_is_the_last():
     layers = LayerMap.read(nn.Linear(2, 2), (2,))
     assert weights_of(layers, "middle") == weights_of(layers, "first") == []
     assert weights_of(layers, "last") == ["weight"]
+
+
+def test_biases_are_those_of_layers_with_weights_packed_ones_too():
+    assert biases_of(LAYERS) == ["stem.bias", "hidden.bias", "head.bias"]
+    attention = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    assert biases_of(LayerMap.read(attention, (3, 4))) == [
+        "self_attn.in_proj_bias", "self_attn.out_proj.bias", "linear1.bias", "linear2.bias",
+    ]  # fmt: skip

@@ -28,3 +28,8 @@ def choose_layers(layers: LayerMap, pattern: str) -> tuple[Layer, ...]:
 def weights_of(layers: LayerMap, pattern: str) -> list[str]:
     """Name the weight tensors of the chosen layers, without biases."""
     return [layer.weight for layer in choose_layers(layers, pattern) if layer.weight is not None]
+
+
+def biases_of(layers: LayerMap) -> list[str]:
+    """Name the biases of all layers with weights, by what modules call them: ``bias``, ``in_proj_bias`` and so on."""
+    return [name for layer in layers.weighted for name in layer.parameters if "bias" in name.rpartition(".")[2]]
