@@ -17,7 +17,9 @@ from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
 
 SITES = 4
-ACTING = {"lips": "lips(every=1)", "transient": "transient(every=1)"}
+ACTING = {
+    "freeze-middle": "freeze-middle(after=1)", "lips": "lips(every=1)", "transient": "transient(every=1)",
+}  # fmt: skip
 """Parameters under which a method does something in three rounds."""
 EXPERIMENT = Experiment(
     rounds=3,

@@ -40,7 +40,7 @@ COMBINATIONS = [
     "fedbn+lips(every=1, criterion=gradient, refill=init, schedule=released)",
     "transient(every=1, local_sparsity=round, criterion=random)+fedprox",
     "transient(every=2, criterion=magnitude, layers=all)",
-    "fedbn+freeze-middle(after=1)",
+    "fedbn+freeze-middle(after=1, freezes=own)",
     "fedbn+lips(every=1)+fedadam+central-dp(noise=0.5)",
     "fedprox+freeze-middle(after=1)+local-dp(noise=0.1)",
     "fedavg+lws(layers=model, clamp=true)",
@@ -78,7 +78,9 @@ COMBINATIONS = [
 # a strong pull under Adam on a bias that has no gradient but rounding noise.
 FITTING = {"fedvc": "fedvc(samples=20)", "pfedme": "pfedme(strength=1.0, inner_steps=2)"}
 # These would do nothing in three rounds.
-FITTING |= {"lips": "lips(every=1)", "transient": "transient(every=1)"}
+FITTING |= {
+    "freeze-middle": "freeze-middle(after=1)", "lips": "lips(every=1)", "transient": "transient(every=1)",
+}  # fmt: skip
 # And this one would only take longer.
 FITTING |= {"fedala": "fedala(first_passes=2)"}
 EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINATIONS]
