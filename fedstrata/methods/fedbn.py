@@ -11,6 +11,8 @@ from fedstrata.methods.contract.declarations import Facts, Matter, Touches
 from fedstrata.methods.contract.part import Kept, Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Outline
+from fedstrata.methods.mechanisms.layer_choice import biases_of
+from fedstrata.spec import parameter
 
 
 @methods.register("fedbn")
@@ -19,6 +21,12 @@ class FedBN(Part):
     """FedAvg, but the parameters and running statistics of norm layers never leave a client.
 
     Norm layers are found by their type, so a norm in a residual shortcut is personal too.
+
+    With ``biases=local`` the biases of all other layers, the classifier's included, stay at the client as well: the
+    released code of LIPS synchronises nothing but the weights of convolutions and linear layers.
+
+    Defaults:
+        biases: med-air/FedBN, federated/fed_digits.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -31,11 +39,13 @@ class FedBN(Part):
         relies_on=(Matter.SHARING, Matter.SHARED_NORMS), takes_away=(Matter.SHARED_NORMS,)
     )
 
+    biases: str = parameter("shared", "What becomes of other layers' biases.", choices=("shared", "local"))
+
     def keeps(self, layers: LayerMap) -> Kept:
-        """Keep every tensor of every norm layer."""
-        return Kept(personal=layers.norm_names)
+        """Keep every tensor of every norm layer, and maybe every bias."""
+        return Kept(personal=(*layers.norm_names, *(biases_of(layers) if self.biases == "local" else ())))
 
     def notes(self, outline: Outline) -> Iterable[str]:
-        """Say that without norm layers this is FedAvg."""
-        if not outline.layers.norm_names:
+        """Say that without anything to keep this is FedAvg."""
+        if not self.keeps(outline.layers).personal:
             yield "The model has no normalisation layers, so 'fedbn' does exactly what 'fedavg' does."

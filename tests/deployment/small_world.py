@@ -17,6 +17,11 @@ from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
 
 SITES = 4
+ACTING = {
+    "freeze-middle": "freeze-middle(after=1)", "lips": "lips(every=1)", "transient": "transient(every=1)",
+    "l-dawa": "l-dawa(warmup=1)", "fedlama": "fedlama(warmup=0)", "feddst": "feddst(every=1, until=1.0)",
+}  # fmt: skip
+"""Parameters under which a method does something in three rounds."""
 EXPERIMENT = Experiment(
     rounds=3,
     epochs=1,

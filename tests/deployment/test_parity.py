@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from in_process import InProcessGrid
-from small_world import EXPERIMENT, SITES, ingredients, simulated
+from small_world import ACTING, EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.deployment.flower import AskedNodes, GridNetwork, client_app
 from fedstrata.deployment.server import Deployment
@@ -72,12 +72,8 @@ def test_what_cannot_run_on_a_network_is_refused_with_the_reason(method, tmp_pat
         on_flower(method, tmp_path)
 
 
-# This one would do nothing of its own in three rounds.
-FITTING = {"l-dawa": "l-dawa(warmup=1)"}
-
-
 @pytest.mark.filterwarnings("ignore::fedstrata.errors.FedStrataWarning")  # that three rounds are too few for some
-@pytest.mark.parametrize("method", [*(FITTING.get(name, name) for name in NETWORKED), *COMBINATIONS])
+@pytest.mark.parametrize("method", [*(ACTING.get(name, name) for name in NETWORKED), *COMBINATIONS])
 def test_three_rounds_on_flower_equal_three_rounds_in_simulation(method, tmp_path):
     assert_same(in_simulation(method), on_flower(method, tmp_path))
 

@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 from direct_network import Delivery, DirectNetwork, honest
 from in_process import InProcessGrid
 from replaying import merged_sites, replayed
-from small_world import EXPERIMENT, SITES, ingredients, simulated
+from small_world import ACTING, EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.cli import main
 from fedstrata.deployment.flower import AskedNodes, GridNetwork, client_app
@@ -98,7 +98,7 @@ def test_one_round_differs_from_the_clear_mean_by_the_quantisation_only(tmp_path
 
 
 SUMMED = [
-    name
+    ACTING.get(name, name)
     for name in methods.names()
     if Method.make(name).objection_to_secure_aggregation is None
     and all(part.facts.not_on_network is None for part in Method.make(name).parts)

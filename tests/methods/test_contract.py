@@ -38,9 +38,9 @@ COMBINATIONS = [
     "fedbn+fedavg-ft",
     "fedbn+lips(every=1)+lws",
     "fedbn+lips(every=1, criterion=gradient, refill=init, schedule=released)",
-    "transient(every=1, local_sparsity=true, criterion=random)+fedprox",
+    "transient(every=1, local_sparsity=round, criterion=random)+fedprox",
     "transient(every=2, criterion=magnitude, layers=all)",
-    "fedbn+freeze-middle(after=1)",
+    "fedbn+freeze-middle(after=1, freezes=own)",
     "fedbn+lips(every=1)+fedadam+central-dp(noise=0.5)",
     "fedprox+freeze-middle(after=1)+local-dp(noise=0.1)",
     "fedavg+lws(layers=model, clamp=true)",
@@ -68,7 +68,7 @@ COMBINATIONS = [
     "pfedla(heur=2)+fedprox",
     "dispfl(density=0.3, regrow=random, neighbours=2)+fedbn",
     "feddst(sparsity=0.6, every=1, until=1.0, alpha=0.3)+fedprox",
-    "fedrep+transient(every=1, local_sparsity=true)",
+    "fedrep+transient(every=2, local_sparsity=until-next, schedule=released)",
     "ditto(epochs=1, pull=released)+fedbn+fedprox",
     "pfedsd+fedper(head_layers=2)+lws",
     "fedir+fedvc(samples=12)+moon",
@@ -82,7 +82,8 @@ FITTING = {"fedvc": "fedvc(samples=20)"}
 FITTING |= {"fedala": "fedala(first_passes=2)", "pfedme": "pfedme(inner_steps=2)"}
 # These would do nothing of their own in three rounds.
 FITTING |= {"feddst": "feddst(every=1, until=1.0, alpha=0.3)", "subfedavg": "subfedavg(accuracy=0)"}
-FITTING |= {"l-dawa": "l-dawa(warmup=1)"}
+FITTING |= {"l-dawa": "l-dawa(warmup=1)", "freeze-middle": "freeze-middle(after=1)"}
+FITTING |= {"lips": "lips(every=1)", "transient": "transient(every=1)"}
 EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINATIONS]
 
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
+from watching import outlined
 
 import fedstrata
 from fedstrata.errors import FedStrataWarning
+from fedstrata.layers import LayerMap
+from fedstrata.methods import methods
 from fedstrata.testing.world import TinyNet, prepare
 
 
@@ -28,3 +32,11 @@ def test_fedbn_without_norms_says_that_it_is_fedavg():
 
 def test_the_stacked_model_has_a_norm_that_no_name_gives_away():
     assert not any("bn" in name or "norm" in name for name, _ in TinyNet().named_parameters())
+
+
+def test_fedbn_with_local_biases_keeps_something_also_without_norms():
+    layers = LayerMap.read(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False)), (2,))
+    assert list(methods.make("fedbn(biases=local)").notes(outlined(layers))) == []
+    assert list(methods.make("fedbn(biases=local)").keeps(layers).personal) == ["0.bias"]
+    [note] = methods.make("fedbn").notes(outlined(layers))
+    assert "exactly what 'fedavg' does" in note

@@ -12,7 +12,7 @@ from watching import Attending, clients_view, server_view
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import methods
-from fedstrata.methods.mechanisms.layer_choice import choose_layers, weights_of
+from fedstrata.methods.mechanisms.layer_choice import biases_of, choose_layers, weights_of
 from fedstrata.testing.world import TinyNet
 
 LAYERS = LayerMap.read(TinyNet(), (1, 8, 8))
@@ -79,3 +79,11 @@ def test_fedpm_counts_all_weights_of_a_layer_and_draws_its_biases_at_their_size(
     used = part.effective(clients_view(ATTENDING, 1), scores, 0)
     for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"):
         assert used[f"attention.{name}"].abs().unique().tolist() == pytest.approx([math.e / math.sqrt(6)])
+
+
+def test_biases_are_those_of_layers_with_weights_packed_ones_too():
+    assert biases_of(LAYERS) == ["stem.bias", "hidden.bias", "head.bias"]
+    attention = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    assert biases_of(LayerMap.read(attention, (3, 4))) == [
+        "self_attn.in_proj_bias", "self_attn.out_proj.bias", "linear1.bias", "linear2.bias",
+    ]  # fmt: skip

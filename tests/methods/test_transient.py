@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, clients_view, outlined, run, training_view, watched
+from watching import BOTH_ENGINES, clients_view, memory_of, outlined, run, training_view, watched
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
@@ -62,34 +62,128 @@ def test_rounds_after_an_event_start_with_exactly_the_least_sensitive_zeroed(eng
         assert initial[name].count_nonzero() == MIDDLE[name]
 
 
+def expected_masks(seen, drops, local):
+    """Draw up each client's masks again, from what it saw: lowest scores go, and held weights keep their scores."""
+    scores, drawn, masks = {}, {}, {}
+    for round, client in sorted(seen.start):
+        event = max((one for one in drops if one < round), default=0) if local == "until-next" else round - 1
+        for name, count in MIDDLE.items():
+            own = client, name
+            if own not in drawn or drawn[own][0] != event:
+                mask = np.ones(count, dtype=bool)
+                order = np.argsort(scores.get(own, []), kind="stable")
+                mask[order[: int(drops.get(event, 0.0) * count + 1e-9)]] = False
+                drawn[own] = event, mask
+            mask = drawn[own][1]
+            start, trained = (model[round, client][name].flatten().numpy() for model in (seen.start, seen.trained))
+            moved = abs((trained - start) * trained)
+            scores[own] = moved if local == "off" else np.where(mask, moved, scores.get(own, 0.0))
+            masks[round, client, name] = torch.from_numpy(mask)
+    return masks
+
+
+def assert_masks(seen, drops, local, held_rounds):
+    """Look at the weights of each client at the start of each round and after each step."""
+    masks, moved, grown = expected_masks(seen, drops, local), [], []
+    for (round, client, name), mask in masks.items():
+        place = round, client
+        start, received, *models = (
+            model[name].flatten()
+            for model in (seen.start[place], seen.received[place], *seen.steps[place], seen.trained[place])
+        )
+        assert torch.equal(start, received.where(mask, torch.zeros(()))), (round, client, name)
+        assert len(models) > 1
+        for model in models:
+            if round in held_rounds:
+                assert not model[~mask].any(), (round, client, name)
+        moved.append((models[-1] != start)[mask])
+        if round not in held_rounds:
+            grown.append(models[0][~mask] != 0)
+    assert torch.cat(moved).double().mean() > 0.7, "what masks keep is trained, unless a neuron is dead"
+    if local == "off":
+        assert torch.cat(grown).double().mean() > 0.7, "what was zeroed grows back at the first step"
+    return masks
+
+
 @BOTH_ENGINES
-def test_training_grows_masked_weights_back_and_local_sparsity_does_not(engine):
-    shares = {}
-    for local in ("false", "true"):
-        method, seen = watched(f"transient(tau0=0.9, every=2, local_sparsity={local})")
-        run(method, engine, rounds=4)
-        zero = {name: seen.start[3, 1][name] == 0 for name in MIDDLE}
-        steps = seen.steps[3, 1]
-        assert len(steps) == 2
-        for name, mask in zero.items():
-            assert int(mask.sum()) == int(0.45 * MIDDLE[name])
-            held = [bool((step[name][mask] == 0).all()) for step in [*steps, seen.trained[3, 1]]]
-            assert all(held) if local == "true" else not any(held)
-        assert all(torch.equal(seen.start[4, 1][name], seen.received[4, 1][name]) for name in MIDDLE)
-        moved = [seen.steps[4, 1][-1][name] != seen.start[4, 1][name] for name in MIDDLE]
-        shares[local] = torch.cat([one.flatten() for one in moved]).double().mean()
-    assert min(shares.values()) > 0.8
+@pytest.mark.parametrize(("local", "held_rounds"), [("off", ()), ("round", (3, 5)), ("until-next", (3, 4, 5, 6))])
+def test_masked_weights_are_held_as_long_as_local_sparsity_says(engine, local, held_rounds):
+    """Events come after the rounds 2 and 4."""
+    method, seen = watched(f"transient(tau0=0.9, every=2, local_sparsity={local})")
+    run(method, engine, rounds=6)
+    masks = assert_masks(seen, {2: 0.9 * 4 / 6, 4: 0.9 * 2 / 6}, local, held_rounds)
+    masked = {round for (round, _, _), mask in masks.items() if not mask.all()}
+    assert masked == {"off": {3, 5}, "round": {3, 5}, "until-next": {3, 4, 5, 6}}[local]
+    for name in MIDDLE:
+        assert len({tuple(masks[3, client, name].tolist()) for client in range(5)}) > 1
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("schedule", ["paper", "released"])
+def test_with_partial_participation_a_mask_lasts_until_the_next_event_at_each_client(engine, schedule):
+    """A client that was absent right after an event draws its mask up when it trains next, and keeps it from then."""
+    text = f"transient(tau0=0.9, every=3, local_sparsity=until-next, schedule={schedule})"
+    method, seen = watched(text)
+    run(method, engine, rounds=12, participation=0.4)
+    drops = events(text, 12)
+    assert list(drops) == [3, 6, 9] if schedule == "paper" else [1, 4, 7, 10]
+    masks = assert_masks(seen, drops, "until-next", range(1, 13))
+    after = [
+        max((round - one for one in drops if one < round), default=0) for round, _, name in masks if "body" in name
+    ]
+    assert {1, 2, 3} <= set(after), "clients train right after an event, and later"
+    assert sum(not mask.all() for mask in masks.values()) > 20
+
+
+def test_a_held_weight_keeps_the_sensitivity_that_it_had_when_it_last_moved():
+    part = methods.make("transient(tau0=0.5, every=1, local_sparsity=until-next)")
+    mask = torch.tensor([[[True, False], [False, True]]])
+    memory = part.client_memory(clients_view(THREE, 1, 0), {f"{layer}.weight": torch.zeros(1, 2, 2) for layer in "012"})
+    memory |= {"mask/1.weight": mask, "score/1.weight": torch.tensor([[[7.0, 5.0], [3.0, 1.0]]])}
+    start = {"1.weight": torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])}
+    training = training_view(start=start, trained={"1.weight": torch.tensor([[[3.0, 0.0], [0.0, 2.0]]])})
+    _, memory = part.finish(clients_view(THREE, 1, 1, memory=memory), training)
+    assert memory["score/1.weight"].tolist() == [[[6, 5], [3, 2]]]
+    assert torch.equal(memory["mask/1.weight"], mask)
+
+
+@BOTH_ENGINES
+def test_weights_held_at_their_initial_values_stay_there(engine):
+    method, seen = watched("transient(tau0=0.8, every=1, refill=init, local_sparsity=until-next)")
+    initial = run(method, engine, rounds=2).setting.initial
+    for client in range(5):
+        for name, count in MIDDLE.items():
+            held = seen.start[2, client][name] == initial[name]
+            assert int(held.sum()) == int(0.4 * count)
+            for step in [*seen.steps[2, client], seen.trained[2, client]]:
+                assert torch.equal(step[name] == initial[name], held)
 
 
 def test_with_local_sparsity_masked_weights_keep_out_of_the_gradients_norm():
-    part = methods.make("transient(local_sparsity=true)")
+    part = methods.make("transient(local_sparsity=round)")
     memory = {"mask/1.weight": torch.tensor([[[True, False], [False, True]]])}
     view = clients_view(THREE, 1, memory=memory)
     slopes = {name: torch.full((1, 2, 2), 2.0) for name in ("0.weight", "1.weight")}
     changed = part.gradients(view, None, slopes)
     assert changed["0.weight"].tolist() == [[[2, 2], [2, 2]]]
     assert changed["1.weight"].tolist() == [[[2, 0], [0, 2]]]
-    assert methods.make("transient").gradients(view, None, slopes) is slopes
+
+
+def test_without_local_sparsity_clients_remember_no_masks_and_gradients_stay():
+    simulation = run("transient(every=1)", rounds=2)
+    assert not memory_of(simulation, "transient", "mask")
+    slopes = {"1.weight": torch.full((1, 2, 2), 2.0)}
+    assert torch.equal(
+        methods.make("transient").gradients(clients_view(THREE, 1), None, slopes)["1.weight"], slopes["1.weight"]
+    )
+
+
+@pytest.mark.parametrize(("local", "kept"), [("round", 1.0), ("until-next", 1 - 0.35)])
+def test_a_mask_ends_with_its_round_or_is_remembered(local, kept):
+    masks = memory_of(run(f"transient(every=1, local_sparsity={local})", rounds=2), "transient", "mask")
+    assert set(masks) == set(MIDDLE)
+    for name, mask in masks.items():
+        assert mask.sum() == 5 * (MIDDLE[name] - int((1 - kept) * MIDDLE[name] + 1e-9))
 
 
 @BOTH_ENGINES
@@ -102,13 +196,6 @@ def test_masked_weights_may_restart_at_their_initial_values(engine):
             changed = start != received
             assert int(changed.sum()) == int(0.4 * count)
             assert torch.equal(start[changed], initial[name][changed])
-
-
-def test_a_mask_ends_with_its_round():
-    simulation = run("transient(every=1, local_sparsity=true)", rounds=2)
-    masks = {name: mask for name, mask in simulation.engine.clients().group("memory").items() if "/mask/" in name}
-    assert len(masks) == 3
-    assert all(mask.all() for mask in masks.values())
 
 
 def test_all_layers_or_named_ones_may_be_masked():
@@ -142,8 +229,9 @@ def mask_after_training(text, seed=0):
     view = clients_view(THREE, 2, 2, memory=memory, seed=seed)
     aggregated = torch.stack([AGGREGATED, AGGREGATED])
     start, memory = part.start(view, Message(), {"1.weight": aggregated})
-    assert torch.equal(start["1.weight"], aggregated * memory["mask/1.weight"])
-    return memory["mask/1.weight"].int().tolist()
+    mask = start["1.weight"] != 0
+    assert torch.equal(start["1.weight"], aggregated * mask)
+    return mask.int().tolist()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +262,6 @@ def test_a_client_that_never_trained_has_no_sensitivity_and_is_not_masked():
     memory |= {"trained": torch.tensor([False, True]), "score/1.weight": torch.arange(8.0).view(2, 2, 2)}
     view = clients_view(THREE, 2, 2, memory=memory)
     start, memory = part.start(view, Message(), {"1.weight": torch.ones(2, 2, 2)})
-    assert memory["mask/1.weight"].int().tolist() == start["1.weight"].int().tolist()
     assert start["1.weight"].tolist() == [[[1, 1], [1, 1]], [[0, 0], [1, 1]]]
 
 
@@ -201,7 +288,44 @@ def test_a_model_without_middle_layers_is_told_about(name):
     layers = LayerMap.read(nn.Linear(2, 2), (2,))
     [note] = methods.make(name).notes(outlined(layers))
     assert note.startswith(f"The model has no weights in 'middle' layers, so '{name}'")
-    assert not list(methods.make(name).notes(outlined(THREE)))
+    assert not list(methods.make(name).notes(outlined(THREE, rounds=51)))
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds", "told"),
+    [
+        ("transient(every=5)", 5, True),  # the only event comes after the last round
+        ("transient(every=5)", 6, False),
+        ("transient(every=500)", 30, True),
+        ("transient(every=5, schedule=released)", 1, True),
+        ("transient(every=500, schedule=released)", 2, False),
+        ("transient(every=500, tau0=0)", 30, False),  # nobody expects it to mask
+    ],
+)
+def test_a_run_that_ends_before_the_first_event_is_told_about(text, rounds, told):
+    notes = list(methods.make(text).notes(outlined(THREE, rounds=rounds)))
+    assert len(notes) == told
+    for note in notes:
+        assert f"a run of {rounds} ends before a first time, so it masks nothing; give a smaller 'every'" in note
+
+
+@BOTH_ENGINES
+def test_the_gradient_criterion_ranks_by_the_last_minibatchs_gradient(engine):
+    """Nothing else in this run asks for gradients."""
+    text = "transient(tau0=0.8, every=1, criterion=gradient)"
+    scores = memory_of(run(text, engine, rounds=2), "transient", "score")
+    method, seen = watched(text)
+    run(method, engine, rounds=2)
+    for client in range(5):
+        for name, count in MIDDLE.items():
+            gradient, received = seen.gradients[1, client][name], seen.received[2, client][name]
+            last = seen.gradients[2, client][name]
+            assert last.any()
+            torch.testing.assert_close(scores[name][client], last, rtol=1e-9, atol=1e-15)
+            lowest = np.argsort((gradient * received).abs().flatten().numpy(), kind="stable")[: int(0.4 * count)]
+            expected = received.flatten().clone()
+            expected[lowest] = 0
+            assert torch.equal(seen.start[2, client][name].flatten(), expected)
 
 
 @pytest.mark.parametrize("name", ["lips", "freeze-middle"])

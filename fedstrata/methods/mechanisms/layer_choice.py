@@ -31,3 +31,8 @@ def weights_of(layers: LayerMap, pattern: str) -> list[str]:
     A weight that several layers use is chosen with the first of them.
     """
     return [name for layer in choose_layers(layers, pattern) for name in layer.weights]
+
+
+def biases_of(layers: LayerMap) -> list[str]:
+    """Name the biases of all layers with weights, by what modules call them: ``bias``, ``in_proj_bias`` and so on."""
+    return [name for layer in layers.weighted for name in layer.parameters if "bias" in name.rpartition(".")[2]]
