@@ -20,6 +20,15 @@ class Schedule(Spec, ABC):
     def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
         """Return the factor in a round, counted from 1; ``losses`` are the training losses of the rounds before."""
 
+    def factor_in_stage(self, round: int, stage: tuple[int, int], losses: Sequence[float] = ()) -> float:
+        """Return the factor in a round of a stage, its first and last round, as if there were no other rounds.
+
+        >>> [Exponential(0.5).factor_in_stage(round, (3, 5)) for round in (3, 4, 5)]
+        [1.0, 0.5, 0.25]
+        """
+        first, last = stage
+        return self.factor(round - first + 1, last - first + 1, losses[first - 1 :])
+
 
 @schedules.register("constant")
 @dataclass(frozen=True)
@@ -46,19 +55,13 @@ class Exponential(Schedule):
 @schedules.register("cosine")
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from the full rate down to ``floor`` of it in the last round; with ``restart``, two of them.
-
-    The second begins after round ``restart``, for training in two stages.
-    """
+    """Half a cosine from the full rate down to ``floor`` of it in the last round."""
 
     floor: float = parameter(0.0, "The factor in the last round.", low=0, high=1)
-    restart: int | None = parameter(None, "The round after which it starts again from the full rate.", low=1)
 
     def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
         """Return the factor on the cosine."""
-        first = 0 if self.restart is None or round <= self.restart else self.restart
-        last = rounds if self.restart is None or first else min(self.restart, rounds)
-        progress = (round - 1 - first) / max(last - 1 - first, 1)
+        progress = (round - 1) / max(rounds - 1, 1)
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
 
 

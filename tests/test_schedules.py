@@ -36,10 +36,15 @@ def test_impossible_schedules_are_refused(text):
         schedules.make(text)
 
 
-def test_a_cosine_with_a_restart_is_two_cosines():
-    whole, first, second = schedules.make("cosine(restart=4)"), schedules.make("cosine"), schedules.make("cosine")
-    assert [whole.factor(round, 10) for round in range(1, 5)] == [first.factor(round, 4) for round in range(1, 5)]
-    assert [whole.factor(round, 10) for round in range(5, 11)] == [second.factor(round, 6) for round in range(1, 7)]
+@pytest.mark.parametrize("text", ["constant", "exponential:0.9", "cosine:0.1", "step", "plateau(patience=1)"])
+def test_in_a_stage_every_schedule_behaves_as_if_there_were_no_other_rounds(text):
+    schedule, losses = schedules.make(text), [5.0, 4.0, 3.0, 2.0, 1.9, 2.0, 2.1, 2.2, 2.1, 2.2]
+    for round in range(5, 11):
+        expected = schedule.factor(round - 4, 6, losses[4 : round - 1])
+        assert schedule.factor_in_stage(round, (5, 10), losses[: round - 1]) == expected
+    for round in range(1, 11):
+        expected = schedule.factor(round, 10, losses[: round - 1])
+        assert schedule.factor_in_stage(round, (1, 10), losses[: round - 1]) == expected
 
 
 def test_plateau_drops_when_pytorch_does():

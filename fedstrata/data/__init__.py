@@ -6,6 +6,7 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets import DatasetSource, datasets
 from fedstrata.data.download import download
 from fedstrata.data.partitions import Partitioner, partitions
+from fedstrata.data.randaugment import RandAugment
 from fedstrata.data.split import Split
 from fedstrata.data.transforms import Transform, apply_transforms, parse_transforms, transforms
 
@@ -13,6 +14,7 @@ __all__ = [
     "Dataset",
     "DatasetSource",
     "Partitioner",
+    "RandAugment",
     "Split",
     "Transform",
     "apply_transforms",

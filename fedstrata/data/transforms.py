@@ -28,6 +28,8 @@ class Transform(Spec, ABC):
 
     random: ClassVar[bool] = False
     images_only: ClassVar[bool] = False
+    scaled_only: ClassVar[bool] = False
+    """Whether it must stand before ``normalise``."""
 
     @abstractmethod
     def apply(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, dataset: Dataset) -> Tensor:
@@ -50,24 +52,41 @@ class Transform(Spec, ABC):
 
 transforms: Registry[Transform] = Registry("transform")
 
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and deviation of the channels of ImageNet, as models trained on it expect them."""
+
 
 @transforms.register("normalise")
 @dataclass(frozen=True)
 class Normalise(Transform):
-    """Subtract the dataset's mean and divide by its deviation, per channel; nothing where the dataset has none."""
+    """Subtract the mean and divide by the deviation, per channel: the dataset's, or those of ImageNet.
+
+    ``normalise:imagenet`` is for weights that were trained on ImageNet, such as DINO's. Nothing is done with the
+    dataset's own statistics where it has none.
+    """
+
+    statistics: str = parameter("dataset", "Whose mean and deviation.", choices=("dataset", "imagenet"))
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse a dataset that this transform cannot work on."""
+        if self.statistics == "imagenet" and (len(dataset.input_shape) != 3 or dataset.input_shape[0] != 3):
+            raise FedStrataError(
+                f"The statistics of ImageNet are those of images in colour [3, height, width], but the inputs of the "
+                f"dataset '{dataset.name}' have the shape {dataset.input_shape}; use 'normalise' without them."
+            )
 
     def apply(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, dataset: Dataset) -> Tensor:
         """Change the inputs."""
-        if dataset.mean is None or dataset.deviation is None:
+        mean, deviation = IMAGENET if self.statistics == "imagenet" else (dataset.mean, dataset.deviation)
+        if mean is None or deviation is None:
             return inputs
         shape = (-1, *[1] * (inputs.dim() - 3))
-        mean = _constant(dataset.mean, inputs.dtype, inputs.device).reshape(shape)
-        deviation = _constant(dataset.deviation, inputs.dtype, inputs.device).reshape(shape)
-        return (inputs - mean) / deviation
+        means = constant(mean, inputs.dtype, inputs.device).reshape(shape)
+        return (inputs - means) / constant(deviation, inputs.dtype, inputs.device).reshape(shape)
 
 
 @lru_cache
-def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Keep a constant on its device, so that no batch waits for a copy."""
     return torch.tensor(values, dtype=dtype, device=device)
 
@@ -170,6 +189,12 @@ def parse_transforms(text: str) -> tuple[Transform, ...]:
     for name in names:
         if names.count(name) > 1:
             raise FedStrataError(f"The transform '{name}' is given twice in '{text}'; give each once.")
+    for place, transform in enumerate(chosen):
+        if transform.scaled_only and Normalise.name in names[:place]:
+            raise FedStrataError(
+                f"The transform '{transform.name}' works on pixels in [0, 1], but in '{text}' it comes after "
+                f"'{Normalise.name}'; put it before."
+            )
     return chosen
 
 

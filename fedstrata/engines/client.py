@@ -114,8 +114,8 @@ class ClientSide:
         start, memory = method.start(clients, broadcast, received)
         clients = replace(clients, memory=memory)
         known = method.masks_known(clients, upload=True)
-        factor = self.setting.schedule.factor(round, self.setting.rounds, losses_so_far)
-        clients, training, loss, optimiser = self._train(clients, received, start, factor, state.group("optimiser"))
+        kept = state.group("optimiser")
+        clients, training, loss, optimiser = self._train(clients, received, start, losses_so_far, kept)
         model, memory = method.finish(clients, training)
         refuse_unprepared(memory, state.group("memory"))
         clients, training = replace(clients, memory=memory), replace(training, trained=model)
@@ -129,9 +129,9 @@ class ClientSide:
         return Outcome(after, reply, known, method.deployed(clients, model), loss)
 
     def _train(
-        self, clients: Clients, received: Tensors, start: Tensors, factor: float, kept: Stack
+        self, clients: Clients, received: Tensors, start: Tensors, losses_so_far: Sequence[float], kept: Stack
     ) -> tuple[Clients, Training, Tensor, Stack]:
-        """Train all phases, at learning rates times the schedule's factor.
+        """Train all phases, at learning rates times the schedule's factor in their stages.
 
         Return the clients, what training did, each client's mean loss, and the states that optimisers keep.
         """
@@ -139,13 +139,15 @@ class ClientSide:
         model = start
         losses, models, stretches, steps = [], [], [], torch.zeros_like(clients.sizes)
         gradients, mean_gradients = Tensors(), Tensors()
-        last, first = Tensors(), 0
+        last, first, factor = Tensors(), 0, 1.0
         for number, phase in enumerate(method.phases(clients)):
             first = number if phase.span[0] == 0 else first  # the spans of one piece of work share its draws
             model, memory = method.before_phase(clients, phase, model)
             clients = replace(clients, memory=memory)
             second = method.second_model(phase)
             begin = model if second is None else memory.group(second)
+            stage = phase.stage or (1, clients.rounds)
+            factor = self.setting.schedule.factor_in_stage(clients.round, stage, losses_so_far)
             state = last if phase.continues else kept.group(self._place(phase))
             trained = trainer.train(clients, received, begin, phase, factor, f"phase {first}", state)
             optimiser, taken = phase.optimiser or self.setting.optimiser, state.get(_TAKEN, torch.zeros_like(steps))

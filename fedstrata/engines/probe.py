@@ -69,13 +69,15 @@ class DataProbe:
         sizes = self.clients.sizes if batch.rows is None else self.clients.sizes[batch.rows]
         return batch.positions.shape[1] / sizes.to(torch.float64)
 
-    def fisher(self, model: Tensors, names: Sequence[str], batch_size: int, batches: int, kind: str) -> Tensors:
+    def fisher(
+        self, model: Tensors, names: Sequence[str], batch_size: int, batches: int, kind: str, draw: int = 0
+    ) -> Tensors:
         """Estimate the diagonal Fisher information of some parameters on minibatches, in evaluation mode."""
         total = {name: torch.zeros_like(model[name], memory_format=torch.contiguous_format) for name in names}
         at_once = max(1, _BYTES_AT_ONCE // sum(model[name][0].nbytes for name in names))
-        keys = self.clients.keys("probe/labels")
+        keys = self.clients.keys(_purpose("probe/labels", draw))
         everybody = torch.arange(len(self.clients.ids), device=keys.device)
-        for batch in self._plain(batch_size, batches):
+        for batch in self._plain(batch_size, batches, draw):
             owners, positions = everybody if batch.rows is None else batch.rows, batch.positions
             draws = uniform(fold(keys[owners], batch.step), positions.shape[1:])
             weight = 1 / batches
@@ -84,14 +86,14 @@ class DataProbe:
                 owners = owners.repeat_interleave(positions.shape[1])
                 positions, draws = positions.reshape(-1, 1), draws.reshape(-1, 1)
             for rows in torch.split(torch.arange(len(owners), device=keys.device), at_once):
-                chosen = draws[rows] if kind == "sampled-label" else None
-                squares = self._squared_gradients(take(model, owners[rows]), names, positions[rows], chosen)
+                own = take(model, owners[rows])
+                squares = self._squared_gradients(own, names, positions[rows], kind, draws[rows])
                 for name in names:
                     total[name].index_add_(0, owners[rows], squares[name] * weight)
         return total
 
     def _squared_gradients(
-        self, model: Tensors, names: Sequence[str], positions: Tensor, draws: Tensor | None
+        self, model: Tensors, names: Sequence[str], positions: Tensor, kind: str, draws: Tensor
     ) -> Tensors:
         layers = self.trainer.setting.layers
         inputs, labels = self.trainer.data.make(positions, None)
@@ -101,11 +103,14 @@ class DataProbe:
         buffers = {name: model[name] for name in layers.buffer_names}
         none = torch.zeros(len(positions), 2, dtype=torch.int64, device=positions.device)
         outputs, _ = self.trainer.forward(parameters, buffers, inputs, none, training=False)
-        if draws is not None:
+        if kind.startswith("sampled"):
             chances = outputs.detach().softmax(-1).cumsum(-1)
             labels = (draws[..., None] > chances).sum(-1).clamp(max=outputs.shape[-1] - 1)
-        loss = cross_entropy(outputs, labels).mean(1).sum()
-        gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
+        if kind == "sampled-logit":
+            slopes_of = outputs.gather(-1, labels[..., None]).squeeze(-1)
+        else:
+            slopes_of = cross_entropy(outputs, labels)
+        gradients = torch.autograd.grad(slopes_of.mean(1).sum(), [parameters[name] for name in names])
         return {name: gradient.square() for name, gradient in zip(names, gradients, strict=True)}
 
     def features(self, model: Tensors) -> Tensor:
@@ -154,20 +159,25 @@ class DataProbe:
         work = replace(setting.work, batch_size=batch_size, epochs=1, steps=batches)
         if batches is None:
             work = replace(work, last_batch="keep", samples=None)
-        purpose = f"probe/{draw}" if draw else "probe"
-        return self.trainer.data.batches(self.clients.ids, work, setting.seed, self.clients.round, purpose)
+        return self.trainer.data.batches(
+            self.clients.ids, work, setting.seed, self.clients.round, _purpose("probe", draw)
+        )
 
     def _balanced(self, batch_size: int, batches: int, draw: int) -> Iterator[Batch]:
         """Yield each client's batches with its classes in turn, one client at a time; small clients repeat samples."""
         for row, client in enumerate(self.clients.ids):
-            purpose = f"probe/balanced/{draw}" if draw else "probe/balanced"
-            chance = numpy_generator(self.clients.seed, self.clients.round, client, purpose)
+            chance = numpy_generator(self.clients.seed, self.clients.round, client, _purpose("probe/balanced", draw))
             positions = chance.permutation(self.trainer.data.split.train[client])
             order = np.argsort(_occurrence(self.trainer.data.dataset.labels.numpy()[positions]), kind="stable")
             needed = np.resize(positions[order], batch_size * batches).reshape(batches, batch_size)
             rows = torch.tensor([row], device=self.trainer.setting.device)
             for step, batch in enumerate(needed):
                 yield Batch(rows, torch.from_numpy(batch)[None].to(self.trainer.setting.device), step)
+
+
+def _purpose(what: str, draw: int) -> str:
+    """Name the draws of a probe, others for each ``draw``."""
+    return f"{what}/{draw}" if draw else what
 
 
 def _occurrence(labels: np.ndarray) -> np.ndarray:

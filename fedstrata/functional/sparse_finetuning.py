@@ -6,6 +6,7 @@ Arithmetic: Mitigating Interference via Sparse Fine-Tuning", report, Politecnico
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import overload
 
@@ -95,6 +96,61 @@ def select(
     if rule not in RULES:
         raise unknown_name("selection rule", rule, RULES)
     return mask_by(lambda rows: ~lowest(worth[rule](rows), dropped_of(sparsity, rows.shape[1])), scores)
+
+
+def select_further(
+    scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], sparsity: float, rule: str
+) -> dict[str, Tensor]:
+    """Freeze more than masks froze already, up to a fraction ``sparsity`` of all: True = trained.
+
+    What is frozen stays frozen, whatever its score is now; of the rest, :func:`select` chooses by ``rule``, which is
+    ``least`` or ``most``: the scores must not be negative.
+
+    Citation: Iurada et al., "Efficient Model Editing with Task-Localized Sparse Fine-tuning", ICLR 2025, in the form of
+    their code.
+
+    >>> import torch
+    >>> select_further({"a": torch.tensor([0.0, 3.0, 2.0, 1.0])}, {"a": torch.tensor([False, True, True, True])}, 0.5,
+    ...                "least")
+    {'a': tensor([False, False,  True,  True])}
+    """
+    if rule not in ("least", "most"):
+        raise unknown_name("rule that ranks by estimates called", rule, ("least", "most"))
+    hidden = {
+        name: real(score).where(masks[name], -1.0 if rule == "most" else torch.finfo(real(score).dtype).max)
+        for name, score in scores.items()
+    }
+    return select(hidden, sparsity, rule)
+
+
+def progressive_sparsity(sparsity: float, round: int, rounds: int) -> float:
+    """Return the fraction that is frozen after some of all rounds: ``1 - (1 - sparsity)^(round / rounds)``.
+
+    Each round freezes the same part of what the one before left.
+
+    Citation: Iurada et al., "Efficient Model Editing with Task-Localized Sparse Fine-tuning", ICLR 2025, in the form of
+    their code.
+
+    >>> [round(progressive_sparsity(0.75, done, 2), 3) for done in (1, 2)]
+    [0.5, 0.75]
+    """
+    return 1 - math.pow(1 - sparsity, round / rounds)
+
+
+def soften(model: Mapping[str, Tensor], masks: Mapping[str, Tensor], factor: float = 0.1) -> dict[str, Tensor]:
+    """Multiply what masks freeze by a factor, so that scores are those of a model that hardly uses it.
+
+    Citation: Iurada et al., "Efficient Model Editing with Task-Localized Sparse Fine-tuning", ICLR 2025, in the form of
+    their code.
+
+    >>> import torch
+    >>> soften({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}, {"a": torch.tensor([True, False])})
+    {'a': tensor([1.0000, 0.2000]), 'b': tensor([3.])}
+    """
+    return {
+        name: torch.where(masks[name], tensor, factor * tensor) if name in masks else tensor
+        for name, tensor in model.items()
+    }
 
 
 def _random_words(rows: Tensor, seed: int) -> Tensor:

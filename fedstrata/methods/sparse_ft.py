@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from fedstrata.functional import aggregate_scores, select
-from fedstrata.functional.sparse_finetuning import RULES
+from fedstrata.functional.sparse_finetuning import RULES, progressive_sparsity, select_further, soften
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Touches
 from fedstrata.methods.contract.exchange import Exchange
@@ -38,20 +38,48 @@ class SparseFineTuning(Part):
 
     Stage one, ``head_rounds`` rounds: the backbone is frozen and only the head is trained and sent. Then the mask is
     found once: in each of ``calibration_rounds`` exchanges some clients estimate the diagonal empirical Fisher
-    information :math:`F_j = \mathrm{mean}_i (\partial \log p(y_i | x_i) / \partial \theta_j)^2` of the backbone, the
-    server averages over clients and rounds, and a global threshold freezes the fraction ``sparsity`` (Section 3.3).
-    Stage two: the head is frozen, and of the backbone only what the mask marks is trained, merged and sent. Frozen
-    entries stay bit for bit what they were: the mask applies to gradients, and to weight decay too (SparseSGDM).
+    information :math:`F_j = \mathrm{mean}_i (\partial \log p(y_i | x_i) / \partial \theta_j)^2` of the backbone on
+    minibatches drawn afresh, the server averages over clients and adds up over rounds, and a global threshold freezes
+    the fraction ``sparsity`` (Section 3.3). Stage two: the head is frozen, and of the backbone only what the mask marks
+    is trained, merged and sent. Frozen entries stay bit for bit what they were: the mask applies to gradients, and to
+    weight decay too (SparseSGDM).
+
+    The report gives both stages to all models (Section 4.1), but their lengths only for the centralised baseline: 20
+    epochs for the head and 40 for the backbone (Section 3.1.1). For federated runs it counts 800 local steps, 200
+    rounds of 4 (Section 3.2.4), and leaves open whether those of the head are among them. So a third of the rounds is
+    ours, by the baseline's proportion; the head gets one round at least. The baseline anneals the learning rate in each
+    stage anew, and so does any schedule here; ``restart=false`` lets one schedule run over both.
 
     ``rule`` says what is trained: the ``least`` or ``most`` sensitive entries, those of ``lowest-magnitude`` or
     ``highest-magnitude``, or ``random`` ones (Section 3.4); only the first two need the clients' estimates. The report
     leaves open whether gradients are squared per sample or per batch; per sample is the definition, ``fisher=batch``
-    the other reading, and ``fisher=sampled-label`` draws labels from the model's own predictions, as TaLoS does.
+    the other reading. With ``fisher=sampled-label`` labels are drawn from the model's own predictions, which gives the
+    Fisher information itself instead of the empirical one.
+
+    The scores of TaLoS, on which the report builds, are ``sparse-ft(fisher=sampled-logit, calibration=soft-mask,
+    calibration_rounds=4)``: the squared gradient of a logit, not of a loss, whose class is drawn from the model's
+    predictions, and a mask that grows over the rounds. Round t of T freezes up to the fraction
+    :math:`1 - (1 - s)^{t/T}`, by the scores of that round alone, and what is frozen counts a tenth in the forward
+    passes of the rounds after it (Iurada et al., ICLR 2025; iurada/talos-task-arithmetic, vision/pruners.py). There all
+    samples are looked at, here ``batches`` of each client.
 
     The backbone of a model is everything but its last linear layer. What is frozen is known to everybody from the
     beginning and never travels, so all sites must start from the same pretrained weights. Local steps J come from the
     experiment (``steps``); :func:`fedstrata.functional.scaled_rounds` gives the rounds that keep the budget.
     With one client, this is the centralised two-stage baseline.
+
+    Defaults:
+        head_rounds: ours; the centralised baseline's 20 of 60 epochs in the paper's Section 3.1.1.
+        sparsity: paper, Section 4.4.1 and Table 2.
+        rule: paper, Section 3.4.1.
+        calibration_rounds: paper, Section 4.4.1 and Table 2.
+        calibration_clients: ours; the fraction that takes part in a round in the paper's Section 3.1.2.
+        batch_size: iurada/talos-task-arithmetic, vision/prune_finetune.py.
+        batches: ours; the paper gives no value.
+        fisher: ours; the paper says only that it is empirical (Section 3.3.1).
+        calibration: paper, Section 3.3.2.
+        backbone_rate: ours; the paper says only that it is lower (Section 3.1.1).
+        restart: paper, Section 3.1.1.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -63,7 +91,7 @@ class SparseFineTuning(Part):
 
     head_rounds: int | None = parameter(
         None,
-        "Rounds of stage one, in which only the head is trained; none: a third of all, as the report has it.",
+        "Rounds of stage one, in which only the head is trained; none: a third of all, at least one.",
         low=0,
     )
     sparsity: float = parameter(0.2, "The fraction of the backbone that is frozen in stage two.", low=0, below=1)
@@ -72,25 +100,47 @@ class SparseFineTuning(Part):
     calibration_clients: float = parameter(0.1, "The fraction of clients asked in each of them.", above=0, high=1)
     batch_size: int = parameter(64, "Samples in a calibration minibatch.", low=1)
     batches: int = parameter(1, "Calibration minibatches of a client.", low=1)
-    fisher: str = parameter("sample", "How it is estimated (see above).", choices=("sample", "batch", "sampled-label"))
+    fisher: str = parameter(
+        "sample", "How it is estimated (see above).", choices=("sample", "batch", "sampled-label", "sampled-logit")
+    )
+    calibration: str = parameter(
+        "accumulate",
+        "Estimates add up over the exchanges, or each freezes more under a soft mask of what is frozen so far.",
+        choices=("accumulate", "soft-mask"),
+    )
     backbone_rate: float = parameter(0.1, "What the learning rate is multiplied by in stage two.", above=0)
+    restart: bool = parameter(True, "Whether the schedule of the learning rate begins anew in stage two.")
 
     def notes(self, outline: Outline) -> Iterable[str]:
-        """Say where a stage has nothing to train."""
+        """Say where a stage is missing or has nothing to train, and which options have no effect."""
+        first = self.stage_one(outline.rounds)
         if not outline.layers.head_names:
             yield "The model has no linear head, so stage one of 'sparse-ft' trains nothing."
-        elif self.head_rounds == 0:
+        elif first == 0:
             yield "'sparse-ft' has no rounds for the head (head_rounds=0), which stays as it was initialised or loaded."
+        if first >= outline.rounds:
+            yield (
+                f"'sparse-ft' trains the head in all {outline.rounds} rounds and never the backbone; "
+                "give more rounds, or fewer head_rounds."
+            )
+        estimating = ("calibration_rounds", "calibration_clients", "batch_size", "batches", "fisher", "calibration")
+        unused = [name for name in estimating if getattr(self, name) != getattr(SparseFineTuning, name)]
+        if unused and not self.estimates():
+            why = f"rule={self.rule}" if self.sparsity > 0 else "sparsity=0"
+            yield f"'sparse-ft' estimates nothing with {why}: leave {' and '.join(unused)} out, which have no effect."
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Train the head in stage one and the backbone in stage two."""
-        if clients.round <= self.stage_one(clients.rounds):
-            return (Phase(trains=lambda layers: layers.head_names, name="head"),)
-        return (Phase(trains=_backbone, rate=self.backbone_rate, name="backbone"),)
+        first, rounds = self.stage_one(clients.rounds), clients.rounds
+        if clients.round <= first:
+            stage = (1, min(first, rounds)) if self.restart else None
+            return (Phase(trains=lambda layers: layers.head_names, name="head", stage=stage),)
+        stage = (first + 1, rounds) if self.restart else None
+        return (Phase(trains=_backbone, rate=self.backbone_rate, name="backbone", stage=stage),)
 
     def stage_one(self, rounds: int) -> int:
         """Tell how many rounds stage one has."""
-        return rounds // 3 if self.head_rounds is None else self.head_rounds
+        return max(1, rounds // 3) if self.head_rounds is None else self.head_rounds
 
     # The mask ---------------------------------------------------------------------------------------------------------
 
@@ -106,6 +156,10 @@ class SparseFineTuning(Part):
         """Tell whether the mask depends on the clients' estimates."""
         return self.rule in ("least", "most") and self.sparsity > 0
 
+    def softens(self) -> bool:
+        """Tell whether the mask grows from exchange to exchange."""
+        return self.calibration == "soft-mask" and self.estimates()
+
     def calibrated(self, memory: Stack) -> bool:
         """Tell whether the server has found the mask."""
         return int(memory["calibrated"]) >= self.calibrations()
@@ -116,9 +170,10 @@ class SparseFineTuning(Part):
         return under("mask", masks) | {"calibrated": torch.tensor(0)}
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
-        """Start with a mask that trains everything, and the initial head."""
+        """Start with a mask that trains everything, the initial head, and no calibration done."""
         masks = everything({name: model[name] for name in _backbone(clients.layers)})
-        return under("mask", masks) | under("head", {name: model[name] for name in clients.layers.head_names})
+        head = {name: model[name] for name in clients.layers.head_names}
+        return under("mask", masks) | under("head", head) | {"calibrated": torch.zeros_like(clients.sizes)}
 
     # What travels, and what moves -------------------------------------------------------------------------------------
 
@@ -191,30 +246,39 @@ class Calibration(Exchange):
         if not method.estimates():
             return Message()
         names = [name for name in _backbone(clients.layers) if name in clients.shared]
-        return Message(clients.probe.fisher(model, names, method.batch_size, method.batches, method.fisher))
+        seen = soften(model, clients.memory.group("mask")) if method.softens() else model
+        number = int(clients.memory["calibrated"][0])  # other minibatches each time
+        return Message(clients.probe.fisher(seen, names, method.batch_size, method.batches, method.fisher, number))
 
     def conclude(self, server: Server, replies: Message) -> ModelAndMemory:
         """Average over clients, accumulate over rounds, and after the last choose what is trained."""
-        equal, so_far = torch.ones_like(server.sizes), server.memory.group("fisher")
+        method, equal = self.method, torch.ones_like(server.sizes)
         means = {name: aggregate_scores(estimates, equal) for name, estimates in replies.tensors.items()}
+        memory = server.memory | {"calibrated": server.memory["calibrated"] + 1}
+        if method.softens():
+            frozen = progressive_sparsity(method.sparsity, int(memory["calibrated"]), method.calibration_rounds)
+            return {}, memory | under("mask", select_further(means, memory.group("mask"), frozen, method.rule))
+        so_far = memory.group("fisher")
         fisher = {name: mean + so_far.get(name, torch.zeros_like(mean)) for name, mean in means.items()}
-        memory = server.memory | under("fisher", fisher) | {"calibrated": server.memory["calibrated"] + 1}
-        if not self.method.calibrated(memory):
-            return {}, memory
+        if not method.calibrated(memory):
+            return {}, memory | under("fisher", fisher)
         scores = {name: fisher.get(name, server.model[name]) for name in _shared_backbone(server)}
-        masks = select(scores, self.method.sparsity, self.method.rule, seed=server.seed)
+        masks = select(scores, method.sparsity, method.rule, seed=server.seed)
         return {}, memory.without("fisher") | under("mask", masks)
 
     def announce(self, server: Server) -> Message:
-        """Send the mask, one bit per entry, and the head as stage one left it."""
+        """Send the number of the calibration and its mask, one bit per entry; after the last also the head, as stage
+        one left it.
+        """
+        number = {"calibrated": server.memory["calibrated"][None]}
+        masks = under("mask", one_for_all(server.memory))
         if not self.method.calibrated(server.memory):
-            return Message()
+            return Message(number | masks if self.method.softens() else number)
         heads = sorted(name for name in server.layers.head_names if name in server.model)
-        head = {name: server.model[name][None] for name in heads}
-        return Message(under("mask", one_for_all(server.memory)) | under("head", head))
+        return Message(number | masks | under("head", {name: server.model[name][None] for name in heads}))
 
     def adopt(self, clients: Clients, announcement: Message) -> Tensors:
-        """Take over the mask and the head."""
+        """Take over what was announced."""
         count = len(clients.ids)
         taken = {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in announcement.tensors.items()}
         return {**clients.memory, **taken}

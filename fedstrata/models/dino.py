@@ -57,7 +57,8 @@ class DinoViTSpec(ModelSpec):
 
     "Emerging Properties in Self-Supervised Vision Transformers" (Caron et al., ICCV 2021): 12 blocks of width 384 with
     6 heads, 21.7 million parameters. Images are resized to ``image_size``; grey ones are repeated in every channel; for
-    another size than the weights were trained with, the positions are interpolated. A directory may hold a vision
+    another size than the weights were trained with, the positions are interpolated. The weights were trained on images
+    normalised with ImageNet's statistics: give ``transforms="normalise:imagenet"``. A directory may hold a vision
     transformer of any other size, which its config.json describes. Needs: pip install 'fedstrata[vit]'.
     """
 

@@ -54,6 +54,17 @@ def test_normalise_without_statistics_and_on_tables(keys: Tensor) -> None:
     assert result.tolist() == [[[0.0, 0.0], [2.0, -1.0]]]
 
 
+def test_the_statistics_of_imagenet(keys: Tensor) -> None:
+    colour = from_arrays(torch.rand(4, 3, 6, 5), [0, 1, 0, 1])
+    result = apply("normalise:imagenet", torch.ones(1, 1, 3, 6, 5, dtype=torch.float64), keys[:1], colour)
+    expected = [(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]
+    assert result[0, 0, :, 2, 3].tolist() == pytest.approx(expected, rel=1e-12)
+    transforms.make("normalise:imagenet").check(colour)
+    for inputs in (torch.rand(4, 1, 6, 5), torch.rand(4, 3)):
+        with pytest.raises(FedStrataError, match="images in colour"):
+            transforms.make("normalise:imagenet").check(from_arrays(inputs, [0, 1, 0, 1]))
+
+
 @pytest.mark.parametrize("text", RANDOM)
 def test_a_client_gets_the_same_in_any_stack(images: Tensor, keys: Tensor, dataset: Dataset, text: str) -> None:
     together = apply(text, images, keys, dataset, stream=5)

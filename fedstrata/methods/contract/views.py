@@ -228,7 +228,8 @@ class Phase:
     instead of the one received. ``repeats`` takes several steps on each batch. ``continues`` goes on with the
     optimiser's state of the phase before. ``optimiser`` takes the place of the experiment's; the schedule changes its
     learning rate too. ``rate`` multiplies the learning rate. ``name`` lets hooks tell phases apart. ``before`` changes
-    the model and the memory before the phase begins.
+    the model and the memory before the phase begins. ``stage`` names the first and the last round of the stage to which
+    the phase belongs: the schedule runs over these alone (none: over all rounds).
 
     ``span`` does only a stretch of that work, such as its first half ``(0, 0.5)``: phases whose spans follow each
     other, and that continue, do together exactly what one phase would, on the same batches.
@@ -245,6 +246,7 @@ class Phase:
     name: str = ""
     span: tuple[float, float] = (0.0, 1.0)
     before: Callable[[Clients, Tensors], ModelAndMemory] | None = None
+    stage: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -284,11 +286,14 @@ class Probe(Protocol):
         """
         ...
 
-    def fisher(self, model: Tensors, names: Sequence[str], batch_size: int, batches: int, kind: str) -> Tensors:
+    def fisher(
+        self, model: Tensors, names: Sequence[str], batch_size: int, batches: int, kind: str, draw: int = 0
+    ) -> Tensors:
         """Estimate the diagonal Fisher information of some parameters on minibatches, in evaluation mode.
 
         ``kind`` is ``sample`` (the mean of the squared gradients of single samples), ``sampled-label`` (the same with
-        labels drawn from the model's own predictions) or ``batch`` (the squared gradient of each batch's mean loss).
+        labels drawn from the model's own predictions), ``sampled-logit`` (that of the logit of such a label, not of the
+        loss) or ``batch`` (the squared gradient of each batch's mean loss). Another ``draw`` takes other batches.
         """
         ...
 
