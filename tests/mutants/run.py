@@ -13,6 +13,7 @@ faults that nobody noticed; ``equivalent.toml`` lists those that change nothing.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import importlib.util
 import inspect
@@ -44,7 +45,7 @@ EQUIVALENT = tomllib.loads((HERE / "equivalent.toml").read_text()).get("equivale
 TOOL = b"".join((HERE / name).read_bytes() for name in ("mutations.py", "selection.py"))
 PRELOADED = (
     "fedstrata", "torch._dynamo", "scipy.stats", "sklearn.datasets", "sklearn.metrics", "pyarrow.parquet",
-    "safetensors.torch", "PIL.Image",
+    "safetensors.torch", "PIL.Image", "_hypothesis_pytestplugin", "hypothesis.internal.entropy",
 )  # fmt: skip
 """What the tests import sooner or later, and what takes long to import."""
 THRESHOLD, THRESHOLD_FIVE = 90.0, 95.0
@@ -112,8 +113,8 @@ class Chosen:
 
 def suite_passes(suite: Suite) -> bool:
     """Run tests until one fails: the method's own first, then its part of the contract suite."""
-    without = ("-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short")
-    options = ["-x", "--doctest-modules", "--hypothesis-profile=mutants", *without]
+    quick = ["--assert=plain", "--tb=short", *(f"-pno:{one}" for one in ("cacheprovider", "unraisableexception"))]
+    options = ["-x", "--doctest-modules", "-p_hypothesis_pytestplugin", "--hypothesis-profile=mutants", *quick]
     stages = (suite.files, (CONTRACT,) if suite.methods else ())
     return all(
         pytest.main([*options, *map(str, stage)], plugins=[Chosen(suite.methods)]) in PASSED
@@ -122,9 +123,9 @@ def suite_passes(suite: Suite) -> bool:
     )
 
 
-def passes_with(path: Path, mutant: Mutant, suite: Suite) -> bool:
-    """Whether the tests pass with a fault: nobody noticed it."""
-    sys.meta_path.insert(0, Finder(path, mutant.source))
+def passes_with(path: Path, source: str, suite: Suite) -> bool:
+    """Whether the tests pass with other text in the place of a file: if it has a fault, nobody noticed."""
+    sys.meta_path.insert(0, Finder(path, source))
     return suite_passes(suite)
 
 
@@ -232,14 +233,18 @@ class File:
 
     def unmutated(self) -> Task:
         """Run the tests on the file as it is: they must pass, and their time tells how long a mutant may take."""
-        return Task(lambda: suite_passes(self.suite), 1200, str(self.results.with_suffix(".log")))
+        log = str(self.results.with_suffix(".log"))
+        return Task(partial(passes_with, self.path, self.path.read_text(), self.suite), 1200, log)
 
     def waiting(self) -> Iterator[tuple[tuple[File, Mutant], Task]]:
         """Go through the mutants on which there is no verdict."""
         assert self.seconds is not None
         for mutant in self.mutants:
             if _key(mutant) not in self.verdicts:
-                yield (self, mutant), Task(partial(passes_with, self.path, mutant, self.suite), 30 + 5 * self.seconds)
+                yield (
+                    (self, mutant),
+                    Task(partial(passes_with, self.path, mutant.source, self.suite), 30 + 5 * self.seconds),
+                )
 
     def count(self, verdict: str) -> int:
         """Count the mutants with a verdict."""
@@ -318,6 +323,7 @@ def chosen(words: Sequence[str]) -> list[str]:
 def prepare() -> None:
     """Import what takes long, on one thread and without a GPU, so that it can be forked."""
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     for module in PRELOADED:
@@ -325,6 +331,7 @@ def prepare() -> None:
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("mutants", deadline=None, derandomize=True, database=None, phases=phases)
     RESULTS.mkdir(exist_ok=True)
+    gc.freeze()
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Which tests are asked about the mutants of a file: those of its name, and those of the methods that use it."""
+"""Which tests are asked about the mutants of a file: those of its name; for what methods share, those of its users."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ ELSEWHERE = {
 OF_THE_CONTRACT = ("composition", "compatibility", "previous_models", "masking", "ditto", "ssfl")
 """The tests of what every method is made of: their own, and those of methods that together use most of it."""
 
-OF_EVERY_METHOD = ("parameters", "compatibility")
-"""The tests that look at all methods, and are quick."""
-
 
 @dataclass(frozen=True)
 class Suite:
@@ -64,15 +61,17 @@ def suite_of(name: str) -> Suite:
     if path.parent.name == "methods":
         method = path.stem.replace("_", "-")
         plain = (one for one in sorted(PLAIN.glob("test_*.py")) if re.search(rf"\b{method}\b", one.read_text()))
-        return Suite((*_own(name), *_existing(OF_EVERY_METHOD), *plain), (method,))
-    found = [*_own(name), *(test for user in _users(path) for test in _own(user))]
+        return Suite((*_existing(("parameters",)), *_own(name), *plain, *_existing(("compatibility",))), (method,))
+    own = _own(name)
+    if path.parent.name == "mechanisms" or not own:
+        own = (*own, *(test for user in _users(path) for test in _own(user)))
     examples = [path] if ">>> " in path.read_text() else []
-    return Suite(tuple(dict.fromkeys([*examples, *found])), ())
+    return Suite(tuple(dict.fromkeys([*examples, *own])), ())
 
 
 def _own(name: str) -> tuple[Path, ...]:
-    stem = Path(name).stem.strip("_")
-    return _existing(ELSEWHERE.get(name, (stem, f"functional_{stem}")))
+    stem = Path(name).stem
+    return _existing(ELSEWHERE.get(name, (f"functional_{stem}" if "/functional/" in name else stem,)))
 
 
 def _existing(stems: tuple[str, ...]) -> tuple[Path, ...]:
