@@ -3,6 +3,7 @@
 # make test   lint, types and tests, as continuous integration does
 # make docs   the documentation as a site, in site/index.html
 # make bench  how much faster stacked clients are than one after another, on this machine
+# make mutants  put faults into the methods and see which ones their tests miss; some only: METHODS="lips sparse_ft"
 # make lint | format | clean
 #
 # Everything is installed into .venv; the system's Python is only used to make it.
@@ -20,7 +21,7 @@ DEMO_METHODS := fedavg, fedbn, local, lips, ssfl, fedbn+lws, player(threshold=1.
 DEMO_DATA := --data digits --clients 20 --partition "dirichlet(alpha=0.2, samples=25, test_samples=50)"
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test docs bench lint format clean
+.PHONY: help demo test docs bench mutants lint format clean
 
 help:
 	@sed -n 's/^# //p;/^#$$/q' Makefile
@@ -50,8 +51,11 @@ format: $(VENV)/dev.installed
 bench: $(VENV)/report.installed
 	$(BIN)/python benchmarks/speed.py
 
+mutants: $(VENV)/mutants.installed
+	$(ONE_THREAD) $(BIN)/python tests/mutants/run.py $(METHODS)
+
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made anew whenever it was not made to its end.
@@ -74,4 +78,8 @@ $(VENV)/dev.installed: pyproject.toml | $(VENV)/made
 $(VENV)/docs.installed: pyproject.toml | $(VENV)/made
 	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[docs,report,flower]' && cp pyproject.toml $@; }
 	@cp $@ $(VENV)/report.installed
+	@touch $@
+
+$(VENV)/mutants.installed: pyproject.toml | $(VENV)/made
+	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[dev,mutants]' && cp pyproject.toml $@; }
 	@touch $@

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mutmut", reason="pip install fedstrata[mutants]")
+
+from mutations import mutants_of
+from selection import CONTRACT, ROOT, sources, suite_of
+
+SOURCE = '''
+"""Words about the file."""
+
+class Part(Base):
+    """Words about the part."""
+
+    facts = Facts("family", "A paper")
+    rate = parameter(0.5, "What it means.", low=0)
+
+    @property
+    def needs(self) -> Needs:
+        """Words about needs."""
+        return Needs(features=True)
+
+    def loss(self, step):
+        """Words about the loss."""
+        if not step.ready:
+            raise FedStrataError(f"No {step}.", 1)
+        check_fraction(step.value, "value")
+        return step.value.abs() + step.group("mask").sum(1)
+'''
+
+
+def changes():
+    return {mutant.change for mutant in mutants_of(SOURCE)}
+
+
+def test_defaults_bounds_declarations_and_hooks_get_mutants():
+    assert {
+        'rate = parameter(0.5, "What it means.", low=0) -> rate = parameter(0.25, "What it means.", low=0)',
+        'rate = parameter(0.5, "What it means.", low=0) -> rate = parameter(0.5, "What it means.", low=1)',
+        "return Needs(features=True) -> return Needs(features=False)",
+        "return Needs(features=True) -> return Needs()",
+        "def needs -> nothing",
+        "def loss -> nothing",
+        "if not step.ready: -> if step.ready:",
+    } <= changes()
+
+
+def test_arithmetic_gets_mutants():
+    told = 'return step.value.abs() + step.group("mask").sum(1)'
+    assert {one.removeprefix(f"{told} -> return ") for one in changes() if one.startswith(told)} == {
+        'step.value.abs() - step.group("mask").sum(1)',
+        'step.value + step.group("mask").sum(1)',
+        "step.value.abs() + step.group().sum(1)",
+        'step.value.abs() + step.group("XXmaskXX").sum(1)',
+        'step.value.abs() + step.group("mask").mean(1)',
+        'step.value.abs() + step.group("mask").sum()',
+        'step.value.abs() + step.group("mask").sum(2)',
+    }
+
+
+def test_words_get_none():
+    altered = [mutant.diff for mutant in mutants_of(SOURCE) if not mutant.change.endswith("nothing")]
+    for words in ("Words", "Facts", "FedStrataError", "check_fraction", "Base"):
+        assert not any(words in one for one in altered), words
+    assert not any("+" in one and "What it means." not in one for one in altered if "parameter" in one)
+
+
+def test_a_mutant_says_where_it_is_and_compiles():
+    for mutant in mutants_of(SOURCE):
+        compile(mutant.source, "mutant", "exec")
+        assert mutant.function.split(".")[0] == "Part"
+    assert {mutant.function for mutant in mutants_of(SOURCE)} == {"Part", "Part.needs", "Part.loss"}
+
+
+def test_every_file_has_tests():
+    assert [name for name in sources() if not suite_of(name).files] == []
+    assert suite_of("fedstrata/methods/fedprox.py").files[0].name == "test_fedprox.py"
+    assert CONTRACT.exists()
+
+
+def test_what_is_listed_as_equivalent_exists_and_has_a_reason():
+    listed = tomllib.loads((Path(__file__).with_name("equivalent.toml")).read_text()).get("equivalent", [])
+    for one in listed:
+        made = {(mutant.function, mutant.change) for mutant in mutants_of((ROOT / one["file"]).read_text())}
+        assert (one["function"], one["change"]) in made, one
+        assert one["reason"].endswith(".")
