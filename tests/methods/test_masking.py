@@ -252,7 +252,7 @@ MATRICES = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.*leaves 'positions' dense")
+@pytest.mark.filterwarnings("ignore::fedstrata.errors.FedStrataWarning")  # of what stays dense, and of one round
 @BOTH_ENGINES
 @pytest.mark.parametrize("name", ["ssfl", "random-k", "feddst", "subfedavg", "flash-spdst", "sparsyfed"])
 def test_all_projections_of_an_attention_are_masked_and_a_weight_of_two_layers_once(name, engine):

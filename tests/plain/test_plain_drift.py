@@ -62,9 +62,13 @@ def test_scaffold() -> None:
     assert_same(found.server, federation.named(x))
 
 
-def feddyn(federation: Federation, found: Outcome, alpha: float) -> tuple[Tensor, Tensor]:
-    """Acar et al., 2021, Algorithm 1: the model that is sent after the last round, and the mean of the devices'."""
+def feddyn(federation: Federation, found: Outcome, alpha: float, scaled: bool) -> tuple[Tensor, Tensor]:
+    """Acar et al., 2021, Algorithm 1: the model that is sent after the last round, and the mean of the devices'.
+
+    The authors' code divides a device's regulariser by its size, relative to the mean size.
+    """
     m = len(federation.clients)
+    weight = federation.sizes / federation.sizes.mean() if scaled else torch.ones(m)
     theta = federation.initial_vector
     h = torch.zeros_like(theta)
     gradient = [torch.zeros_like(theta) for _ in federation.clients]
@@ -74,7 +78,7 @@ def feddyn(federation: Federation, found: Outcome, alpha: float) -> tuple[Tensor
         for k in active:
             w = theta
             for _ in range(EPOCHS):
-                w = w - RATE * (federation.gradient(k, w) - gradient[k] + alpha * (w - theta))
+                w = w - RATE * (federation.gradient(k, w) + (alpha * (w - theta) - gradient[k]) / weight[k])
             trained[k] = w
             gradient[k] = gradient[k] - alpha * (trained[k] - theta)
         h = h - alpha / m * sum(trained[k] - theta for k in active)
@@ -83,18 +87,19 @@ def feddyn(federation: Federation, found: Outcome, alpha: float) -> tuple[Tensor
     return theta, mean
 
 
+@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("participation", [1.0, TWO_OF_THREE])
-def test_feddyn(participation: float) -> None:
+def test_feddyn(participation: float, scaled: bool) -> None:
     federation = Federation()
-    found = federation.run("feddyn(alpha=0.1)", participation=participation)
-    assert_same(found.sent, federation.named(feddyn(federation, found, 0.1)[0]))
+    found = federation.run(f"feddyn(alpha=0.1, scaled={str(scaled).lower()})", participation=participation)
+    assert_same(found.sent, federation.named(feddyn(federation, found, 0.1, scaled)[0]))
 
 
 def test_feddyn_is_tested_with_the_mean_of_the_devices() -> None:
     """As the authors score it: the corrected model is only where the next round begins."""
     federation = Federation()
     found = federation.run("feddyn(alpha=0.1)")
-    mean = feddyn(federation, found, 0.1)[1]
+    mean = feddyn(federation, found, 0.1, scaled=True)[1]
     assert_tested(federation, found, [federation.named(mean)] * len(federation.clients))
 
 

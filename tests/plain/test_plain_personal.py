@@ -46,10 +46,10 @@ def test_ditto() -> None:
 
 def test_pfedme() -> None:
     """Dinh et al., 2020, Algorithm 1; theta_i goes on from batch to batch, as in the authors' code."""
-    eta, lam, big_k, inner_rate, beta = 0.02, 4.0, 3, 0.09, 0.8
+    eta, lam, big_k, inner_rate, mu, beta = 0.02, 4.0, 3, 0.09, 0.01, 0.8
     federation = Federation()
     found = federation.run(
-        f"pfedme(strength={lam}, inner_steps={big_k}, personal_rate={inner_rate}, beta={beta})",
+        f"pfedme(strength={lam}, inner_steps={big_k}, personal_rate={inner_rate}, decay={mu}, beta={beta})",
         optimiser=f"sgd(learning_rate={eta})",
         schedule="exponential(decay=0.5)",
     )
@@ -63,7 +63,8 @@ def test_pfedme() -> None:
             w_i = theta[i] = w
             for _ in range(EPOCHS):
                 for _ in range(big_k):
-                    theta[i] = theta[i] - inner_rate * (federation.gradient(i, theta[i]) + lam * (theta[i] - w_i))
+                    slope = federation.gradient(i, theta[i]) + lam * (theta[i] - w_i) + mu * theta[i]
+                    theta[i] = theta[i] - inner_rate * 0.5**t * slope
                 w_i = w_i - eta * 0.5**t * lam * (w_i - theta[i])
             local.append(w_i)
         w = (1 - beta) * w + beta * sum(p[i] * local[i] for i in federation.clients)
