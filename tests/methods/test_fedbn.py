@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 
 import fedstrata
-from fedstrata.errors import FedStrataWarning
+from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.methods import Facts, Matter, Method, Part, Touches, methods
 from fedstrata.testing.world import TinyNet, prepare
 
 
@@ -28,3 +32,14 @@ def test_fedbn_without_norms_says_that_it_is_fedavg():
 
 def test_the_stacked_model_has_a_norm_that_no_name_gives_away():
     assert not any("bn" in name or "norm" in name for name, _ in TinyNet().named_parameters())
+
+
+def test_fedbn_is_refused_beside_what_works_on_shared_norms():
+    @dataclass(frozen=True)
+    class MeanOfNorms(Part):
+        name: ClassVar[str] = "mean-of-norms"
+        facts: ClassVar[Facts] = Facts("test", "none")
+        touches: ClassVar[Touches] = Touches(relies_on=(Matter.SHARED_NORMS,))
+
+    with pytest.raises(FedStrataError, match="works on norm layers that clients share"):
+        Method("both", (methods.make("fedbn"), MeanOfNorms()))
