@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from watching import BOTH_ENGINES, run, watched
+from watching import BOTH_ENGINES, clients_view, run, watched
 
 from fedstrata.layers import LayerMap
+from fedstrata.methods import methods
 from fedstrata.testing.world import TinyNet
 
 LAYERS = LayerMap.read(TinyNet(), (1, 8, 8))
@@ -39,3 +40,8 @@ def test_fedrep_goes_with_transient_sparsity_of_the_body():
     zeros = (seen.start[2, 0]["hidden.weight"] == 0).double().mean()
     assert zeros == pytest.approx(0.5 * (1 - 1 / 2), abs=0.01)
     assert not (seen.start[2, 0]["head.weight"] == 0).any()
+
+
+def test_other_parts_can_tell_the_phases_by_their_names():
+    phases = methods.make("fedrep(head_epochs=4, body_epochs=2)").phases(clients_view(LAYERS, 1))
+    assert [(phase.name, phase.epochs) for phase in phases] == [("head", 4), ("body", 2)]

@@ -61,7 +61,9 @@ def suite_of(name: str) -> Suite:
     if path.parent.name == "methods":
         method = path.stem.replace("_", "-")
         plain = (one for one in sorted(PLAIN.glob("test_*.py")) if re.search(rf"\b{method}\b", one.read_text()))
-        return Suite((*_existing(("parameters",)), *_own(name), *plain, *_existing(("compatibility",))), (method,))
+        made_of = [test for mechanism in _mechanisms(path) for test in _own(mechanism)]
+        files = (*_existing(("parameters",)), *_own(name), *plain, *_existing(("compatibility",)), *made_of)
+        return Suite(tuple(dict.fromkeys(files)), (method,))
     own = _own(name)
     if path.parent.name == "mechanisms" or not own:
         own = (*own, *(test for user in _users(path) for test in _own(user)))
@@ -77,6 +79,12 @@ def _own(name: str) -> tuple[Path, ...]:
 def _existing(stems: tuple[str, ...]) -> tuple[Path, ...]:
     paths = (ROOT / "tests" / folder / f"test_{stem}.py" for stem in stems for folder in ("methods", "functional"))
     return tuple(path for path in paths if path.exists())
+
+
+def _mechanisms(path: Path) -> list[str]:
+    """Name the mechanisms that a method is made of."""
+    modules = re.findall(r"from (fedstrata\.methods\.mechanisms\.\w+) import", path.read_text())
+    return [f"{module.replace('.', '/')}.py" for module in modules]
 
 
 def _users(path: Path) -> list[str]:
