@@ -8,14 +8,9 @@ from torch import nn
 from watching import outlined
 
 import fedstrata
-<<<<<<< HEAD
-from fedstrata.errors import FedStrataWarning
-from fedstrata.layers import LayerMap
-from fedstrata.methods import methods
-=======
 from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.layers import LayerMap
 from fedstrata.methods import Facts, Matter, Method, Part, Touches, methods
->>>>>>> work-mutants
 from fedstrata.testing.world import TinyNet, prepare
 
 
@@ -42,14 +37,14 @@ def test_the_stacked_model_has_a_norm_that_no_name_gives_away():
     assert not any("bn" in name or "norm" in name for name, _ in TinyNet().named_parameters())
 
 
-<<<<<<< HEAD
 def test_fedbn_with_local_biases_keeps_something_also_without_norms():
     layers = LayerMap.read(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False)), (2,))
     assert list(methods.make("fedbn(biases=local)").notes(outlined(layers))) == []
     assert list(methods.make("fedbn(biases=local)").keeps(layers).personal) == ["0.bias"]
     [note] = methods.make("fedbn").notes(outlined(layers))
     assert "exactly what 'fedavg' does" in note
-=======
+
+
 def test_fedbn_is_refused_beside_what_works_on_shared_norms():
     @dataclass(frozen=True)
     class MeanOfNorms(Part):
@@ -59,4 +54,3 @@ def test_fedbn_is_refused_beside_what_works_on_shared_norms():
 
     with pytest.raises(FedStrataError, match="works on norm layers that clients share"):
         Method("both", (methods.make("fedbn"), MeanOfNorms()))
->>>>>>> work-mutants
