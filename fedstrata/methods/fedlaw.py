@@ -31,7 +31,7 @@ class FedLAW(Part):
     r"""Learn the clients' shares and a global shrinking factor on a small labelled set at the server.
 
     The new model is :math:`\gamma \sum_k \lambda_k w_k` with :math:`\lambda = \mathrm{softmax}(a)` and :math:`\gamma =
-    e^b`. In every round a starts at the logarithms of the relative sizes and b at 0, and both follow the loss on
+    e^b`. In every round a starts at the logarithms of the sizes and b at 0, and both follow the loss on
     batches of the server's samples with Adam (betas 0.5 and 0.999, the learning rate halved every 20 epochs). Nothing
     holds :math:`\gamma` below 1. ``learns=factor`` leaves the shares at the relative sizes, ``learns=shares`` the
     factor at 1.
@@ -96,7 +96,7 @@ class FedLAW(Part):
         buffers = {name: server.model[name][None] for name in server.layers.buffer_names if name in server.model}
         rest = {name: server.model[name] for name in server.layers.parameter_names}
         with torch.enable_grad():
-            logits, factor = (sizes / sizes.sum()).log(), sizes.new_zeros(())
+            logits, factor = sizes.log(), sizes.new_zeros(())
             learned = {"both": [logits, factor], "factor": [factor], "shares": [logits]}[self.learns]
             for one in learned:
                 one.requires_grad_()
@@ -106,7 +106,7 @@ class FedLAW(Part):
                 mean = _mean(server, replies, logits.softmax(0))
                 model = {**rest, **{name: factor.exp().to(tensor.dtype) * tensor for name, tensor in mean.items()}}
                 loss, after = proxy.loss({name: tensor[None] for name, tensor in model.items()}, buffers, step, rows)
-                for one, slope in zip(learned, torch.autograd.grad(loss.sum(), learned), strict=True):
+                for one, slope in zip(learned, torch.autograd.grad(loss[0], learned), strict=True):
                     one.grad = slope
                 optimiser.step()
                 if epoch_ends:

@@ -104,7 +104,7 @@ class LayerWiseShrinking(Part):
         """Shrink the layers that clients sent."""
         shrunk, found = dict(model), {}
         for depth, (layer, names) in enumerate(self._groups(server)):
-            sent = [name for name in names if name in replies.tensors and name in model]
+            sent = [name for name in names if name in replies.tensors]
             if sent:
                 found[layer] = self._shrinking(depth, sent, server, replies, model)
                 for name in sent:  # a counter becomes a whole number again

@@ -65,7 +65,7 @@ def test_step_of_the_server_replaces_the_weighted_sum() -> None:
     assert twice == pytest.approx(5 / (0.1 * math.sqrt(0.5) * 2 * math.sqrt(0.5) + 5), rel=1e-12)
     with pytest.raises(FedStrataError, match="no shares"):
         shrink_factor(*FIRST, None, 0.1)
-    with pytest.raises(FedStrataError, match="step"):
+    with pytest.raises(FedStrataError, match=r"Tensor 0 of the layer has the shape \(2,\) but that of step has"):
         shrink_factor(*FIRST, None, 0.1, step=torch.ones(3))
 
 
@@ -95,8 +95,11 @@ def test_clamp_bounds_the_strength() -> None:
     assert shrink_factor(*FIRST, HALVES, 100.0, clamp=released) == pytest.approx(5 / (0.2 * length + 5), rel=1e-12)
     assert shrink_factor(*FIRST, HALVES, 0.0, clamp=released) == pytest.approx(5 / (0.01 * length + 5), rel=1e-12)
     assert shrink_factor(*FIRST, HALVES, 0.1, clamp=released) == pytest.approx(100 / 101, rel=1e-12)
-    with pytest.raises(FedStrataError, match="clamp"):
-        shrink_factor(*FIRST, HALVES, 0.1, clamp=(0.2, 0.01))
+    assert shrink_factor(*FIRST, HALVES, 9.0, clamp=(0.0, 0.0)) == 1
+    assert shrink_factor(*FIRST, HALVES, 9.0, clamp=(0.0, 0.1)) == pytest.approx(5 / (0.1 * length + 5), rel=1e-12)
+    for clamp in ((0.2, 0.01), (-0.1, 0.2)):
+        with pytest.raises(FedStrataError, match="clamp"):
+            shrink_factor(*FIRST, HALVES, 0.1, clamp=clamp)
 
 
 @given(st.integers(1, 6), st.floats(0, 10), st.integers(0, 2**31))
@@ -133,6 +136,17 @@ def test_layers_of_zeros_and_without_entries_are_left_alone() -> None:
     assert with_empty == pytest.approx(100 / 101, rel=1e-12)
 
 
+def test_a_small_layer_shrinks_too() -> None:
+    # ||w|| = 1/2, tau = 1, the step 1.
+    assert shrink_factor(torch.tensor([0.5]), torch.tensor([[0.0], [2.0]]), HALVES, 1.0) == pytest.approx(0.5 / 1.5)
+
+
+def test_shares_may_be_off_by_rounding() -> None:
+    assert shrink_factor(*FIRST, [0.5, 0.5 + 0.9e-5], 0.1) == pytest.approx(100 / 101, rel=1e-6)
+    with pytest.raises(FedStrataError, match="not to one"):
+        shrink_factor(*FIRST, [0.5, 0.5 + 1.1e-5], 0.1)
+
+
 def test_a_layer_may_be_a_single_number() -> None:
     # tau = 1, step 0 + 1 = 1, ||w|| = 2.
     assert shrink_factor(torch.tensor(2.0), torch.tensor([0.0, 2.0]), HALVES, 0.5) == pytest.approx(2 / 2.5)
@@ -145,7 +159,7 @@ def test_a_layer_may_be_a_single_number() -> None:
         ([0.0, 0.0], "shares sum to 0, not to one"),
         ([1.5, -0.5], "not negative"),
         ([math.nan, 0.5], "finite"),
-        ([1.0], r"shape \(1,\) for 2 clients"),
+        ([1.0], r"The shares have the shape \(1,\) for 2 clients"),
     ],
 )
 def test_shares_that_are_none_are_refused(shares: list[float], message: str) -> None:

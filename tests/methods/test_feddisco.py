@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
@@ -70,3 +72,13 @@ def test_with_shrinking_its_own_step_counts():
 def test_others_that_decide_the_shares_are_refused(other):
     with pytest.raises(FedStrataError, match="each of them decides the shares of the clients"):
         Method.make(f"feddisco+{other}")
+
+
+@pytest.mark.parametrize("text", ["a=-0.1", "b=-0.1", "distance=l3"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("=")[0]):
+        methods.make(f"feddisco({text})")
+
+
+def test_the_authors_defaults():
+    assert asdict(methods.make("feddisco")) == {"a": 0.5, "b": 0.1, "distance": "kl", "normalise": None}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
@@ -204,6 +206,7 @@ def test_with_shrinking_the_corrected_model_shrinks():
         ("fedlama+feddyn", "'fedlama' decides which layers travel, and 'feddyn' needs all shared layers of all part"),
         ("feddyn+scaffold", "each of them decides the shares of the clients"),
         ("feddyn+feddisco", "each of them decides the shares of the clients"),
+        ("feddyn+fednova", "'feddyn' pulls every step back to the model received, and 'fednova' counts the gradients"),
         ("feddyn+fedavgm", "each of them decides the server's step"),
         ("local+feddyn", "'local' shares nothing"),
     ],
@@ -224,3 +227,39 @@ def test_the_saved_model_is_the_tested_one(tmp_path):
     assert_same_bits(saved, result.model)
     for name, tensor in plain.model.items():  # the first round is that of FedAvg but for a weak proximal term
         torch.testing.assert_close(saved[name], tensor, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("text", ["alpha=0", "tested=mean"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("=")[0]):
+        methods.make(f"feddyn({text})")
+
+
+def test_the_authors_defaults():
+    assert asdict(methods.make("feddyn")) == {"alpha": 0.01, "tested": "participants", "scaled": True}
+
+
+@pytest.mark.parametrize(("tested", "replies"), [("participants", False), ("all", True), ("cloud", False)])
+def test_only_for_the_mean_of_all_the_server_looks_at_single_replies_and_keeps_models(tested, replies):
+    method, model = Method.make(f"feddyn(tested={tested})"), {NAME: torch.tensor([[1.0, 1.0]])}
+    assert method.needs.replies == replies
+    assert (method.objection_to_summing is not None) == replies
+    memory = method.server_memory(server_view(LINE, model))
+    assert bool(memory.group("feddyn/last")) == replies
+
+
+def test_before_the_first_round_the_initial_model_is_tested():
+    method, model = Method.make("feddyn"), {NAME: torch.tensor([[1.0, 2.0]])}
+    memory = method.server_memory(server_view(LINE, model))
+    message = method.broadcast(server_view(LINE, model, memory=memory, testing=True), Message())
+    assert message.tensors[NAME].flatten().tolist() == [1.0, 2.0]
+
+
+def test_all_parameters_lean_along_their_states():
+    """<h, w> over two tensors is 2 * .5 + 3 * 1; nothing has moved, so there is no proximal term."""
+    two = LayerMap.read(nn.Sequential(nn.Linear(1, 1)), (1,))
+    parameters = {"0.weight": torch.tensor([[[2.0]]]), "0.bias": torch.tensor([[3.0]])}
+    memory = {"state/0.weight": torch.tensor([[[0.5]]]), "state/0.bias": torch.tensor([[1.0]])}
+    clients = clients_view(two, 1, memory={**memory, "relative": torch.ones(1, dtype=torch.float64)})
+    loss = methods.make("feddyn").loss(clients, step_view(parameters, parameters), torch.tensor([10.0]))
+    assert loss.tolist() == [6.0]

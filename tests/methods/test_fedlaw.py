@@ -213,3 +213,40 @@ def test_what_makes_no_sense_is_refused(other, sentence):
 def test_the_papers_defaults():
     part = methods.make("fedlaw")
     assert asdict(part) == {"samples": 200, "epochs": 20, "learning_rate": 0.01, "batch_size": 128, "learns": "both"}
+
+
+@pytest.mark.parametrize("text", ["samples=0", "epochs=0", "learning_rate=0", "batch_size=0", "learns=all"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("=")[0]):
+        methods.make(f"fedlaw({text})")
+
+
+def test_one_sample_is_enough():
+    assert methods.make("fedlaw(samples=1)").needs.proxy == 1
+
+
+def test_it_merges_in_a_way_of_its_own_by_the_replies_of_single_clients():
+    method = Method.make("fedlaw")
+    assert method.needs.replies
+    assert not method.merges_by_mean
+
+
+def test_it_learns_before_the_server_steps():
+    """The learned model is .5 e^-.1, and the server goes half of the way to it from .5."""
+    text = "fedlaw(epochs=1, learning_rate=0.1, learns=factor)+fedavgm(beta=0, learning_rate=0.5)"
+    method, server = Method.make(text), server_view(NORMED, MODEL, proxy=Target(0.25))
+    memory = method.server_memory(server)
+    new, _ = method.aggregate(server_view(NORMED, MODEL, proxy=Target(0.25), memory=memory), Message(CLIENTS))
+    assert new["0.weight"].item() == pytest.approx(0.5 + 0.5 * (0.5 * math.exp(-0.1) - 0.5), abs=1e-6)
+    assert new["0.weight"].dtype == torch.float32
+
+
+def test_adam_forgets_as_released():
+    """The loss (.5 e^b - 1)^2 has the slope (.5 e^b - 1) e^b in b: two steps with the betas .5 and .999, by hand."""
+    mean = square = b = 0.0
+    for step in (1, 2):
+        slope = (0.5 * math.exp(b) - 1) * math.exp(b)
+        mean, square = 0.5 * mean + 0.5 * slope, 0.999 * square + 0.001 * slope**2
+        b -= 0.3 * (mean / (1 - 0.5**step)) / (math.sqrt(square / (1 - 0.999**step)) + 1e-8)
+    new = merged("fedlaw(epochs=2, learning_rate=0.3, learns=factor)", 1.0)
+    assert new["0.weight"].item() == pytest.approx(0.5 * math.exp(b), abs=1e-6)

@@ -76,6 +76,7 @@ def test_what_clients_send():
     numbers = methods.make("fednova(mu=2)").upload(clients, training, Message()).numbers
     assert numbers["fednova/effective steps"].tolist() == pytest.approx([2.44, 2.44])
     assert numbers["fednova/steps"].tolist() == [3.0, 3.0]
+    assert numbers["fednova/steps"].dtype == torch.float64
     twice = replace(training, stretches=(stretch, stretch))
     assert twice.effective_steps(2).tolist() == pytest.approx([4.88, 4.88])
     numbers = methods.make("fednova").upload(clients, twice, Message()).numbers
@@ -228,3 +229,9 @@ def test_of_several_phases_those_count_that_move_what_is_shared():
     [sent] = told("fedrep(head_epochs=2, body_epochs=1)+fednova", "sgd(momentum=0.5)", epochs=3)
     steps = [-(-size // 8) for size in sizes]
     assert sent == pytest.approx([sum((1 - 0.5**step) / 0.5 for step in range(1, count + 1)) for count in steps])
+
+
+@pytest.mark.parametrize("text", ["mu=-0.1"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("=")[0]):
+        methods.make(f"fednova({text})")

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from watching import BOTH_ENGINES, outlined, run, server_view, watched
 
+from fedstrata.errors import FedStrataError
 from fedstrata.functional import ldawa
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Message, Method
+from fedstrata.methods import Message, Method, methods
 
 NORMED = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1)), (2,))
 MODEL = {
@@ -79,3 +80,9 @@ def test_with_shrinking_it_shrinks_once_more():
         run(text, rounds=1).engine.server.model for text in ("l-dawa(warmup=0)+lws(beta=5)", "l-dawa(warmup=0)")
     )
     assert float(left["hidden.weight"].norm()) < float(right["hidden.weight"].norm())
+
+
+@pytest.mark.parametrize("text", ["warmup=-1"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("=")[0]):
+        methods.make(f"l-dawa({text})")

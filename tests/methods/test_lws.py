@@ -315,3 +315,34 @@ def test_released_groups_shrink_far_more_in_the_first_round(engine):
     released, plain = (run(f"lws(beta=0.1{more})", engine, 1) for more in (", layers=released", ""))
     gammas = layer_values(released, "gamma", 1)
     assert min(gammas.values()) < 0.97 < 0.99 < min(layer_values(plain, "gamma", 1).values())
+
+
+@pytest.mark.parametrize(
+    "text", ["beta=-0.1", "layers=all", "mode=neither", "fixed_step=-0.1", "fixed_step=1", "gamma=0"]
+)
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("=")[0]):
+        methods.make(f"lws({text})")
+
+
+def test_what_is_at_the_edge_of_its_range_is_taken():
+    part = methods.make("lws(beta=0, fixed_step=0, gamma=1)")
+    assert (part.beta, part.fixed_step, part.gamma) == (0, 0, 1)
+
+
+def test_a_second_bias_in_a_layer_has_a_group_of_its_own():
+    """An attention layer has two: the released groups are named after the layer, and after the second bias."""
+    layers = LayerMap.read(Attending(), (3, 2))
+    model = {name: torch.zeros(1) for name in (*layers.parameter_names, *layers.buffer_names)}
+    memory = Method.make("lws(layers=released)").server_memory(server_view(layers, model))
+    biases = [name for name in layers.parameter_names if "bias" in name]
+    assert list(memory.group("lws/gamma")) == ["attention", *biases[1:]]
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(2, 1, batch_first=True)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.attention(inputs, inputs, inputs, need_weights=False)[0]
