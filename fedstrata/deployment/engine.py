@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.deployment.checks import Layout, check_weights, layout, odd_ones_out, read_reply
 from fedstrata.deployment.declarations import with_declarations
-from fedstrata.deployment.facts import number_in, scores_from_facts
+from fedstrata.deployment.facts import cost_from_facts, number_in, scores_from_facts
 from fedstrata.deployment.federation import Federation
 from fedstrata.deployment.protocol import BEGINNING, Place, Reply, Request
 from fedstrata.engines.client import ClientSide
@@ -19,6 +19,7 @@ from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
 from fedstrata.engines.server import ServerSide, ServerState
+from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Message
 from fedstrata.runs.preparing import Prepared
@@ -110,12 +111,14 @@ class NetworkEngine:
             self._note_declarations()
             return report
         losses: dict[int, float] = {}
+        costs: dict[int, Cost] = {}
         scores: dict[int, Scores] = {}
         lost: dict[int, float] = {}
         collectors: dict[Layout, Collector] = {}
 
         def read(site: int, reply: Reply) -> tuple[Layout, int]:
             losses[site] = number_in(reply.facts, "loss")
+            costs[site] = cost_from_facts(reply.facts)
             scores[site] = scores_from_facts(site, reply.facts.get("scores") if evaluate else {})
             known = self.central.side.masks_known(self.server, [site], round, upload=True)
             message, size = self._read(reply, round, known)
@@ -137,6 +140,7 @@ class NetworkEngine:
             participants=tuple(usual),
             sent=frozenset(sent.tensors),
             loss=torch.tensor([losses[site] for site in usual], dtype=torch.float64),
+            cost=Cost.join([costs[site] for site in usual]),
             bytes_up=sum(replies[site][1] for site in usual),
             bytes_down=sum(len(request.payload) for request in asked.values()),
             before=Scores.join([scores[site] for site in usual]) if evaluate else None,

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.engines.evaluation import Scores
+from fedstrata.flops import Cost
 
 
 def finite_or_none(value: float) -> float | None:
@@ -33,6 +35,17 @@ def whole_numbers_in(facts: Mapping[str, Any], name: str, low: int) -> tuple[int
     if not isinstance(values, list) or not all(type(value) is int and low <= value < 2**40 for value in values):
         raise RefusedReply(f"its {name} is no list of whole numbers from {low} on")
     return tuple(values)
+
+
+def cost_to_facts(cost: Cost) -> dict[str, float]:
+    """Write what local training took one site."""
+    return {"flops": float(cost.dense), "sparse_flops": float(cost.sparse)}
+
+
+def cost_from_facts(facts: Mapping[str, Any]) -> Cost:
+    """Read what local training took a site."""
+    numbers = (number_in(facts, name, low=0.0) for name in ("flops", "sparse_flops"))
+    return Cost(*(torch.tensor([number], dtype=torch.float64) for number in numbers))
 
 
 def scores_to_facts(scores: Scores) -> dict[str, Any]:

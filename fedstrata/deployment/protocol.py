@@ -7,7 +7,7 @@ who        nothing                                                        the si
 hello      the experiment, the site's number, the last committed round    the shape, classes and sizes of its data
 survey     the current model                                              the site's answer to a survey before a round
 adopt      what the server concluded from a survey                        nothing
-train      the model of a round                                           the site's upload, its loss, its scores
+train      the model of a round                                           the site's upload, loss, cost and scores
 keys       nothing                                                        the site's public keys of the round
 shares     the neighbours' public keys                                    sealed shares of the site's secrets for them
 masked     their sealed shares for this site                              the site's upload, masked

@@ -140,7 +140,8 @@ class Deployment:
         """Tell what the server sees under secure aggregation, and what it still sees of single sites."""
         surveying = [f"'{part.name}'" for part in self.method.parts if part.exchanges()]
         surveys = f", and the answers to the surveys of {' and '.join(surveying)}" if surveying else ""
-        return f"of uploads the server sees only sums; losses and scores of single sites stay in the clear{surveys}"
+        told = "losses, scores and costs of single sites stay in the clear"
+        return f"of uploads the server sees only sums; {told}{surveys}"
 
     def run(
         self,

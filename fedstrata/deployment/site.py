@@ -18,7 +18,7 @@ import torch
 from fedstrata._version import __version__
 from fedstrata.data import Split, datasets
 from fedstrata.deployment.declarations import Declaration, Schema
-from fedstrata.deployment.facts import finite_or_none, scores_to_facts
+from fedstrata.deployment.facts import cost_to_facts, finite_or_none, scores_to_facts
 from fedstrata.deployment.protocol import (
     BEGINNING,
     BEHIND,
@@ -317,6 +317,7 @@ class Site:
                     [lost] = quantisation_error(outcome.reply, member.ready.setting.upload_values)
                     facts["error"] = finite_or_none(float(lost))
                 facts["loss"] = finite_or_none(float(outcome.loss))
+                facts |= cost_to_facts(outcome.cost)
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)
         session = str(self._greeting.facts["session"])

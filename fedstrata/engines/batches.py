@@ -51,6 +51,11 @@ class Work:
         begin, end = (int(edge * count + 0.5) for edge in self.span)
         return begin, end
 
+    def samples_of(self, size: int) -> int:
+        """Count the samples of the batches in this stretch, each as often as it comes."""
+        each = self.batches_per_epoch(size)
+        return sum(min(self.batch_size, size - step % each * self.batch_size) for step in range(*self.stretch_of(size)))
+
 
 @dataclass(frozen=True)
 class Batch:

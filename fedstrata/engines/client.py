@@ -20,6 +20,7 @@ from fedstrata.engines.forward import Forward
 from fedstrata.engines.probe import DataProbe
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.training import Trainer, refuse_unprepared
+from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Clients, Declared, Message, Phase, Stretch, Training
 from fedstrata.stack import Stack, Tensors, clone, repeat, under
@@ -32,7 +33,7 @@ _TAKEN = "taken"
 @dataclass(frozen=True)
 class Outcome:
     """What a round leaves at clients: their state, their reply with the masks in it that the server holds too, the
-    trained models, and each client's mean loss.
+    trained models, each client's mean loss, and what training cost.
     """
 
     state: Stack
@@ -40,6 +41,7 @@ class Outcome:
     known: Tensors
     trained: Tensors
     loss: Tensor
+    cost: Cost
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class ClientSide:
         clients = replace(clients, memory=memory)
         known = method.masks_known(clients, upload=True)
         kept = state.group("optimiser")
-        clients, training, loss, optimiser = self._train(clients, received, start, losses_so_far, kept)
+        clients, training, loss, cost, optimiser = self._train(clients, received, start, losses_so_far, kept)
         model, memory = method.finish(clients, training)
         refuse_unprepared(memory, state.group("memory"))
         clients, training = replace(clients, memory=memory), replace(training, trained=model)
@@ -126,18 +128,19 @@ class ClientSide:
             after |= under("previous", model) | {_HAS_TRAINED: torch.ones_like(state[_HAS_TRAINED])}
             clients = replace(clients, previous=Stack(model), trained=after[_HAS_TRAINED])
         after |= under("optimiser", optimiser)
-        return Outcome(after, reply, known, method.deployed(clients, model), loss)
+        return Outcome(after, reply, known, method.deployed(clients, model), loss, cost)
 
     def _train(
         self, clients: Clients, received: Tensors, start: Tensors, losses_so_far: Sequence[float], kept: Stack
-    ) -> tuple[Clients, Training, Tensor, Stack]:
+    ) -> tuple[Clients, Training, Tensor, Cost, Stack]:
         """Train all phases, at learning rates times the schedule's factor in their stages.
 
-        Return the clients, what training did, each client's mean loss, and the states that optimisers keep.
+        Return the clients, what training did, each client's mean loss, what it cost, and the states that optimisers
+        keep.
         """
         method, trainer = self.setting.method, self._trainer
         model = start
-        losses, models, stretches, steps = [], [], [], torch.zeros_like(clients.sizes)
+        losses, costs, models, stretches, steps = [], [], [], [], torch.zeros_like(clients.sizes)
         gradients, mean_gradients = Tensors(), Tensors()
         last, first, factor = Tensors(), 0, 1.0
         for number, phase in enumerate(method.phases(clients)):
@@ -164,6 +167,7 @@ class ClientSide:
                 kept |= under(self._place(phase), last)
             clients = replace(clients, memory=memory)
             losses.append(trained.loss)
+            costs.append(self.setting.flops.training(trainer.samples(clients.ids, phase), begin, trained.model))
             models.append(trained.model)
         training = Training(
             received=received,
@@ -176,7 +180,7 @@ class ClientSide:
             stretches=tuple(stretches),
             learning_rate=self.setting.optimiser.learning_rate * factor,
         )
-        return clients, training, torch.stack(losses).nanmean(0), kept
+        return clients, training, torch.stack(losses).nanmean(0), Cost.total(costs), kept
 
     def masks_known(self, ids: Sequence[int], state: Stack, round: int) -> Tensors:
         """Return the masks under which the next broadcast may come without sending them."""

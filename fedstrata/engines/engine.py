@@ -11,6 +11,7 @@ from torch import Tensor
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
+from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Stack, under
 from fedstrata.wire import AS_IS, quantisation_error
@@ -21,14 +22,15 @@ class RoundReport:
     """What a round cost and gave.
 
     ``participants`` are those who really took part: on a network, those whose replies came and were used. ``sent``
-    names what the server sent them. ``loss`` is each participant's mean training loss, ``before`` the scores before
-    aggregation, if asked. ``errors`` are the metrics of what was lost by sending values in a narrower type, if anything
-    was.
+    names what the server sent them. ``loss`` is each participant's mean training loss, ``cost`` what its training took,
+    ``before`` the scores before aggregation, if asked. ``errors`` are the metrics of what was lost by sending values in
+    a narrower type, if anything was.
     """
 
     participants: tuple[int, ...]
     sent: frozenset[str]
     loss: Tensor
+    cost: Cost
     bytes_up: int
     bytes_down: int
     before: Scores | None

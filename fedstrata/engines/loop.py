@@ -20,6 +20,7 @@ from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
+from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Declared, Message
 from fedstrata.stack import Stack, Tensors, concatenate, take, take_first
@@ -150,12 +151,13 @@ class LoopEngine:
         """Run one round."""
         sent, messages = self.central.broadcast(participants, round)
         collector = self.central.collector(round)
-        bytes_up, losses, scores, lost = 0, [], [], []
+        bytes_up, losses, costs, scores, lost = 0, [], [], [], []
         for client, message in zip(participants, messages, strict=True):
             reply, outcome = self.members[client].answer(message, round, losses_so_far)
             collector.add(client, self.central.decoded(reply, client, round))
             bytes_up += len(reply)
             losses.append(outcome.loss)
+            costs.append(outcome.cost)
             if self.setting.upload_values != AS_IS:
                 lost.append(quantisation_error(outcome.reply, self.setting.upload_values))
             if evaluate:
@@ -166,6 +168,7 @@ class LoopEngine:
             participants=tuple(participants),
             sent=frozenset(sent.tensors),
             loss=torch.cat(losses),
+            cost=Cost.join(costs),
             bytes_up=bytes_up,
             bytes_down=sum(map(len, messages)),
             before=Scores.join(scores) if evaluate else None,

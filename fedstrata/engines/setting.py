@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fedstrata.engines.batches import Work
+from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.composition import Method, PartExchange
 from fedstrata.optimisers import Optimiser
@@ -23,6 +24,7 @@ class Setting:
 
     method: Method
     layers: LayerMap
+    flops: Flops
     initial: Tensors
     personal: frozenset[str]
     resident: frozenset[str]

@@ -15,6 +15,7 @@ from fedstrata.engines.forward import StackedForward
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
+from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Declared, Message
 from fedstrata.stack import Stack, Tensors, apart, put_, take, take_first
 from fedstrata.wire import AS_IS, encoded_sizes, quantisation_error, received
@@ -62,13 +63,14 @@ class StackedEngine:
         message = self.side.broadcast(self.server, participants, round)
         upload_values, download_values = self.setting.upload_values, self.setting.download_values
         got = received(message, download_values)
-        replies, losses, scores = [], [], []
+        replies, losses, costs, scores = [], [], [], []
         for places, ids, rows in self._chunks(participants):
             state = take(self._clients, rows)
             outcome = self.client_side.round(ids, state, got.rows(places), round, losses_so_far)
             put_(self._clients, rows, apart(outcome.state) if rows is None else outcome.state)
             replies.append(outcome.reply)
             losses.append(outcome.loss)
+            costs.append(outcome.cost)
             if evaluate:
                 scores.append(self.evaluator.own_models(self.forward, outcome.trained, ids))
         joined = Message.join(replies)
@@ -80,6 +82,7 @@ class StackedEngine:
             participants=tuple(participants),
             sent=frozenset(message.tensors),
             loss=torch.cat(losses),
+            cost=Cost.join(costs),
             bytes_up=self._bytes(joined, participants, known_up, upload_values),
             bytes_down=self._bytes(message, participants, known_down, download_values),
             before=Scores.join(scores) if evaluate else None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedstrata.engines.batches import Batch, DeviceData
+from fedstrata.engines.batches import Batch, DeviceData, Work
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError
@@ -111,12 +111,22 @@ class Trainer:
         }
         return Trained({**trained, **buffers}, memory, state, losses.value(), losses.count, gradients, mean)
 
+    def samples(self, ids: Sequence[int], phase: Phase) -> Tensor:
+        """Count the samples that a phase trains K clients on, each as often as it comes ``[K]``."""
+        work = self._work(phase)
+        sizes = (work.samples or int(self.data.split.sizes[client]) for client in ids)
+        counts = [phase.repeats * work.samples_of(size) for size in sizes]
+        return torch.tensor(counts, dtype=torch.float64, device=self.setting.device)
+
     def _batches(self, ids: Sequence[int], round: int, phase: Phase, purpose: str) -> Iterator[tuple[Batch, int]]:
-        work = replace(self.setting.work, span=phase.span)
-        if phase.epochs is not None or phase.steps is not None:
-            work = replace(work, epochs=phase.epochs or work.epochs, steps=phase.steps)
-        for batch in self.data.batches(ids, work, self.setting.seed, round, purpose):
+        for batch in self.data.batches(ids, self._work(phase), self.setting.seed, round, purpose):
             yield from ((batch, repeat) for repeat in range(phase.repeats))
+
+    def _work(self, phase: Phase) -> Work:
+        work = replace(self.setting.work, span=phase.span)
+        if phase.epochs is None and phase.steps is None:
+            return work
+        return replace(work, epochs=phase.epochs or work.epochs, steps=phase.steps)
 
     def _keys(self, clients: Clients, purpose: str) -> Tensor:
         return client_keys(self.setting.seed, clients.round, clients.ids, purpose, self.setting.device)

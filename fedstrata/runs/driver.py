@@ -122,6 +122,8 @@ class Driver:
         own = self.method.metrics(view)
         values = {
             "train.loss": float(report.loss.mean()),
+            "train.flops": float(report.cost.dense.sum()),
+            "train.sparse_flops": float(report.cost.sparse.sum()),
             "bytes.up": float(report.bytes_up + up),
             "bytes.down": float(report.bytes_down + down),
             **report.errors,

@@ -21,6 +21,7 @@ from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
+from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Declared, Method, Outline, Part
 from fedstrata.models import ModelSpec, build_model
@@ -175,6 +176,7 @@ def make_setting(
     return model, Setting(
         method=method,
         layers=layers,
+        flops=Flops.read(model, input_shape),
         initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
         personal=personal,
         resident=personal | method.resident(layers),

@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.deployment.checks import RefusedReply, check_weights, odd_ones_out
 from fedstrata.deployment.declarations import with_declarations
-from fedstrata.deployment.facts import number_in, scores_from_facts
+from fedstrata.deployment.facts import cost_from_facts, number_in, scores_from_facts
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.secure.server import Asked, Gathered, SecureAggregation
 from fedstrata.deployment.secure.sums import Entries, count_numbers, ranges_of, read_entries, read_sum
@@ -19,6 +19,7 @@ from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.errors import FedStrataError
+from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
 
@@ -58,6 +59,7 @@ class SecureRounds:
             participants=tuple(opened.present),
             sent=sent,
             loss=torch.tensor([number_in(facts, "loss") for facts in said.values()], dtype=torch.float64),
+            cost=Cost.join([cost_from_facts(facts) for facts in said.values()]),
             bytes_up=aggregation.bytes_up - up,
             bytes_down=aggregation.bytes_down - down + sum(len(request.payload) for request in asked.values()),
             before=Scores.join(scores) if evaluate else None,
@@ -77,6 +79,7 @@ class SecureRounds:
 
         def read(site: int, reply: Reply) -> tuple[Entries, Mapping[str, Any]]:
             number_in(reply.facts, "loss")
+            cost_from_facts(reply.facts)
             _scores(site, reply.facts, evaluate)
             return read_entries(reply.facts.get("entries"), state.model, masks), reply.facts
 
