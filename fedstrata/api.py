@@ -114,4 +114,4 @@ def _ingredients(data: object, split: Split | None, model: object, method: objec
 
 def _result(simulation: Driver, summary: dict[str, Any], out: Path | None) -> Result:
     resident = simulation.engine.clients().group("own")
-    return Result(summary, simulation.metrics, simulation.engine.server.model, resident, out)
+    return Result(summary, simulation.metrics, simulation.model, resident, out)

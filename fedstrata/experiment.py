@@ -36,6 +36,11 @@ class Experiment(Spec):
         None, "How many clients hold the data; none: as many as it has sites, else 20.", low=1
     )
     partition: str = parameter("dirichlet:0.1", "How the data is divided; 'fedstrata partitions' lists the ways.")
+    validation: int | None = parameter(
+        None,
+        "Training samples that nobody gets: the model of the round that is best on them is kept; none: the last one.",
+        low=1,
+    )
     model: str = parameter("cnn", "The model; 'fedstrata models' lists them.")
     method: str = parameter("fedavg", "The method, or several joined by '+'; 'fedstrata methods' lists them.")
     rounds: int = parameter(30, "How many rounds of communication.", low=1)
