@@ -40,6 +40,11 @@ class Experiment(Spec):
         "How the data is divided, see 'fedstrata partitions'; none: by its sites ('natural') where it has them, else "
         "'dirichlet:0.1'.",
     )
+    validation: int | None = parameter(
+        None,
+        "Training samples that nobody gets: the model of the round that is best on them is kept; none: the last one.",
+        low=1,
+    )
     model: str = parameter("cnn", "The model; 'fedstrata models' lists them.")
     method: str = parameter("fedavg", "The method, or several joined by '+'; 'fedstrata methods' lists them.")
     rounds: int = parameter(30, "How many rounds of communication.", low=1)

@@ -97,7 +97,18 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
     explained = Text(f"{short_name(summary['headline'])}: {meaning(summary['headline'])}", style="dim")
     spent = epsilon_spent(summary)
     privacy = [] if spent is None else [Text(f"epsilon spent by the client that took part most often: {spent:.3g}")]
-    return Group(head, setting, *privacy, "", table, "", explained)
+    chosen = [] if "validated" not in summary else [Text(_chosen(summary))]
+    return Group(head, setting, *privacy, *chosen, "", table, "", explained)
+
+
+def _chosen(summary: Mapping[str, Any]) -> str:
+    """Tell which model was kept, by the validation samples, and what it reaches."""
+    values, headline = summary["validated"], f"{summary['headline']}.accuracy.mean"
+    reached = f", {short_name(summary['headline'])}: {_percent(values[headline])} %" if headline in values else ""
+    return (
+        f"best on the validation samples, and kept: round {summary['validated_round']} with "
+        f"{_percent(values['validation.accuracy'])} %{reached}"
+    )
 
 
 def next_command(experiment: Experiment) -> str:

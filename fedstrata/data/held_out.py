@@ -1,4 +1,6 @@
-"""Samples held out from training: to test on, for each client to judge models on, and for the server to learn from."""
+"""Samples held out from training: to test on, to choose a model on, for each client to judge models on, and for the
+server to learn from.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,32 @@ def hold_out_for_testing(groups: np.ndarray, fraction: float) -> tuple[np.ndarra
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
+def hold_out_for_validation(dataset: Dataset, samples: int, seed: int) -> tuple[Dataset, np.ndarray]:
+    """Hold out training samples before the data is divided, of every class in proportion, to choose a model on."""
+    if len(dataset.train) <= samples:
+        raise FedStrataError(
+            f"{samples} samples are to be held out for validation, but '{dataset.name}' has {len(dataset.train)} "
+            "training samples; hold out fewer."
+        )
+    shuffled = numpy_generator(seed, "validation").permutation(dataset.train)
+    place, size = _places_in_class(dataset.labels.numpy()[shuffled])
+    held_out = np.sort(shuffled[np.argsort((place + 0.5) / size, kind="stable")[:samples]])
+    return replace(dataset, train=np.setdiff1d(dataset.train, held_out)), held_out
+
+
+def _places_in_class(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number the samples of each class in their order, and tell how many its class has.
+
+    >>> [numbers.tolist() for numbers in _places_in_class(np.array([3, 1, 3, 3]))]
+    [[0, 0, 1, 2], [3, 1, 3, 3]]
+    """
+    places, sizes = np.zeros(len(labels), dtype=np.int64), np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        places[members], sizes[members] = np.arange(len(members)), len(members)
+    return places, sizes
+
+
 def hold_out_at_clients(split: Split, fraction: float, seed: int) -> tuple[Split, tuple[np.ndarray, ...]]:
     """Hold out a fraction of every client's training samples, at least one, and leave at least one to train on."""
     train, held_out = [], []
@@ -57,11 +85,7 @@ def hold_out_for_server(dataset: Dataset, split: Split, samples: int, seed: int)
             "samples to take them from; ask for fewer."
         )
     shuffled = numpy_generator(seed, "proxy").permutation(dataset.test)
-    labels = dataset.labels.numpy()[shuffled]
-    place_in_class = np.zeros(len(labels), dtype=np.int64)
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        place_in_class[members] = np.arange(len(members))
-    proxy = np.sort(shuffled[np.argsort(place_in_class, kind="stable")[:samples]])
+    places, _ = _places_in_class(dataset.labels.numpy()[shuffled])
+    proxy = np.sort(shuffled[np.argsort(places, kind="stable")[:samples]])
     test = tuple(np.setdiff1d(positions, proxy) for positions in split.test)
     return replace(dataset, test=np.setdiff1d(dataset.test, proxy)), replace(split, test=test), proxy

@@ -33,7 +33,7 @@ ENGINE = "network"
 """The name of this engine, where run folders tell with which one a run was made."""
 Announced = tuple[PartExchange, Message, int]
 """What was announced to a site, and before which round."""
-GlobalTest = Callable[[Message, Sequence[Announced], int], tuple[float, float] | None]
+GlobalTest = Callable[[Message, Sequence[Announced], int], dict[str, float]]
 """Accuracy and loss of the model broadcast after a round, at a client that has heard the announcements so far, on the
 server's own test set, where the server has one.
 """
@@ -147,13 +147,13 @@ class NetworkEngine:
             errors=errors,
         )
 
-    def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
+    def after(self, round: int) -> tuple[Scores, dict[str, float]]:
         """Let every site test its own model after aggregation; test the global one where the server has data."""
         messages = self.central.messages(self._everybody, round + 1, testing=True)
         scores = self._tested("test", round, messages)
         alike = self.setting.everybody_alike and len(set(messages)) == 1
         if self.test is None or not alike:
-            return scores, None
+            return scores, {}
         sent = self.central.side.broadcast(self.server, [0], round + 1, testing=True)
         broadcast = received(sent, self.setting.download_values)
         heard = [
@@ -249,7 +249,7 @@ def global_test(ready: Prepared) -> GlobalTest:
     forward = LoopForward(ready.model, ready.setting.head)
     evaluator, side = Evaluator(ready.setting, ready.data), ClientSide(ready.setting, forward, ready.data)
 
-    def test(broadcast: Message, heard: Sequence[Announced], round: int) -> tuple[float, float] | None:
+    def test(broadcast: Message, heard: Sequence[Announced], round: int) -> dict[str, float]:
         anybody = side.first_state([0])
         for exchange, announcement, before in heard:
             anybody = side.adopt([0], anybody, exchange, announcement, before)

@@ -73,6 +73,11 @@ class Deployment:
                 f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "
                 "it runs in simulation, and in a rehearsal."
             )
+        if self.experiment.validation:
+            raise FedStrataError(
+                f"validation = {self.experiment.validation} needs labelled samples at the server, which a server of "
+                "real sites does not have; leave it out."
+            )
         for part in method.parts:
             if part.facts.not_on_network is not None:
                 raise FedStrataError(

@@ -102,11 +102,13 @@ class DeviceData:
         dtype: torch.dtype,
         held_out: Sequence[np.ndarray] = (),
         proxy: np.ndarray | None = None,
+        validation: np.ndarray | None = None,
     ) -> None:
         self.dataset = dataset
         self.split = split
         self.held_out = tuple(held_out)
         self.proxy = proxy
+        self.validation = np.empty(0, dtype=np.int64) if validation is None else validation
         self.transforms = tuple(transforms)
         self.device = device
         self.dtype = dtype

@@ -74,8 +74,10 @@ class Engine(Protocol):
         """Run one round; ``losses_so_far`` are the mean training losses of the rounds before."""
         ...
 
-    def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
-        """Test every client's own model after aggregation, and the global one on the global test set, if it exists."""
+    def after(self, round: int) -> tuple[Scores, dict[str, float]]:
+        """Test every client's own model after aggregation, and the global one, if it exists, on sets that nobody owns:
+        what it reaches on these, by the names of metrics.
+        """
         ...
 
     def adapted(self, round: int) -> Scores:

@@ -2,13 +2,14 @@
 
 =====================  =============================================================================================
 ``global``             the global model on the global test set
+``validation``         the global model on training samples that nobody got, where an experiment asks for some
 ``global_on_clients``  the global model on each client's test set
 ``client_before``      each participant's own model, just trained, before aggregation, on its own test set
 ``client_after``       each client's own model after aggregation, shared part new, personal part its own, likewise
 ``client_adapted``     each client's model after the final adaptation of a method that has one, on its own test set
 =====================  =============================================================================================
 
-The first two exist only where nothing of the model is personal: else the server has no whole model.
+The first three exist only where nothing of the model is personal: else the server has no whole model.
 """
 
 from __future__ import annotations
@@ -67,12 +68,16 @@ class Evaluator:
         accuracy, loss = score_models(self.setting, self.data, forward, models, positions)
         return Scores(tuple(ids), accuracy.cpu().numpy(), loss.cpu().numpy())
 
-    def common_model(self, forward: Forward, model: Tensors) -> tuple[Scores, tuple[float, float] | None]:
-        """Test one model on every client's test set and on the global one; each sample is looked at once."""
-        split, test = self.data.split, self.data.dataset.test
-        needed = np.unique(np.concatenate([test, *split.test]))
+    def common_model(self, forward: Forward, model: Tensors) -> tuple[Scores, dict[str, float]]:
+        """Test one model on every client's test set and on those that nobody owns, by the names of their metrics.
+
+        Each sample is looked at once; of a set without samples nothing is told.
+        """
+        split = self.data.split
+        common = {"global": self.data.dataset.test, "validation": self.data.validation}
+        needed = np.unique(np.concatenate([*common.values(), *split.test]))
         if len(needed) == 0:
-            return Scores((), np.empty(0), np.empty(0)), None
+            return Scores((), np.empty(0), np.empty(0)), {}
         stack = {name: tensor.unsqueeze(0) for name, tensor in model.items()}
         correct, loss = (
             values[0].cpu().numpy()
@@ -83,10 +88,12 @@ class Evaluator:
         scores = Scores(
             tested, *(np.array([values[places[client]].mean() for client in tested]) for values in (correct, loss))
         )
-        if len(test) == 0:
-            return scores, None
-        everywhere = np.searchsorted(needed, test)
-        return scores, (float(correct[everywhere].mean()), float(loss[everywhere].mean()))
+        return scores, {
+            f"{name}.{metric}": float(values[np.searchsorted(needed, positions)].mean())
+            for name, positions in common.items()
+            for metric, values in (("accuracy", correct), ("loss", loss))
+            if len(positions)
+        }
 
 
 def score_models(

@@ -175,13 +175,13 @@ class LoopEngine:
             errors=errors,
         )
 
-    def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
+    def after(self, round: int) -> tuple[Scores, dict[str, float]]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
         messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
         if self.setting.everybody_alike and len(set(messages)) == 1:
             return self.evaluator.common_model(self.forward, take_first(self.members[0].model(messages[0], round)))
         models = (member.model(message, round) for member, message in zip(self.members, messages, strict=True))
-        return self._test(models), None
+        return self._test(models), {}
 
     def adapted(self, round: int) -> Scores:
         """Let every client adapt its model once more, and test it."""

@@ -89,7 +89,7 @@ class StackedEngine:
             errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), message),
         )
 
-    def after(self, round: int) -> tuple[Scores, tuple[float, float] | None]:
+    def after(self, round: int) -> tuple[Scores, dict[str, float]]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
         message = self._for_testing(round)
         if message.common and self.setting.everybody_alike:
@@ -99,7 +99,7 @@ class StackedEngine:
         for places, ids, rows in self._chunks(self._everybody):
             models = self.client_side.deployed_model(ids, take(self._clients, rows), message.rows(places), round)
             scores.append(self.evaluator.own_models(self.forward, models, ids))
-        return Scores.join(scores), None
+        return Scores.join(scores), {}
 
     def adapted(self, round: int) -> Scores:
         """Let every client adapt its model once more, and test it."""

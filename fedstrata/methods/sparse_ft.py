@@ -66,7 +66,10 @@ class SparseFineTuning(Part):
     The backbone of a model is everything but its last linear layer. What is frozen is known to everybody from the
     beginning and never travels, so all sites must start from the same pretrained weights. Local steps J come from the
     experiment (``steps``); :func:`fedstrata.functional.scaled_rounds` gives the rounds that keep the budget.
-    With one client, this is the centralised two-stage baseline.
+    With one client, this is the centralised two-stage baseline. The report's inputs (Section 3.2.1) are
+    ``transforms="crop+flip+randaugment+normalise:imagenet"`` and ``validation=5000``; the strength of RandAugment and
+    the crop are not given, and images are enlarged after these, inside the model. The best model of all rounds is kept,
+    while the baseline's stage two also begins with the best head of stage one; here it begins with the last.
 
     Defaults:
         head_rounds: ours; the centralised baseline's 20 of 60 epochs in the paper's Section 3.1.1.

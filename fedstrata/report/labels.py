@@ -24,6 +24,11 @@ LABELS = {
         "The one model that the server holds after the round, on the test set of the whole dataset. "
         "Methods with personal parts have no such model, and so no such number.",
     ),
+    "validation": Label(
+        "Global model, validation samples",
+        "The one model that the server holds after the round, on training samples that were held out from all clients; "
+        "the model of the best round is kept.",
+    ),
     "global_on_clients": Label(
         "Global model, each client's test set",
         "The one model that the server holds after the round, on each client's own test set.",

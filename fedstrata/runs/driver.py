@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import Plan, build_engine, make_plan
 from fedstrata.engines.setting import Setting
-from fedstrata.errors import FedStrataWarning
+from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
 from fedstrata.runs.folder import RunFolder, describe_environment
@@ -53,6 +54,7 @@ class Driver:
     engine: Engine
     plan: Plan
     reference: Tensors = field(default_factory=dict)
+    best: Tensors = field(default_factory=dict)
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
     round: int = 0
@@ -64,8 +66,10 @@ class Driver:
 
     @property
     def model(self) -> Tensors:
-        """The shared part of the model that is tested after the round: for most methods, what the server holds."""
-        return self.engine.side.tested(self.engine.server, self.round)
+        """The shared part of the model that the run gives: that of the best round where samples are held out to tell,
+        else the one that is tested after the last; for most methods, what the server holds.
+        """
+        return self.best or self.engine.side.tested(self.engine.server, self.round)
 
     @classmethod
     def prepare(
@@ -154,15 +158,25 @@ class Driver:
         if report.before is not None:
             values |= self._note("client_before", report.before)
         values |= self._note("client_after", after)
-        if everywhere is not None:
-            values |= {
-                "global.accuracy": everywhere[0],
-                "global.loss": everywhere[1],
-                **self._note("global_on_clients", after),
-            }
+        values |= everywhere
+        if "global.accuracy" in everywhere:
+            values |= self._note("global_on_clients", after)
+        if self.experiment.validation:
+            self._keep_the_best(everywhere)
         if last and self.method.adaptation is not None:
             values |= self._note("client_adapted", self.engine.adapted(self.round))
         return values
+
+    def _keep_the_best(self, everywhere: dict[str, float]) -> None:
+        """Keep the global model if it is better on the validation samples than all before."""
+        if "validation.accuracy" not in everywhere:
+            raise FedStrataError(
+                f"The server of '{self.method}' sends clients different models, of which none can be chosen on "
+                "validation samples; leave validation out."
+            )
+        before = self.metrics.series("validation.accuracy")[1].tolist()
+        if everywhere["validation.accuracy"] > max(before, default=-math.inf):
+            self.best = clone(self.engine.side.tested(self.engine.server, self.round))
 
     def _layer_metrics(self, before: Tensors, report: RoundReport) -> dict[str, dict[str, float]]:
         """Measure the layers that travelled: their update, and their cosine to the reference round."""
@@ -198,6 +212,7 @@ class Driver:
     def save(self, folder: RunFolder) -> None:
         """Save a checkpoint of the rounds so far."""
         state = pack(self.engine.server, self.engine.clients()) | under("reference", self.reference)
+        state |= under("best", self.best)
         folder.save_checkpoint(self.round, state, {}, self.metrics, self.timings)
 
     def restore(self, folder: RunFolder) -> None:
@@ -207,11 +222,14 @@ class Driver:
             return
         state = Stack({name: tensor.to(self.setting.device) for name, tensor in checkpoint.state.items()})
         self.engine.restore(*unpack(state))
-        self.reference = state.group("reference")
+        self.reference, self.best = state.group("reference"), state.group("best")
         self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
 
     def summary(self) -> dict[str, Any]:
-        """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name."""
+        """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name.
+
+        Where samples are held out to choose a model on, ``validated`` is the round of that model.
+        """
         headline = "client_adapted" if self.method.adaptation is not None else "client_after"
         rounds, accuracy = self.metrics.series("client_after.accuracy.mean")
         return {
@@ -226,11 +244,20 @@ class Driver:
             "last_ten": self.metrics.last_ten(),
             "best": self.metrics.best(),
             "best_round": int(rounds[accuracy.argmax()]) if len(rounds) else None,
+            **self._validated(),
             **self.metrics.traffic(),
             "seconds": sum(self.timings.totals().values()),
             "parameters": sum(self.setting.initial[name].numel() for name in self.setting.layers.parameter_names),
             "engine": self.plan.engine,
         }
+
+    def _validated(self) -> dict[str, Any]:
+        """Tell in which round the model was best on the validation samples, the first of equals, and all it did."""
+        rounds, accuracy = self.metrics.series("validation.accuracy")
+        if not len(rounds):
+            return {}
+        chosen = int(rounds[accuracy.argmax()])
+        return {"validated_round": chosen, "validated": self.metrics.of_round(chosen)}
 
     def environment(self) -> dict[str, Any]:
         """Tell with what the run is made."""

@@ -142,6 +142,15 @@ class MetricLog:
         chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
         return np.array(columns["round"].words, dtype=np.int32)[chosen], np.array(columns["value"].words)[chosen]
 
+    def of_round(self, round: int) -> dict[str, float]:
+        """Return the metrics of the round table that were noted in a round."""
+        found = {}
+        for metric in self._last_round:
+            rounds, values = self.series(metric)
+            if round in rounds:
+                found[metric] = float(values[rounds == round][-1])
+        return found
+
     def latest(self) -> dict[str, float]:
         """Return the last value of each metric of the round table."""
         return {metric: float(self.series(metric)[1][-1]) for metric in self._last_round}

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
-from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server
+from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
 from fedstrata.data.transforms import Transform
 from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.setting import Setting
@@ -103,17 +103,31 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
     dataset = ingredients.dataset or load_data(experiment)
     for transform in transforms:
         transform.check(dataset)
+    if experiment.validation and ingredients.split is not None:
+        raise FedStrataError(
+            f"validation = {experiment.validation} holds samples out before the data is divided, but the split comes "
+            "from Python; leave validation out, or let a partition divide the data."
+        )
     experiment, split = (experiment, ingredients.split) if ingredients.split else divide(experiment, dataset)
     experiment = experiment.with_changes({"clients": split.clients})
     refuse_odd_joining(experiment, method)
     model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes)
-    data = device_data(setting, dataset, split, transforms, DTYPES[experiment.precision])
+    refuse_odd_validation(experiment, setting)
+    validation = None
+    if experiment.validation:
+        validation = hold_out_for_validation(dataset, experiment.validation, experiment.seed)[1]
+    data = device_data(setting, dataset, split, transforms, DTYPES[experiment.precision], validation)
     declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
     return Prepared(experiment, dataset, split, model, setting, data, declared)
 
 
 def device_data(
-    setting: Setting, dataset: Dataset, split: Split, transforms: Sequence[Transform], dtype: torch.dtype
+    setting: Setting,
+    dataset: Dataset,
+    split: Split,
+    transforms: Sequence[Transform],
+    dtype: torch.dtype,
+    validation: np.ndarray | None = None,
 ) -> DeviceData:
     """Hold out the samples that the method asks for, and put the data on the device."""
     held_out: tuple[np.ndarray, ...] = ()
@@ -123,7 +137,7 @@ def device_data(
         split, held_out = hold_out_at_clients(split, needs.held_out, setting.seed)
     if needs.proxy:
         dataset, split, proxy = hold_out_for_server(dataset, split, needs.proxy, setting.seed)
-    return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy)
+    return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy, validation)
 
 
 def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
@@ -139,6 +153,15 @@ def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
     if experiment.late_clients and objection is not None:
         raise FedStrataError(
             f"Nobody can join later: {objection}; choose another method, or leave late_clients and join_round out."
+        )
+
+
+def refuse_odd_validation(experiment: Experiment, setting: Setting) -> None:
+    """Refuse to choose one model for all on validation samples where clients use models of their own."""
+    if experiment.validation and (not setting.everybody_alike or setting.method.adaptation is not None):
+        raise FedStrataError(
+            f"validation = {experiment.validation} chooses the best global model, but with '{setting.method}' clients "
+            "use models of their own; leave validation out, or choose another method."
         )
 
 
@@ -210,14 +233,18 @@ def load_data(experiment: Experiment) -> Dataset:
 
 
 def divide(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, Split]:
-    """Divide a dataset as an experiment says; return the experiment too, with how and over how many clients.
+    """Divide a dataset as an experiment says, but for the samples that are held out for validation.
 
-    Where it does not say, the sites of the data are the clients: nobody's data is mixed unless that is asked for.
+    Return the experiment too, with how and over how many clients. Where it does not say, the sites of the data are the
+    clients: nobody's data is mixed unless that is asked for.
     """
     text = experiment.partition or (DEFAULT_PARTITION if dataset.sites is None else "natural")
     _refuse_python(text, "split")
     partition = partitions.make(text).with_seed(experiment.seed)
-    split = partition.split(dataset, experiment.clients or partition.clients_for(dataset) or DEFAULT_CLIENTS)
+    clients = experiment.clients or partition.clients_for(dataset) or DEFAULT_CLIENTS
+    if experiment.validation:
+        dataset, _ = hold_out_for_validation(dataset, experiment.validation, experiment.seed)
+    split = partition.split(dataset, clients)
     return experiment.with_changes({"partition": text, "clients": split.clients}), split
 
 

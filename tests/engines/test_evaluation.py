@@ -65,7 +65,7 @@ def test_clients_without_test_samples_are_left_out(engine):
     common, everywhere = evaluator.common_model(engine(world.model), {"weight": IDENTITY})
     assert common.clients == (1, 3)
     assert common.accuracy.tolist() == [0.5, 1.0]
-    assert everywhere is None
+    assert everywhere == {}
 
 
 @ENGINES
@@ -75,7 +75,8 @@ def test_a_common_model_is_tested_everywhere(engine):
     assert scores.clients == (0, 1, 2)
     assert scores.accuracy == pytest.approx([2 / 3, 2 / 3, 1])
     assert scores.loss == pytest.approx([(2 * SURE + UNSURE) / 3, (2 * SURE + UNSURE) / 3, SURE], abs=1e-12)
-    assert everywhere == pytest.approx((2 / 3, (2 * SURE + UNSURE) / 3), abs=1e-12)
+    expected = {"global.accuracy": 2 / 3, "global.loss": (2 * SURE + UNSURE) / 3}
+    assert everywhere == pytest.approx(expected, abs=1e-12)
 
 
 def test_without_any_test_samples_there_is_nothing_to_say():
@@ -84,7 +85,7 @@ def test_without_any_test_samples_there_is_nothing_to_say():
         LoopForward(world.model), {"weight": IDENTITY}
     )
     assert scores.clients == ()
-    assert everywhere is None
+    assert everywhere == {}
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 10**6])
@@ -110,7 +111,8 @@ def test_common_and_own_models_agree_however_the_samples_are_divided(engine, at_
         outputs = world.model.eval()(dataset.inputs[dataset.test])
     loss = nn.functional.cross_entropy(outputs, dataset.labels[dataset.test])
     accuracy = (outputs.argmax(1) == dataset.labels[dataset.test]).double().mean()
-    assert everywhere == pytest.approx((float(accuracy), float(loss)), abs=1e-12)
+    expected = {"global.accuracy": float(accuracy), "global.loss": float(loss)}
+    assert everywhere == pytest.approx(expected, abs=1e-12)
 
 
 def test_join():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.errors import FedStrataError
-from fedstrata.functional import fisher, select
-from fedstrata.functional.sparse_finetuning import RULES
+from fedstrata.functional import fisher, scaled_rounds, select
+from fedstrata.functional.sparse_finetuning import RULES, progressive_sparsity, select_further, soften
 
 SCORES = torch.tensor([0.5, 0.1, 0.4, 0.05, 0.9])
 WEIGHTS = torch.tensor([0.3, -0.8, 0.05, 0.6, -0.1])
@@ -65,6 +66,13 @@ def test_fisher_larger_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(fisher(grads), whole)
 
 
+def test_fisher_adds_up_small_squares_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In single precision 1 + 1e-8 is 1, as often as it is added."""
+    monkeypatch.setattr("fedstrata.functional._entries.PIECE_ENTRIES", 1)
+    grads = torch.tensor([1.0] + [1e-4] * 99).reshape(100, 1)
+    assert fisher(grads).item() == pytest.approx((1 + 99e-8) / 100, rel=1e-7)
+
+
 def test_fisher_of_half_precision_does_not_underflow() -> None:
     values = fisher(torch.tensor([[1e-4]], dtype=torch.float16))
     assert values.dtype is torch.float32
@@ -83,7 +91,7 @@ def test_fisher_does_not_depend_on_sign_or_order(values: list[float]) -> None:
 def test_fisher_refuses_no_samples() -> None:
     with pytest.raises(FedStrataError, match="no samples"):
         fisher(torch.zeros(0, 3))
-    with pytest.raises(FedStrataError, match="single number"):
+    with pytest.raises(FedStrataError, match=r"^The tensor of gradients is a single number"):
         fisher(torch.tensor(1.0))
 
 
@@ -135,6 +143,7 @@ def test_sparsity_zero_trains_all_and_one_entry_is_always_trained(rule: str) -> 
 
 
 def test_random_selection_depends_on_the_seed_alone() -> None:
+    assert torch.equal(select(torch.zeros(1000), 0.5, "random"), select(torch.zeros(1000), 0.5, "random", seed=0))
     first = select(torch.zeros(1000), 0.5, "random", seed=1)
     assert torch.equal(first, select(torch.randn(1000), 0.5, "random", seed=1))
     assert not torch.equal(first, select(torch.zeros(1000), 0.5, "random", seed=2))
@@ -157,5 +166,48 @@ def test_select_refuses() -> None:
     with pytest.raises(FedStrataError, match="'head' holds NaN"):
         select({"body": SCORES, "head": torch.tensor([math.nan])}, 0.4, "least")
     for sparsity in (-0.1, 1.0, math.nan):
-        with pytest.raises(FedStrataError, match="sparsity is"):
+        with pytest.raises(FedStrataError, match=r"^sparsity is"):
             select(SCORES, sparsity, "least")
+
+
+def test_what_is_frozen_stays_frozen() -> None:
+    """Whatever it scores now, and however large the scores of the rest are."""
+    frozen = {"a": torch.tensor([False, True, True]), "b": torch.tensor([[True, True, False]])}
+    scores = {"a": torch.tensor([0.0, 5.0, 1e30]), "b": torch.tensor([[0.0, 3.0, 0.0]])}
+    least = select_further(scores, frozen, 0.5, "least")
+    assert [as_bits(mask) for mask in least.values()] == [[0, 1, 0], [[1, 1, 0]]]
+    scores["a"][0] = scores["b"][0, 2] = 9e30
+    most = select_further(scores, frozen, 0.5, "most")
+    assert [as_bits(mask) for mask in most.values()] == [[0, 1, 1], [[0, 1, 0]]]
+    same = select_further(scores, frozen, 0.34, "most")
+    assert all(torch.equal(same[name], frozen[name]) for name in frozen)
+
+
+def test_further_selection_is_for_rules_that_rank_estimates() -> None:
+    with pytest.raises(FedStrataError, match="no rule that ranks by estimates called 'random'"):
+        select_further({"a": SCORES}, {"a": torch.ones(5, dtype=torch.bool)}, 0.5, "random")
+
+
+def test_every_round_freezes_the_same_part_of_the_rest() -> None:
+    assert [progressive_sparsity(0.9, round, 2) for round in (1, 2)] == pytest.approx([1 - 0.1**0.5, 0.9])
+    left = [1 - progressive_sparsity(0.2, round, 4) for round in range(5)]
+    assert left[0] == 1
+    assert [later / earlier for earlier, later in pairwise(left)] == pytest.approx([0.8**0.25] * 4)
+
+
+def test_a_soft_mask_leaves_a_tenth() -> None:
+    model = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
+    softened = soften(model, {"a": torch.tensor([True, False])})
+    assert softened["a"].tolist() == pytest.approx([1, 0.2])
+    assert softened["b"] is model["b"]
+    assert soften(model, {"a": torch.tensor([False, True])}, 0.5)["a"].tolist() == [0.5, 2.0]
+    assert model["a"].tolist() == [1, 2]
+
+
+def test_scaled_rounds() -> None:
+    assert [scaled_rounds(steps) for steps in (1, 4, 8, 16, 1000)] == [800, 200, 100, 50, 1]
+    assert scaled_rounds(4, 1, 1) == 1
+    assert scaled_rounds(3, 2, 5) == 3
+    for values, name in (((0, 1, 1), "steps"), ((1, 0, 1), "reference_steps"), ((1, 1, 0), "reference_rounds")):
+        with pytest.raises(FedStrataError, match=f"^{name} is 0"):
+            scaled_rounds(*values)

@@ -181,6 +181,7 @@ def test_a_soft_mask_grows_by_the_scores_of_each_round():
         server = server_view(layers, model, memory=memory)
         assert server.memory["mask/0.weight"].tolist() == [expected]
         assert exchange.announce(server).tensors["mask/0.weight"].tolist() == [[expected]]
+        assert torch.equal(exchange.announce(server).tensors["calibrated"], server.memory["calibrated"][None])
     assert part.calibrated(server.memory)
     assert sorted(exchange.announce(server).group("head")) == ["1.bias", "1.weight"]
 
@@ -205,6 +206,32 @@ def test_scores_are_those_of_the_softened_model():
         assert torch.equal(given["head.bias"], model["head.bias"])
         assert names == BACKBONE
         assert rest == [5, 3, "sampled-logit", 2]
+
+
+def test_what_clients_keep_to_themselves_is_not_estimated_and_not_announced():
+    [exchange] = methods.make("sparse-ft").exchanges()
+    asked = []
+
+    class Watching:
+        def fisher(self, model, names, *rest):
+            asked.extend(names)
+            return {}
+
+    shared = frozenset((*BACKBONE[1:], *HEAD))
+    memory = {"calibrated": torch.tensor([0])}
+    exchange.survey(clients_view(LAYERS, 1, shared=shared, memory=memory, probing=lambda clients: Watching()), {})
+    assert asked == BACKBONE[1:]
+    done = {"calibrated": torch.tensor(3), "mask/stem.bias": torch.tensor([True])}
+    announced = exchange.announce(server_view(LAYERS, {"head.bias": torch.ones(10)}, memory=done))
+    assert sorted(announced.tensors) == ["calibrated", "head/head.bias", "mask/stem.bias"]
+
+
+def test_an_announcement_replaces_what_it_brings():
+    [exchange] = methods.make("sparse-ft").exchanges()
+    memory = {"calibrated": torch.zeros(2), "mask/stem.bias": torch.ones(2, 1), "head/head.bias": torch.ones(2, 1)}
+    came = Message({"calibrated": torch.tensor([1]), "head/head.bias": torch.full((1, 1), 7.0)})
+    expected = {**memory, "calibrated": torch.tensor([1, 1]), "head/head.bias": torch.full((2, 1), 7.0)}
+    assert_same_bits(exchange.adopt(clients_view(LAYERS, 2, memory=memory), came), expected)
 
 
 @BOTH_ENGINES
@@ -386,6 +413,13 @@ def test_the_gradients_norm_is_that_of_what_is_trained():
     assert torch.equal(masked["head.bias"], gradients["head.bias"])
     in_stage_one = part.gradients(clients, step_view(gradients), {"head.bias": gradients["head.bias"]})
     assert list(in_stage_one) == ["head.bias"]
+
+
+def test_the_defaults():
+    part = methods.make("sparse-ft")
+    assert (part.head_rounds, part.sparsity, part.rule, part.restart) == (None, 0.2, "least", True)
+    assert (part.calibration_rounds, part.calibration_clients, part.batch_size, part.batches) == (3, 0.1, 64, 1)
+    assert (part.fisher, part.calibration, part.backbone_rate) == ("sample", "accumulate", 0.1)
 
 
 def test_stage_one_has_a_third_of_the_rounds_but_one_at_least():

@@ -1,0 +1,146 @@
+"""Samples held out for validation: nobody trains on them, and the model of the best round on them is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedstrata
+from fedstrata.cli.showing import summary_of_run
+from fedstrata.data import from_arrays
+from fedstrata.data.held_out import hold_out_for_validation
+from fedstrata.deployment.server import Deployment
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+from fedstrata.files import from_safetensors
+from fedstrata.models import build_model
+from fedstrata.runs.driver import Driver, Update
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import divide
+from fedstrata.runs.signals import Interrupted
+from fedstrata.stack import clone
+
+BUMPY = Experiment(
+    clients=4, rounds=5, steps=8, model="mlp", validation=100, partition="dirichlet:0.5", precision="fp64",
+    engine="loop", optimiser="sgd(learning_rate=0.7, momentum=0.9)", schedule="constant", checkpoint_every=1, seed=4,
+)  # fmt: skip
+"""Rates so high that the last round is not the best one."""
+
+
+def test_it_takes_the_classes_in_proportion_and_leaves_the_rest_to_train_on() -> None:
+    dataset = from_arrays(torch.rand(100, 2), [0] * 60 + [1] * 30 + [2] * 10, test_fraction=0)
+    rest, held = hold_out_for_validation(dataset, 20, seed=0)
+    assert np.bincount(dataset.labels[held]).tolist() == [12, 6, 2]
+    assert sorted([*rest.train, *held]) == dataset.train.tolist()
+    assert np.array_equal(held, hold_out_for_validation(dataset, 20, seed=0)[1])
+    assert not np.array_equal(held, hold_out_for_validation(dataset, 20, seed=1)[1])
+    hold_out_for_validation(dataset, 99, seed=0)
+    with pytest.raises(FedStrataError, match="100 samples are to be held out for validation, but 'arrays' has 100"):
+        hold_out_for_validation(dataset, 100, seed=0)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_nobody_has_them_and_the_best_model_on_them_is_kept(engine: str) -> None:
+    driver = Driver.prepare(BUMPY.with_changes({"engine": engine}))
+    held = hold_out_for_validation(driver.dataset, 100, seed=4)[1]
+    assert not set(held) & {position for own in (*driver.split.train, *driver.split.test) for position in own}
+    even = divide(BUMPY.with_changes({"partition": "iid"}), driver.dataset)
+    assert sum(map(len, even.train)) == len(driver.dataset.train) - 100
+    models = []
+    for _ in range(5):
+        driver.step()
+        models.append(clone(driver.engine.server.model))
+    rounds, accuracy = driver.metrics.series("validation.accuracy")
+    assert rounds.tolist() == [1, 2, 3, 4, 5]
+    best = int(accuracy.argmax())
+    assert 0 < best < 4  # else this test would see nothing
+    for name, tensor in models[best].items():
+        assert torch.equal(driver.model[name], tensor)
+    summary = driver.summary()
+    assert summary["validated_round"] == best + 1
+    assert summary["validated"]["validation.accuracy"] == accuracy[best]
+    assert summary["validated"]["global.accuracy"] == driver.metrics.series("global.accuracy")[1][best]
+    assert summary["final"]["global.accuracy"] == driver.metrics.series("global.accuracy")[1][-1]
+
+
+def test_accuracy_and_loss_are_those_of_the_held_out_samples() -> None:
+    driver = Driver.prepare(BUMPY.with_changes({"transforms": "none", "rounds": 1}))
+    driver.step()
+    model = build_model("mlp", driver.dataset.input_shape, driver.dataset.classes, 4).double().eval()
+    model.load_state_dict(driver.engine.server.model)
+    held = torch.from_numpy(hold_out_for_validation(driver.dataset, 100, seed=4)[1])
+    inputs, labels = driver.dataset.inputs[held], driver.dataset.labels[held]
+    scale = 1 if inputs.is_floating_point() else 255
+    with torch.no_grad():
+        outputs = model(inputs.double() / scale)
+    latest = driver.metrics.latest()
+    assert latest["validation.accuracy"] == (outputs.argmax(1) == labels).double().mean().item()
+    assert latest["validation.loss"] == pytest.approx(torch.nn.functional.cross_entropy(outputs, labels).item())
+
+
+def test_of_equals_the_first_is_kept() -> None:
+    driver = Driver.prepare(BUMPY.with_changes({"optimiser": "sgd(learning_rate=1e-12)", "rounds": 2}))
+    driver.step()
+    first = clone(driver.engine.server.model)
+    driver.step()
+    assert not torch.equal(next(iter(first.values())), next(iter(driver.engine.server.model.values())))
+    assert all(torch.equal(driver.model[name], tensor) for name, tensor in first.items())
+    assert driver.summary()["validated_round"] == 1
+
+
+def test_a_run_that_goes_on_keeps_the_same_model(tmp_path: Path) -> None:
+    whole = fedstrata.run(BUMPY, out=tmp_path / "whole")
+    chosen = whole.summary["validated_round"]
+
+    def stop(update: Update) -> None:
+        if update.round == chosen + 1:
+            raise Interrupted(2, update.round, None)
+
+    with pytest.raises(Interrupted):
+        fedstrata.run(BUMPY, out=tmp_path / "parts", listener=stop)
+    again = fedstrata.resume(tmp_path / "parts")
+    assert {key: value for key, value in again.summary.items() if key != "seconds"} == {
+        key: value for key, value in whole.summary.items() if key != "seconds"
+    }
+    for folder, result in ((tmp_path / "whole", whole), (tmp_path / "parts", again)):
+        saved = from_safetensors((folder / "model.safetensors").read_bytes(), folder)
+        for name, tensor in whole.model.items():
+            assert torch.equal(result.model[name], tensor)
+            assert torch.equal(saved[name], tensor)
+    assert RunFolder.open(tmp_path / "parts").summary()["validated_round"] == chosen
+
+
+def test_without_it_the_last_model_is_kept_and_nothing_is_said() -> None:
+    driver = Driver.prepare(Experiment(clients=2, rounds=1, epochs=1, model="mlp"))
+    driver.step()
+    assert driver.model is driver.engine.server.model
+    assert "validated" not in driver.summary()
+    assert not [metric for metric in driver.metrics.latest() if metric.startswith("validation")]
+
+
+def test_the_terminal_tells_which_model_is_kept() -> None:
+    from rich.console import Console
+
+    driver = Driver.prepare(BUMPY.with_changes({"rounds": 1}))
+    driver.step()
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(summary_of_run(driver.experiment, driver.summary()))
+    assert "best on the validation samples, and kept: round 1 with " in shown.get()
+
+
+def test_where_it_cannot_be_it_is_refused() -> None:
+    for method in ("fedper", "fedavg-ft", "local"):
+        with pytest.raises(FedStrataError, match="clients use models of their own"):
+            Driver.prepare(BUMPY.with_changes({"method": method}))
+    dataset = from_arrays(torch.rand(60, 4), [0, 1] * 30)
+    driver = Driver.prepare(Experiment(clients=2, model="mlp"))
+    with pytest.raises(FedStrataError, match="before the data is divided, but the split comes from Python"):
+        fedstrata.run(BUMPY, data=driver.dataset, split=driver.split)
+    with pytest.raises(FedStrataError, match="samples are to be held out for validation"):
+        fedstrata.run(BUMPY, data=dataset)
+    with pytest.raises(FedStrataError, match="a server of real sites does not have"):
+        Deployment(BUMPY, ("a", "b", "c", "d"), Path("nowhere")).check()
