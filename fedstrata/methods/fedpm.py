@@ -14,9 +14,10 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Facts, Matter, Touches
 from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Message, Outline, Server, Training
+from fedstrata.methods.contract.views import Clients, Declared, Message, Outline, Phase, Server, Training
 from fedstrata.methods.mechanisms.reparametrised import Reparametrised
 from fedstrata.methods.mechanisms.shared import equal_weights
+from fedstrata.optimisers import SGD, Adam
 from fedstrata.rng import key, numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -30,15 +31,25 @@ class FedPM(Reparametrised):
     Every weight and bias of a convolution or linear layer is frozen at :math:`\pm c` with :math:`c = e \sqrt{1 /
     n_{in}}`, drawn from the seed, so that it never travels. Clients train a score :math:`s` for each, which begins at
     a draw from N(0, 1): in every forward pass a weight is used with probability :math:`\theta = \sigma(s)`, and the
-    gradient passes through the draw as if it were :math:`\theta`. A client then sends one drawn mask. The server takes
-    the mode of the posterior under a uniform Beta prior that is renewed in every round, which is the mean of the masks,
-    with 0 and 1 replaced by ``epsilon`` and 1 - ``epsilon``, and sends the scores :math:`\log(\theta / (1 - \theta))`.
-    All clients count alike.
+    gradient passes through the draw as if it were :math:`\theta`, in the authors' code times :math:`\theta` once more
+    (``slope``). A client then sends one drawn mask. The server takes the mode of the posterior under a uniform Beta
+    prior that is renewed in every round, which is the mean of the masks, with 0 and 1 replaced by ``epsilon`` and 1 -
+    ``epsilon``, and sends the scores :math:`\log(\theta / (1 - \theta))`. All clients count alike.
 
-    What is tested is one network drawn from :math:`\theta`, or with ``tested=threshold`` the weights with :math:`\theta
-    > 1/2`. Norm layers stay at their initial scale and shift; their running statistics are shared as usual.
+    Scores need large steps, and are trained by an Adam of their own, whose state each client keeps from round to round:
+    the experiment's optimiser does not act, only its schedule. What is tested is one network drawn from :math:`\theta`,
+    or with ``tested=threshold`` the weights with :math:`\theta > 1/2`. Norm layers stay at their initial scale and
+    shift; their running statistics are shared as usual.
 
-    Scores need large steps: the authors train them with Adam at a learning rate of 0.1.
+    A good network must lie hidden among the random weights, and one bit per client must tell where. The authors' models
+    have four to ten convolutions of 64 to 1024 channels and train for 100 or 200 rounds; in a small model or few
+    rounds, and all the more where clients have different classes, FedAvg is far ahead.
+
+    Defaults:
+        learning_rate: BerivanIsik/sparse-random-networks, src/fedssm/models/utils.py.
+        epsilon: BerivanIsik/sparse-random-networks, src/fedssm/client.py.
+        slope: BerivanIsik/sparse-random-networks, src/fedssm/utils/random.py.
+        tested: BerivanIsik/sparse-random-networks, src/fedssm/simulator.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -50,7 +61,10 @@ class FedPM(Reparametrised):
     touches: ClassVar[Touches] = Reparametrised.touches.also(takes_away=(Matter.SHARED_WEIGHTS,))
 
     epsilon: float = parameter(0.01, "How near to 0 and 1 a probability may come at the server.", above=0, below=0.5)
-    rate: float = parameter(100.0, "What the gradients of scores are multiplied by; Adam does not notice.", above=0)
+    learning_rate: float = parameter(0.1, "The learning rate of Adam, which trains the scores.", above=0)
+    slope: str = parameter(
+        "released", "What the gradient of a draw is taken to be: the probability, or one.", choices=("released", "one")
+    )
     tested: str = parameter(
         "sample", "The network that is tested: one draw, or what is likelier than not.", choices=("sample", "threshold")
     )
@@ -76,7 +90,8 @@ class FedPM(Reparametrised):
             if step is None:
                 return self._tested(clients, name, chance)
             drawn = uniform(clients.keys(f"fedpm/{name}"), chance.shape[1:], step).to(chance.dtype) < chance
-            return chance + (drawn.to(chance.dtype) - chance).detach()
+            passed = chance * chance.detach() if self.slope == "released" else chance
+            return passed + (drawn.to(chance.dtype) - passed).detach()
 
         return {**parameters, **_masked(clients, parameters, {name: used(name) for name in _scored(clients.layers)})}
 
@@ -85,14 +100,9 @@ class FedPM(Reparametrised):
         drawn = uniform(place, chance.shape[1:]) if self.tested == "sample" else chance.new_full((), 0.5)
         return (drawn < chance).to(chance.dtype)
 
-    def gradients(self, clients: Clients, step: LocalStep, gradients: Tensors) -> Tensors:
-        """Train scores only, in large steps."""
-        frozen, scored = set(_frozen(clients.layers)), set(_scored(clients.layers))
-        return {
-            name: self.rate * gradient if name in scored else gradient
-            for name, gradient in gradients.items()
-            if name not in frozen
-        }
+    def phases(self, clients: Clients) -> tuple[Phase, ...]:
+        """Train scores only, with their own optimiser."""
+        return (Phase(trains=_scored, optimiser=Adam(self.learning_rate, keep=True)),)
 
     # What travels -----------------------------------------------------------------------------------------------------
 
@@ -133,9 +143,11 @@ class FedPM(Reparametrised):
         return {"density": {layer: float(torch.cat(own).mean()) for layer, own in chances.items() if own}}
 
     def notes(self, outline: Outline) -> Iterable[str]:
-        """Say that without such weights nothing is learned."""
+        """Say that without such weights nothing is learned, and that another optimiser does not act."""
         if not _scored(outline.layers):
             yield "The model has no convolution or linear weights, so 'fedpm' learns nothing."
+        if not isinstance(outline.optimiser, SGD):
+            yield f"'fedpm' brings its own optimiser, and '{outline.optimiser}' does not act; give its learning_rate."
 
 
 def _scored(layers: LayerMap) -> list[str]:

@@ -11,6 +11,7 @@ from watching import (
     clients_view,
     declared,
     layer_values,
+    outlined,
     run,
     server_view,
     training_view,
@@ -20,7 +21,8 @@ from watching import (
 import fedstrata
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Message, methods
+from fedstrata.methods import Message, Method, methods
+from fedstrata.optimisers import Adam
 from fedstrata.testing.world import prepare
 
 LINEAR = LayerMap.read(nn.Linear(4, 3), (4,))
@@ -54,14 +56,16 @@ def test_a_convolution_counts_its_whole_kernel():
     assert_same_bits({name: used[name] for name in norm}, norm)
 
 
-def test_gradients_pass_through_the_draw_to_the_probability():
-    """At a score of 0 the probability is 1/2 and its slope 1/4: the gradient is a quarter of the frozen weight."""
-    part = methods.make("fedpm")
+@pytest.mark.parametrize(("text", "slope"), [("fedpm", 1 / 8), ("fedpm(slope=one)", 1 / 4)])
+def test_gradients_pass_through_the_draw_to_the_probability(text, slope):
+    """At a score of 0 the probability is 1/2 and its slope 1/4; the released code multiplies by the probability."""
+    part = methods.make(text)
     scores = {"weight": torch.zeros(1, 3, 4, requires_grad=True), "bias": torch.zeros(1, 3, requires_grad=True)}
     used = weights(part, LINEAR, scores)
     frozen = weights(part, LINEAR, {name: torch.full_like(score, 100.0) for name, score in scores.items()})
+    assert used["weight"].unique().tolist() == pytest.approx([-math.e / 2, 0, math.e / 2])
     used["weight"].sum().backward()
-    assert torch.allclose(scores["weight"].grad, frozen["weight"] / 4)
+    assert torch.allclose(scores["weight"].grad, slope * frozen["weight"])
 
 
 def test_draws_differ_from_step_to_step_and_client_to_client():
@@ -122,6 +126,38 @@ def test_only_scores_are_trained(engine):
     assert density["body"] == pytest.approx(float(simulation.engine.server.model["body.weight"].sigmoid().mean()))
 
 
+@BOTH_ENGINES
+def test_scores_follow_an_adam_that_every_client_keeps(engine):
+    """The last step of the second round is that of torch.optim.Adam after all gradients of both rounds."""
+    noted = {}
+
+    class Noting(type(methods.make("fedpm"))):
+        def gradients(self, clients, step, gradients):
+            for place, client in enumerate(clients.ids):
+                noted.setdefault(client, []).append((clients.round, gradients["body.weight"][place].clone()))
+            return gradients
+
+    method, seen = watched("fedpm")
+    run(Method("noting", (Noting(), method.parts[-1])), engine, 2, schedule="exponential:0.5")
+    for client in range(5):
+        score = torch.zeros_like(noted[client][0][1], requires_grad=True)
+        adam = torch.optim.Adam([score], lr=0.1)
+        for round, gradient in noted[client]:
+            adam.param_groups[0]["lr"] = 0.1 if round == 1 else 0.05
+            before, score.grad = score.detach().clone(), gradient
+            adam.step()
+        first, last = [seen.received[2, client], *seen.steps[2, client]][-2:]
+        moved = last["body.weight"] - first["body.weight"]
+        assert torch.allclose(moved, score.detach() - before, rtol=0, atol=1e-10)
+
+
+def test_another_optimiser_does_not_act_and_that_is_said():
+    part = methods.make("fedpm")
+    assert not list(part.notes(outlined(LINEAR)))
+    [note] = part.notes(outlined(LINEAR, optimiser=Adam(0.01)))
+    assert "'fedpm' brings its own optimiser, and 'adam(learning_rate=0.01)' does not act" in note
+
+
 def test_the_tested_network_is_one_draw_for_all_or_the_likelier_half():
     scores = {"weight": torch.linspace(-2, 2, 12).view(1, 3, 4).repeat(3, 1, 1), "bias": torch.zeros(3, 3) - 0.1}
     likely = methods.make("fedpm(tested=threshold)").effective(clients_view(LINEAR, 3), scores, None)
@@ -156,6 +192,6 @@ def test_it_learns():
     """Three rounds on digits, far above chance, which is a tenth, with nothing but bits sent up."""
     result = fedstrata.run(
         data="digits", partition="iid", clients=3, rounds=3, epochs=2, model="mlp", method="fedpm", engine="stacked",
-        optimiser="adam(learning_rate=0.1)", evaluate_every=3,
+        evaluate_every=3,
     )  # fmt: skip
     assert result.summary["final"]["global.accuracy"] > 0.6
