@@ -298,7 +298,7 @@ def test_description_is_plain_data():
     assert (described["name"], described["kind"]) == ("hammer", "tool")
     assert described["parameters"][0] == {
         "name": "weight", "type": "a number", "default": 1.0, "meaning": "How heavy.", "choices": None,
-        "limits": "more than 0 and at most 10",
+        "source": None, "limits": "more than 0 and at most 10",
     }  # fmt: skip
     assert described["parameters"][3]["choices"] == ["plain", "claw"]
     assert described["parameters"][5]["type"] == "a number or none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -197,17 +196,6 @@ def personal_tensors_never_travel(method: Method) -> None:
         require(f'"{name}"'.encode() not in message + reply, f"'{name}' is personal, and travels")
 
 
-def hooks_are_spelt_right(method: Method) -> None:
-    """A public method that is nearly called like a hook would never be called."""
-    hooks = [name for name in vars(Part) if not name.startswith("_")]
-    for part in method.parts:
-        for name in dir(type(part)):
-            near = difflib.get_close_matches(name, hooks, 1, 0.85)
-            known = name.startswith("_") or hasattr(Part, name) or name in vars(part)
-            if not known and near:
-                raise AssertionError(f"'{part.name}' defines '{name}', which is no hook; did you mean '{near[0]}'?")
-
-
 def parts_describe_themselves(method: Method) -> None:
     """Facts, a summary, a declaration of what is touched, and words for every parameter."""
     for part in method.parts:
@@ -243,7 +231,6 @@ METHOD_CHECKS: dict[str, Check] = {
     check.__name__.replace("_", " "): check
     for check in (
         parts_describe_themselves,
-        hooks_are_spelt_right,
         bad_parameters_are_refused,
         engines_agree_on_some_clients,
         engines_agree_on_all_clients,

@@ -398,29 +398,29 @@ class Recalling(Noting):
     def needs(self):
         return Needs(previous=True)
 
-    def note(self, where, clients):
+    def see(self, where, clients):
         assert clients.trained.shape == (len(clients.ids),)
         for row, client in enumerate(clients.ids):
             own = {name: tensor[row].clone() for name, tensor in clients.previous.items()}
             self.seen[where, client] = bool(clients.trained[row]), own
 
     def start(self, clients, message, model):
-        self.note("start", clients)
+        self.see("start", clients)
         return model, clients.memory
 
     def gradients(self, clients, step, gradients):
-        self.note("step", clients)
+        self.see("step", clients)
         return gradients
 
     def finish(self, clients, training):
-        self.note("finish", clients)
+        self.see("finish", clients)
         changed = {**training.trained, "3.bias": training.trained["3.bias"] + 1}
         for row, client in enumerate(clients.ids):
             self.trained[client] = {name: tensor[row].clone() for name, tensor in changed.items()}
         return changed, clients.memory
 
     def deployed(self, clients, model):
-        self.note("used", clients)
+        self.see("used", clients)
         return model
 
 
