@@ -100,7 +100,7 @@ class PFedLA(Mixing):
 
     @property
     def _optimiser(self) -> Optimiser:
-        return {"adam": Adam, "sgd": SGD}[self.optimiser](self.learning_rate)
+        return Adam(self.learning_rate) if self.optimiser == "adam" else SGD(self.learning_rate)
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send each participant its mixture."""
