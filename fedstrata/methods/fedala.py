@@ -28,10 +28,13 @@ class FedALA(Part):
     model so initialised is trained and tested; a client that has not trained yet takes the global model. What travels
     is as in FedAvg.
 
-    The defaults are those of the authors' code (TsingZ0/FedALA, ``main.py`` and ``ALA.py``). There :math:`W_k` is
-    learned in a pass over a random 80 % of the samples, and the first time in passes until the loss of ten of them
-    deviates by less than 0.1, at least eleven; here it takes as many steps on random minibatches, the first time
-    eleven passes' worth.
+    In the authors' code :math:`W_k` is learned in a pass over a random 80 % of the samples, and the first time in
+    passes until the loss of ten of them deviates by less than 0.1, at least eleven; here it takes as many steps on
+    random minibatches, the first time eleven passes' worth.
+
+    Defaults:
+        layers, samples, rate, batch_size: TsingZ0/FedALA, system/main.py.
+        first_passes: TsingZ0/FedALA, system/utils/ALA.py.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -20,6 +20,9 @@ class FedAvgFineTuning(Part):
 
     The fine-tuned models are evaluated under the label ``client_adapted`` and are not sent anywhere. They train at the
     initial learning rate, as the comparisons in SSFL (Table 1) do, not at the decayed one.
+
+    Defaults:
+        epochs: rong-dai/DisPFL, fedml_api/standalone/fedavg/fedavg_api.py.
     """
 
     facts: ClassVar[Facts] = Facts(

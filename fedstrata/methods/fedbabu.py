@@ -22,6 +22,10 @@ class FedBABU(BodyAndHead):
     authors' choice), or its ``body`` or ``head`` alone, at a hundredth of the initial learning rate, where the authors'
     schedule ends. PLayer-FL's variant is ``fedbabu(head_layers=2, tune=head, epochs=1, rate=1)``. Before that,
     everybody uses the same global model.
+
+    Defaults:
+        head_layers: jhoon-oh/FedBABU, models/Update.py.
+        tune, epochs, rate: jhoon-oh/FedBABU, analysis.ipynb.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -36,8 +36,11 @@ class FedCAC(Mixing):
     buffers stay with each client.
 
     The upload is the model and one bit per weight; the server puts each client's model together and sends that. The
-    defaults are the paper's for CIFAR-10; for CIFAR-100 it takes ``tau=0.4, beta=170``. Where not everybody takes part,
-    clients are compared by their last uploads, and those without one get the global model.
+    defaults are those for CIFAR-10; for CIFAR-100 the authors take ``tau=0.4, beta=170``. Where not everybody takes
+    part, clients are compared by their last uploads, and those without one get the global model.
+
+    Defaults:
+        tau, beta: kxzxvbk/Fling, flzoo/cifar10/cifar10_fedcac_resnet_config.py, by the first author.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -14,7 +14,10 @@ from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, S
 from fedstrata.methods.mechanisms.peers import Peers, mix, rows_of
 from fedstrata.rng import client_keys, permutation, uniform
 from fedstrata.spec import parameter
-from fedstrata.stack import Stack, Tensors, align, squared_norm, subtract, under
+from fedstrata.stack import Stack, Tensors, align, per_client, squared_norm, subtract, under
+
+_SMALL = 1e-9
+"""What is added to a sum of weights that is smaller, before it divides them."""
 
 
 @methods.register("fedfomo")
@@ -29,12 +32,20 @@ class FedFomo(Peers):
     sum to one. Where none is positive it goes on from :math:`\theta_i`: its own training is given up too.
     Running statistics are mixed with the same weights.
 
-    The server adds the weights up to an affinity between clients, and sends those with the highest, with exceptions:
-    each place goes with probability :math:`\varepsilon`, which decays, to a random other client. The defaults are
-    those of the authors' code, with 10 models beside the own one. SSFL's comparison takes ``validation=0.1``,
-    ``epsilon=0.5`` and ``decay=0``.
+    The server adds up how each client values others, as :math:`w_n / |\sum_m w_m|`, to an affinity between clients, and
+    sends those with the highest, with exceptions: each place goes with probability :math:`\varepsilon`, which decays,
+    to a random other client. The norm is the sum of absolute differences, and the ten models of the authors' runs are
+    nine others and the own one. Their code also offers averages over clusters of clients and over all as candidates,
+    which is not done here. SSFL's comparison, by DisPFL's code, is ``fedfomo(neighbours=10, validation=0.1,
+    epsilon=0.5, decay=0, norm=l2, affinity=plain)``.
 
     Each client downloads M models, and uploads its own and M weights. Clients see other clients' models.
+
+    Defaults:
+        neighbours, validation: NVlabs/FedFomo, README.md.
+        epsilon, decay: NVlabs/FedFomo, federated/configs.py.
+        norm: NVlabs/FedFomo, federated/args.py.
+        affinity: NVlabs/FedFomo, federation.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -43,9 +54,16 @@ class FedFomo(Peers):
         "https://arxiv.org/abs/2012.08565",
     )
 
+    neighbours: int = parameter(9, "How many others each client hears in a round, if there are as many.", low=1)
     validation: float = parameter(0.2, "The part of its samples on which a client judges models.", above=0, below=1)
     epsilon: float = parameter(0.3, "How often a place goes to a random client, in the first round.", low=0, high=1)
     decay: float = parameter(0.05, "By how much epsilon falls from round to round.", low=0)
+    norm: str = parameter("l1", "How far models are apart: by absolute or squared differences.", choices=("l1", "l2"))
+    affinity: str = parameter(
+        "normalised",
+        "What is added to the affinity: weights over their sum, or as they are.",
+        choices=("normalised", "plain"),
+    )
 
     @property
     def needs(self) -> Needs:
@@ -78,15 +96,26 @@ class FedFomo(Peers):
             mixture = mix(torch.cat((model[name].unsqueeze(1), stack), dim=1), shares)
             mixed[name] = mixture.where(align(helped, mixture), start[name])
         noted = torch.zeros_like(clients.memory["weights"])
-        noted[:, :count] = weights[:, 1:]
+        noted[:, :count] = self._valued(weights)[:, 1:]
         return {**model, **mixed}, clients.memory | {"weights": noted}
 
     def _weight(self, clients: Clients, start: Tensors, before: Tensor, other: Tensors) -> Tensor:
         """Weigh one model of each client: ``[K]``; a model that does not differ has no weight."""
         _, after = clients.probe.test(other, held_out=True)
-        names = clients.layers.parameter_names
-        distance = squared_norm(subtract({name: other[name] for name in names}, start)).sqrt().to(before.dtype)
+        change = subtract({name: other[name] for name in clients.layers.parameter_names}, start)
+        distance = self._length(change).to(before.dtype)
         return torch.where(distance > 0, (before - after) / distance.where(distance > 0, 1), 0.0)
+
+    def _length(self, change: Tensors) -> Tensor:
+        """Measure how long each client's change is: ``[K]``."""
+        if self.norm == "l2":
+            return squared_norm(change).sqrt()
+        return torch.stack([per_client(tensor).abs().sum(1) for tensor in change.values()]).sum(0)
+
+    def _valued(self, weights: Tensor) -> Tensor:
+        """Scale what is added to the affinity; it stays finite where weights cancel each other."""
+        total = weights.sum(1, keepdim=True).abs()
+        return weights if self.affinity == "plain" else weights / total.where(total >= _SMALL, total + _SMALL)
 
     def start(self, clients: Clients, message: Message, model: Tensors) -> ModelAndMemory:
         """Remember the model with which training begins."""

@@ -20,6 +20,9 @@ class FedPer(BodyAndHead):
     With body :math:`\phi` and heads :math:`h_k`, each client makes its local steps on :math:`f_k(\phi, h_k)` and sends
     :math:`\phi`; heads never leave a client. Norm layers and their running statistics belong to the body and are
     averaged, unless ``fedbn`` keeps them.
+
+    Defaults:
+        head_layers: lgcollins/FedRep, main_fedrep.py, which compares with FedPer.
     """
 
     facts: ClassVar[Facts] = Facts(

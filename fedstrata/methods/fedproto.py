@@ -35,8 +35,12 @@ class FedProto(Part):
 
     Clients predict the class whose prototype is nearest, among their own classes, as in the paper (Eq. 9) and in the
     authors' tests; ``predict=head`` takes the outputs of their heads. All clients count alike, as in the authors' code
-    (yuetan031/FedProto, ``utils.py``), where the paper weighs by samples (Eq. 6). There prototypes are gathered while
-    the last epoch trains; here they are those of the trained model, in evaluation mode.
+    (yuetan031/FedProto, ``lib/utils.py``), where the paper weighs by samples (Eq. 6). There prototypes are gathered
+    while the last epoch trains; here they are those of the trained model, in evaluation mode.
+
+    Defaults:
+        strength: yuetan031/FedProto, lib/options.py.
+        predict: yuetan031/FedProto, lib/update.py.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -18,9 +18,15 @@ class FedRep(FedPer):
     r"""Like FedPer, but a client first trains its head on the body received, then the body under it.
 
     With the body frozen, the head :math:`h_k` is trained for ``head_epochs``; with this head frozen, the body
-    :math:`\phi` is trained for ``body_epochs`` and sent. As in the authors' experiments, the local epochs of the
-    experiment are those of the head, and the body is trained for a single one. Running statistics follow the data in
-    both phases.
+    :math:`\phi` is trained for ``body_epochs`` and sent. The local epochs of the experiment are those of the head, and
+    the body is trained for a single one: the authors' scripts have ten for the head and one or five for the body. Their
+    last round trains the heads of all clients and no body, which is not done here. Running statistics follow the data
+    in both phases.
+
+    Defaults:
+        head_layers: lgcollins/FedRep, main_fedrep.py.
+        head_epochs: ours; the scripts of lgcollins/FedRep have ten.
+        body_epochs: lgcollins/FedRep, utils/options.py.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -17,6 +17,9 @@ class LocalAdaptation(FedAvgFineTuning):
     """FedAvg; after the last round every client trains the global model for one more epoch, for itself.
 
     This is ``fedavg-ft`` with a single epoch, as PLayer-FL compares with it.
+
+    Defaults:
+        epochs: gaiters-aerials/player_fl, code/clients.py, which compares with it.
     """
 
     facts: ClassVar[Facts] = Facts(

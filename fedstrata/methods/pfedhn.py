@@ -34,8 +34,11 @@ class PFedHN(Mixing):
     are averaged.
 
     The paper draws one client in each round; where several take part, the mean of their gradients is followed. The
-    defaults are those of the authors' code (AvivSham/pFedHN, ``trainer.py``), which makes thousands of rounds of 50
-    local steps. The hypernetwork has about ``hidden`` times as many numbers as the model.
+    authors' code makes thousands of rounds of 50 local steps. The hypernetwork has about ``hidden`` times as many
+    numbers as the model.
+
+    Defaults:
+        learning_rate, embedding, hidden: AvivSham/pFedHN, experiments/pfedhn/trainer.py.
     """
 
     facts: ClassVar[Facts] = Facts(

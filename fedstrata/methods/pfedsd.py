@@ -27,7 +27,10 @@ class PFedSD(Part):
     took part, in evaluation mode. Before the first one there is no teacher. The model is sent as in FedAvg; the client
     uses the one that it has just trained, not the average, until it trains again.
 
-    The defaults are those of the authors' code; Fling's, which LIPS builds on, are ``strength=0.5, temperature=3``.
+    Fling, which LIPS builds on, has ``strength=0.5, temperature=3``.
+
+    Defaults:
+        strength, temperature: CGCL-codes/pFedSD, parameters.py.
     """
 
     facts: ClassVar[Facts] = Facts(

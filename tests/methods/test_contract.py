@@ -69,7 +69,7 @@ COMBINATIONS = [
     "dispfl(density=0.3, regrow=random, neighbours=2)+fedbn",
     "feddst(sparsity=0.6, every=1, until=1.0, alpha=0.3)+fedprox",
     "fedrep+transient(every=2, local_sparsity=until-next, schedule=released)",
-    "ditto(epochs=1, pull=released)+fedbn+fedprox",
+    "ditto(global_epochs=1, personal_epochs=3, pull=released)+fedbn+fedprox",
     "pfedsd+fedper(head_layers=2)+lws",
     "fedir+fedvc(samples=12)+moon",
     "fedala(layers=2, first_passes=2)+fedbn+moon",

@@ -14,7 +14,7 @@ from watching import (
 )
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Phase, methods
+from fedstrata.methods import Method, Phase, methods
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False)), (2,))
 WEIGHT = LAYERS.parameter_names[0]
@@ -63,7 +63,7 @@ def test_ditto_leaves_the_global_model_to_fedavg_and_uses_the_personal_ones(engi
 @pytest.mark.parametrize("pull", ["gradient", "released"])
 def test_ditto_holds_personal_models_near_the_global_one(pull):
     def distance(strength):
-        method, seen = watched(f"ditto(strength={strength}, pull={pull}, epochs=6)")
+        method, seen = watched(f"ditto(strength={strength}, pull={pull}, personal_epochs=6)")
         simulation = run(method, rounds=1)
         personal = memory_of(simulation, "ditto", "personal")
         return float((personal["hidden.weight"][2] - seen.received[1, 2]["hidden.weight"]).norm())
@@ -71,10 +71,28 @@ def test_ditto_holds_personal_models_near_the_global_one(pull):
     assert 0 < distance(5.0) < 0.5 * distance(0.0)
 
 
-def test_ditto_trains_the_personal_model_for_its_own_epochs():
-    method, seen = watched("ditto(epochs=3)")
-    run(method, rounds=1)
-    assert len(seen.steps[1, 0]) == 2 + 3 * 2
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("ditto", (4, 4)),
+        ("ditto(personal_epochs=3)", (4, 3)),
+        ("ditto(global_epochs=2)", (2, 4)),
+        ("ditto(global_epochs=2, personal_epochs=3)", (2, 3)),
+    ],
+)
+def test_ditto_trains_each_model_for_its_own_epochs(text, passes):
+    """Client 0 has nine samples: two steps of up to eight in an epoch."""
+    phases = []
+
+    class Noting(type(methods.make("ditto"))):
+        def loss(self, clients, step, loss):
+            phases.extend([step.phase.name] * (0 in clients.ids))
+            return super().loss(clients, step, loss)
+
+    part = methods.make(text)
+    noting = Noting(**{name: getattr(part, name) for name in ("global_epochs", "personal_epochs")})
+    run(Method("noting", (noting,)), rounds=1, epochs=4)
+    assert (phases.count("global"), phases.count("personal")) == tuple(2 * count for count in passes)
 
 
 def test_other_parts_leave_a_second_model_alone():

@@ -26,7 +26,7 @@ class Judge:
         return torch.zeros(len(losses)), torch.tensor(losses, dtype=torch.float64)
 
 
-def received(start, own, peers, losses):
+def received(start, own, peers, losses, options=""):
     """Let one client put its model together; return it and the weights that it noted."""
     memory = {
         "fedfomo/start/weight": torch.tensor([[start]]),
@@ -34,18 +34,38 @@ def received(start, own, peers, losses):
     }
     message = Message({"peers/weight": torch.tensor([[[peer] for peer in peers]])})
     clients = clients_view(LAYERS, 1, memory=memory, **probing(Judge(losses)))
-    method = Method.make("fedfomo(neighbours=3)")
+    method = Method.make(f"fedfomo(neighbours=3{options})")
     model, memory = method.receive(clients, message, {"weight": torch.tensor([[own]])})
     assert torch.equal(memory["fedfomo/start/weight"], clients.memory["fedfomo/start/weight"])
     return model["weight"].flatten().tolist(), memory["fedfomo/weights"].flatten().tolist()
 
 
+LOSSES = {(0.0, 0.0): 1.0, (3.0, 4.0): 0.3, (0.0, 2.0): 0.4, (1.0, 0.0): 2.0}
+
+
 def test_models_count_by_how_much_they_lower_the_loss_per_distance():
-    """Own: (1 - 0.5) / 5 = 0.1; peers: (1 - 0.4) / 2 = 0.3 and (1 - 2) / 1 = -1: shares 1/4, 3/4 and none."""
-    losses = {(0.0, 0.0): 1.0, (3.0, 4.0): 0.5, (0.0, 2.0): 0.4, (1.0, 0.0): 2.0}
-    model, weights = received((0.0, 0.0), (3.0, 4.0), [(0.0, 2.0), (1.0, 0.0)], losses)
+    """Own: (1 - 0.3) / 7 = 0.1; peers: (1 - 0.4) / 2 = 0.3 and (1 - 2) / 1 = -1: shares 1/4, 3/4 and none.
+
+    What is added to the affinity is divided by |0.1 + 0.3 - 1| = 0.6.
+    """
+    model, weights = received((0.0, 0.0), (3.0, 4.0), [(0.0, 2.0), (1.0, 0.0)], LOSSES)
     assert model == pytest.approx([0.75, 2.5])
-    assert weights == pytest.approx([0.3, -1.0, 0.0])
+    assert weights == pytest.approx([0.5, -1 / 0.6, 0.0])
+    _, plain = received((0.0, 0.0), (3.0, 4.0), [(0.0, 2.0), (1.0, 0.0)], LOSSES, ", affinity=plain")
+    assert plain == pytest.approx([0.3, -1.0, 0.0])
+
+
+def test_distances_may_be_euclidean():
+    """Own: (1 - 0.3) / 5 = 0.14; the peer: 0.3."""
+    model, weights = received((0.0, 0.0), (3.0, 4.0), [(0.0, 2.0)], LOSSES, ", norm=l2, affinity=plain")
+    assert model == pytest.approx([0.14 / 0.44 * 3, 0.14 / 0.44 * 4 + 0.3 / 0.44 * 2])
+    assert weights == pytest.approx([0.3, 0.0, 0.0])
+
+
+def test_the_affinity_stays_finite_where_weights_cancel_each_other():
+    losses = {(0.0, 0.0): 1.0, (1.0, 0.0): 0.5, (0.0, 1.0): 1.5}
+    _, weights = received((0.0, 0.0), (1.0, 0.0), [(0.0, 1.0)], losses)
+    assert weights == pytest.approx([-0.5 / 1e-9, 0.0, 0.0])
 
 
 def test_where_nothing_helps_the_client_goes_back_to_where_it_began():
