@@ -18,7 +18,7 @@ from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.methods.mechanisms.masking import everything, keep
 from fedstrata.rng import uniform
 from fedstrata.spec import parameter
-from fedstrata.stack import Stack, Tensors, align, under
+from fedstrata.stack import Tensors, align, under
 
 
 @methods.register("transient")
@@ -88,7 +88,7 @@ class Transient(Part):
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Keep what the criterion and the refill need, and the mask where it holds in training."""
         weights = self._weights(clients, model)
-        memory = Stack()
+        memory = under("init", weights if self.refill == "init" else {})
         if self._ranks_by_training():
             scores = {name: torch.zeros_like(weight) for name, weight in weights.items()}
             memory |= under("score", scores) | {"trained": torch.zeros_like(clients.sizes, dtype=torch.bool)}
@@ -96,7 +96,7 @@ class Transient(Part):
             memory |= under("mask", everything(weights))
         if self.local_sparsity == "until-next":
             memory |= {"event": torch.zeros_like(clients.sizes)}
-        return memory | under("init", weights) if self.refill == "init" else memory
+        return memory
 
     def _weights(self, clients: Clients, model: Tensors) -> Tensors:
         return {name: model[name] for name in weights_of(clients.layers, self.layers)}

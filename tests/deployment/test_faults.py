@@ -101,6 +101,25 @@ def test_a_wrong_reply_is_refused_by_name_and_the_round_goes_on_without(lie, tmp
     assert rounds == {1: [0, 1, 2, 3], 2: [0, 1, 3], 3: [0, 1, 2, 3]}
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"flops": -1.0}, "its flops is -1, outside 0 to inf"),
+        ({"sparse_flops": "many"}, "its sparse_flops is no finite number"),
+        ({"loss": None}, "its loss is no finite number"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(told, words, tmp_path):
+    def tamper(site: int, request: Request, reply: Reply) -> list[tuple[float, Reply]]:
+        lies = site == LIAR and request.kind == "train" and reply.status == "ok"
+        return [(0.1, replace(reply, facts={**reply.facts, **told}) if lies else reply)]
+
+    folder, lines = run(tmp_path, DirectNetwork(tmp_path, SITES, tamper), rounds=1)
+    [refusal] = [line for line in lines if "refused" in line]
+    assert words in refusal
+    assert merged_sites(folder) == {1: [0, 1, 3]}
+
+
 def test_what_is_merged_without_the_refused_reply_is_right(tmp_path):
     network = DirectNetwork(tmp_path, SITES, lying(LIES["nan"][0]))
     folder, _ = run(tmp_path, network, optimiser="sgd(learning_rate=0.05)")

@@ -258,8 +258,10 @@ def test_wrong_shares_are_found_and_their_site_is_named(tmp_path):
     assert_close(folder, done(simulated("fedavg", rounds=1)))
 
 
+TOLD = {"loss": 1.0, "flops": 2.0, "sparse_flops": 1.0, "scores": {}}
 HOSTILE: list[tuple[str, dict[str, Any]]] = [
-    ("train", {"facts": {"loss": 1.0, "scores": {}, "entries": [["x", "float32", [1], None]]}}),
+    ("train", {"facts": {**TOLD, "entries": [["x", "float32", [1], None]]}}),
+    ("train", {"facts": {**TOLD, "flops": -1.0}}),
     ("keys", {"facts": {"keys": ["00", "11"]}}),
     ("shares", {"facts": {"sealed": {"0": "00" * 160}, "seed_hash": "00" * 32}}),
     ("masked", {"payload": b""}),
