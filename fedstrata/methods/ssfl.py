@@ -166,11 +166,12 @@ class Saliency(MaskExchange):
     method: SSFL
 
     def due(self, round: int, rounds: int, joining: bool) -> int:
-        """Find a mask after the warm-up, and again when asked, or when clients join."""
+        """Find a mask after the warm-up, and from then on again when asked, or when clients join."""
         method, since = self.method, round - self.method.warmup - 1
-        periodic = method.refresh_every is not None and since > 0 and since % method.refresh_every == 0
-        again = since > 0 and round == method.adapt_at
-        return since == 0 or periodic or again or (joining and method.adapt_on_joining)
+        if since <= 0:
+            return since == 0
+        periodic = method.refresh_every is not None and since % method.refresh_every == 0
+        return periodic or round == method.adapt_at or (joining and method.adapt_on_joining)
 
     def survey(self, clients: Clients, model: Tensors) -> Message:
         """Score every weight on the client's own data, masked ones at their initial values.
@@ -199,7 +200,7 @@ class Saliency(MaskExchange):
         for name, mask in self._new_masks(server, replies).items():
             old, weight = masks[name], server.model[name]
             kept[name] = mask | old if self.method.growth and server.memory["found"] else mask
-            model[name] = weight.where(old, initial.get(name, weight.new_zeros(()))) * kept[name]
+            model[name] = weight.where(old, initial.get(name, weight)) * kept[name]
         found = torch.ones_like(server.memory["found"])
         return model, server.memory | under("mask", kept) | {"found": found}
 

@@ -157,3 +157,10 @@ def test_split_point_refuses() -> None:
         split_point([1.0, math.nan], 2.0)
     with pytest.raises(FedStrataError, match="never negative"):
         split_point([-1.0, 2.0], 2.0)
+
+
+def test_small_growth_is_seen_in_double_precision() -> None:
+    ones = [torch.ones(1, dtype=torch.float64), torch.full((1,), 1e-5, dtype=torch.float64)]
+    curve = federation_sensitivity(ones, [torch.ones(1, dtype=torch.float64)] * 2)
+    assert curve[1] - curve[0] == pytest.approx(1e-10, rel=1e-3)
+    assert split_point([1.0, 1.0 + 1e-10], 1.0) == 1

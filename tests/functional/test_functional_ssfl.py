@@ -259,3 +259,18 @@ def test_every_minibatch_has_its_own_absolute_value() -> None:
     assert mean_saliency(grads * 3, weights)["a"].tolist() == [4]
     with pytest.raises(FedStrataError, match="no minibatches whose scores could be averaged"):
         mean_saliency([], weights)
+
+
+def test_mask_error_adds_up_over_tensors_and_any_number_but_zero_keeps() -> None:
+    masks = {"a": torch.tensor([True, True]), "b": torch.tensor([True, False, False])}
+    truth = {"a": torch.tensor([False, True]), "b": torch.tensor([False, True, False])}
+    assert mask_error(masks, truth) == 3 / 5
+    assert mask_error(torch.tensor([2, 0]), torch.tensor([1, 0])) == 0
+    assert mask_error(torch.tensor([1, 0]), torch.tensor([2, 0])) == 0
+    with pytest.raises(FedStrataError, match=r"^The mask has the shape \(2,\).*oracle's has \(3,\)"):
+        mask_error(torch.ones(2), torch.ones(3))
+
+
+def test_the_refusal_of_sizes_names_them() -> None:
+    with pytest.raises(FedStrataError, match=r"(?<!\w)sizes(?!\w)"):
+        aggregate_scores(torch.ones(2, 3), [3, -1])

@@ -438,3 +438,17 @@ def test_an_infinite_threshold_shares_everything(engine):
     assert_same_bits(left.engine.server.model, right.engine.server.model)
     with pytest.raises(FedStrataError, match=r"nan does not fit the parameter 'threshold'.*: it takes a number"):
         Method.make("player(threshold=nan)")
+
+
+# Beside others -------------------------------------------------------------------------------------------------------
+
+
+def test_any_layer_but_the_first_may_stay_at_a_client():
+    kept = methods.make("player").keeps(LAYERS)
+    assert sorted(kept.resident) == ["b.bias", "b.weight", "c.bias", "c.weight"]
+    assert not list(kept.personal)
+
+
+def test_a_part_that_needs_a_shared_head_is_refused():
+    with pytest.raises(FedStrataError, match="works on a head that clients share"):
+        Method.make("player+fedala")

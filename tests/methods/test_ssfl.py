@@ -253,11 +253,42 @@ def test_sparsity_zero_is_fedavg_also_in_bytes(engine):
         ("ssfl(warmup=2, refresh_every=3)", [3, 6, 9]),
         ("ssfl(warmup=2, refresh_every=4, adapt_at=5)", [3, 5, 7]),
         ("ssfl(refresh_every=5, adapt_at=6)", [1, 6]),
+        ("ssfl(warmup=7, refresh_every=1)", [8, 9, 10]),
+        ("ssfl(adapt_at=2)", [1, 2]),
     ],
 )
 def test_rounds_before_which_a_mask_is_found(text, rounds):
     exchanges = methods.make(text).exchanges()
     assert [round for round in range(1, 11) for exchange in exchanges if exchange.due(round, 10, False)] == rounds
+
+
+def test_who_joins_brings_a_new_mask_only_where_there_is_one():
+    """Newcomers in the warm-up do not end it."""
+    [exchange] = methods.make("ssfl(warmup=2, adapt_on_joining=true)").exchanges()
+    assert [bool(exchange.due(round, 10, True)) for round in (1, 2, 3, 4)] == [False, False, True, True]
+    [exchange] = methods.make("ssfl(warmup=2)").exchanges()
+    assert [bool(exchange.due(round, 10, True)) for round in (1, 2, 3, 4)] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("text", ["ssfl", "ssfl(adapt_at=3)", "ssfl(adapt_on_joining=true)", "ssfl(refresh_every=2)"])
+def test_initial_values_are_kept_where_they_may_come_back(text):
+    part, model = methods.make(text), {"weight": torch.tensor([[1.0, 2.0, 3.0, 4.0]])}
+    server = part.server_memory(server_view(ONE, model))
+    client = part.client_memory(clients_view(ONE, 2), {"weight": model["weight"].expand(2, 1, 4)})
+    for memory, leading in ((server, ()), (client, (2,))):
+        kept = {"init/weight"} if text != "ssfl" else set()
+        assert memory.keys() == {"mask/weight", "found"} | kept
+        assert (memory["found"].dtype, memory["found"].shape) == (torch.bool, leading)
+        assert not memory["found"].any()
+        assert memory["mask/weight"].all()
+    assert all(torch.equal(server[name], model["weight"]) for name in server.keys() & {"init/weight"})
+
+
+def test_without_sparsity_there_is_no_mask_to_tell_about():
+    for sparsity, told in ((0, {}), (0.25, {"density": {"(model)": 1.0}})):
+        part = methods.make(f"ssfl(sparsity={sparsity})")
+        view = server_view(ONE, {"weight": torch.ones(1, 4)})
+        assert part.metrics(server_view(ONE, view.model, memory=part.server_memory(view))) == told
 
 
 @BOTH_ENGINES
@@ -347,6 +378,13 @@ def test_shuffling_keeps_each_tensors_density_and_nothing_else():
     assert sum(int((found[name] != shuffled[name]).sum()) for name in found) > 50
     again, _ = first_masks("ssfl(sparsity=0.7, topology=shuffled)")
     assert_same_bits(shuffled, again)
+
+
+def test_a_random_mask_at_each_client_is_random_k():
+    [part] = Method.make("ssfl(topology=random-per-client, sparsity=0.3, scope=all)").parts
+    assert part == methods.make("random-k(sparsity=0.3, scope=all)")
+    [part] = Method.make("ssfl(topology=shuffled, weighted=false)").parts
+    assert part == methods.make("ssfl(topology=shuffled, weighted=false)")
 
 
 def test_a_random_mask_is_exact_depends_on_the_seed_only_and_asks_clients_for_nothing():
