@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
@@ -150,3 +152,18 @@ def test_control_variates_travel_beside_the_shared_parameters_only():
 def test_what_makes_no_sense_is_refused(text, sentence):
     with pytest.raises(FedStrataError, match=sentence):
         Method.make(text)
+
+
+@pytest.mark.parametrize("text", ["scaffold(learning_rate=0)"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("(")[2].partition("=")[0]):
+        methods.make(text)
+
+
+@pytest.mark.parametrize("text", ["scaffold(learning_rate=0.1)"])
+def test_what_is_at_the_edge_of_its_range_is_taken(text):
+    assert str(methods.make(text)) == text
+
+
+def test_the_defaults():
+    assert asdict(methods.make("scaffold")) == {"learning_rate": 1.0}
