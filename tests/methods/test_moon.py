@@ -49,6 +49,16 @@ def test_moon_contrasts_the_global_and_the_previous_model():
     assert part.loss(view([False], round=1), even, plain) is plain
 
 
+def test_samples_count_in_the_mean():
+    """Two samples, of which the second is as near to one model as to the other: the mean of both terms."""
+    model, known = {"weight": torch.zeros(1, 2, 2)}, torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
+    previous = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+    clients = view([True])
+    step = step_view(model, model, features=known, predict=lambda asked: (known, known if asked is model else previous))
+    loss = methods.make("moon").loss(clients, step, torch.tensor([3.0]))
+    assert loss.tolist() == pytest.approx([3.0 + (math.log1p(math.exp(-2)) + math.log(2)) / 2])
+
+
 @pytest.mark.parametrize("text", ["moon(mu=-0.1)", "moon(temperature=0)"])
 def test_what_lies_outside_of_its_range_is_refused(text):
     with pytest.raises(FedStrataError, match=text.partition("(")[2].partition("=")[0]):

@@ -108,6 +108,18 @@ def test_a_variance_does_not_become_negative():
     model = simulation.engine.server.model
     assert all(bool((tensor >= 0).all()) for name, tensor in model.items() if name.endswith("running_var"))
     assert all(bool(torch.isfinite(tensor.double()).all()) for tensor in model.values())
+    assert bool((model["head.weight"] < 0).any())
+    assert bool((model["scale.running_var"] == 0).any())
+
+
+def test_the_noise_is_on_the_mean_before_the_server_steps():
+    """The server goes a thousandth of the way to the noisy mean, so that a thousandth of the noise is left."""
+    noisy, quiet = (
+        run(f"central-dp(clip=1e6, noise={noise})+fedavgm(beta=0, learning_rate=0.001)", rounds=1).engine.server.model
+        for noise in (1e-5, 1e-15)
+    )
+    left = noisy["hidden.weight"] - quiet["hidden.weight"]
+    assert float(left.std()) == pytest.approx(0.001 * 1e-5 * 1e6 / 5, rel=0.3)
 
 
 MORE = "lets the server see more of single clients, and "

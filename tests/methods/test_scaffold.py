@@ -54,6 +54,16 @@ def test_the_new_control_variate_is_the_mean_gradient_and_its_change_is_sent():
     assert reply.tensors[f"scaffold/{NAME}"].flatten().tolist() == [2.5, 1.0, 4.0, -2.0]
 
 
+def test_what_was_not_trained_keeps_its_control_variate():
+    clients = clients_view(
+        LINE, 1, memory={**under("control", stack([1.0, 2.0])), **under("difference", stack([9, 9]))}
+    )
+    training = training_view(stack([1.0, 1.0]), stack([1.0, 1.0]), mean_gradients={})
+    _, memory = methods.make("scaffold").finish(clients, training)
+    assert memory[f"control/{NAME}"].flatten().tolist() == [1.0, 2.0]
+    assert memory[f"difference/{NAME}"].flatten().tolist() == [0.0, 0.0]
+
+
 def test_the_server_moves_by_the_plain_mean_and_adds_changes_over_all_clients():
     """Of ten clients two took part: their mean is (3, 1) whatever their sizes; half a step leads to (2, 1)."""
     method = Method.make("scaffold(learning_rate=0.5)")
