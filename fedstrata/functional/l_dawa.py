@@ -56,7 +56,7 @@ def ldawa(previous: Tensor, clients: Tensor, *, mask: Tensor | None = None) -> T
     sent = mask.expand_as(stack)
     total = weighted_sum(torch.where(sent, stack, stack.new_zeros(())), cosines(old, stack, sent))
     holders = sent.sum(0)
-    return torch.where(holders > 0, total / holders.clamp(min=1), old.to(total.dtype)).to(stack.dtype)
+    return torch.where(holders > 0, total / holders, old).to(stack.dtype)
 
 
 def cosines(previous: Tensor, clients: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -71,6 +71,6 @@ def cosines(previous: Tensor, clients: Tensor, mask: Tensor | None = None) -> Te
     for piece, held in zip(client_pieces(clients), client_pieces(sent.expand_as(clients)), strict=True):
         left, right = (client_rows((tensor * held).double()) for tensor in (previous, piece))
         lengths = vector_norm(left, dim=1) * vector_norm(right, dim=1)
-        cosine = ((left * right).sum(1) / lengths.where(lengths > 0, 1)).clamp(-1, 1)
+        cosine = ((left * right).sum(1) / lengths).clamp(-1, 1)
         found.append(cosine.where(lengths > 0, 1))
     return torch.cat(found)

@@ -24,7 +24,8 @@ class Moon(Part):
     To the local loss comes :math:`\mu \, \ell`, the mean over samples of :math:`\ell = -\log \frac{e^{\cos(z, z_g) /
     \tau}}{e^{\cos(z, z_g) / \tau} + e^{\cos(z, z_p) / \tau}}` with the features :math:`z` of the model in training,
     :math:`z_g` of the global model as received and :math:`z_p` of the client's own model after the last round in which
-    it took part; a client that has none yet has no such term. What travels is as in FedAvg.
+    it took part; a client that has none yet has no such term (after the first round the released code takes its
+    untrained model). What travels is as in FedAvg.
 
     Features are the input of the model's head. The authors' models have a projection of two layers in front of it,
     which softens the term; without one, a smaller ``mu`` than their default may be better (they tune it over 0.1, 1, 5

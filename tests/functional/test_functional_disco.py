@@ -91,3 +91,18 @@ def test_shares_are_a_distribution(
 def test_what_has_no_answer_is_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(FedStrataError, match=sentence):
         disco_shares(**{"sizes": SIZES, "label_counts": COUNTS, "a": 0.5, "b": 0.1, **arguments})
+
+
+def test_equal_labels_are_no_distance_to_divide_by() -> None:
+    """Nobody is far from uniform, so that sizes and b decide: (.75 + .1) / 1.2."""
+    shares = disco_shares([3, 1], [[2, 2], [9, 9]], 0.5, 0.1, normalise=True)
+    assert shares.tolist() == pytest.approx([0.85 / 1.2, 0.35 / 1.2], abs=1e-12)
+
+
+def test_a_client_may_have_no_share_beforehand() -> None:
+    assert disco_shares([1, 0], [[1, 1], [1, 1]], 0.0, 0.0).tolist() == [1.0, 0.0]
+
+
+def test_one_negative_count_is_refused() -> None:
+    with pytest.raises(FedStrataError, match="not negative"):
+        disco_shares(SIZES, [[3, -1], [1, 1], [1, 1]], 0.5, 0.1)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import ldawa
+from fedstrata.functional.l_dawa import cosines
 
 GLOBAL, CLIENTS = torch.tensor([1.0, 0.0]), torch.tensor([[2.0, 0.0], [3.0, 4.0]])
 
@@ -81,3 +82,22 @@ def test_a_stack_larger_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_has_no_answer_is_refused(previous: torch.Tensor, clients: torch.Tensor, sentence: str) -> None:
     with pytest.raises(FedStrataError, match=sentence):
         ldawa(previous, clients)
+
+
+def test_lengths_below_one_have_cosines_too() -> None:
+    small = cosines(torch.tensor([0.3, 0.4]), torch.tensor([[0.4, 0.3], [0.0, 0.1]]))
+    assert small.tolist() == pytest.approx([0.96, 0.8], rel=1e-6)
+
+
+def test_cosines_are_not_beyond_one() -> None:
+    rows = torch.randn(500, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for row in rows:
+        assert -1 <= float(cosines(-row, row[None])) <= float(cosines(row, row[None])) <= 1
+
+
+def test_cosines_are_in_float64_and_results_in_the_clients_type() -> None:
+    assert cosines(torch.tensor(1.0), torch.tensor([1.0, 2.0])).dtype == torch.float64
+    mask = torch.tensor([[True, False], [True, False]])
+    new = ldawa(GLOBAL, CLIENTS, mask=mask)
+    assert new.dtype == torch.float32
+    assert new.tolist() == [2.5, 0.0]

@@ -56,6 +56,9 @@ def test_nothing_released_costs_nothing_and_much_released_stays_finite():
         (lambda: gaussian_delta(-1.0, 1.0), "Epsilon is -1.0"),
         (lambda: gaussian_noise(0.0, 1, 1e-5), "Epsilon is 0.0"),
         (lambda: gaussian_noise(1.0, 0, 1e-5), "There are 0 releases"),
+        (lambda: gaussian_noise(math.inf, 1, 1e-5), "Epsilon is inf"),
+        (lambda: gaussian_delta(1.0, math.inf), "The noise multiplier is inf"),
+        (lambda: gaussian_epsilon(1.0, 1, 0.0), "Delta is 0.0"),
     ],
 )
 def test_impossible_numbers_are_refused(call, sentence):

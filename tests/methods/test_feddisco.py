@@ -26,6 +26,8 @@ LINE = LayerMap.read(nn.Sequential(nn.Linear(1, 1, bias=False)), (1,))
         ("feddisco(distance=l2)", [0.77955496, 0.06034614, 0.16009890]),
         ("feddisco(distance=l2, normalise=true)", [0.75, 0.08333333, 0.16666667]),
         ("feddisco(normalise=true)", [0.73115464, 0.0, 0.26884536]),
+        # 0, 1 - sqrt .5 and 1 - 2 / sqrt 5, halved: (.6, .25355339, .24721360).
+        ("feddisco(distance=cosine)", [0.54507449, 0.23034247, 0.22458304]),
         # 1 and .5, of which half is (.6, -.1, .05).
         ("feddisco(distance=l1)", [0.92307692, 0.0, 0.07692308]),
     ],

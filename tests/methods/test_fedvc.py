@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
@@ -39,3 +41,18 @@ def test_fedvc_and_fedir_go_together_and_another_weighing_does_not():
     Method.make("fedir+fedvc+lws")
     with pytest.raises(FedStrataError, match="each of them decides the shares of the clients"):
         Method.make("fedvc+feddisco")
+
+
+@pytest.mark.parametrize("text", ["fedvc(samples=0)"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("(")[2].partition("=")[0]):
+        methods.make(text)
+
+
+@pytest.mark.parametrize("text", ["fedvc(samples=1)"])
+def test_what_is_at_the_edge_of_its_range_is_taken(text):
+    assert str(methods.make(text)) == text
+
+
+def test_the_defaults():
+    assert asdict(methods.make("fedvc")) == {"samples": 256}

@@ -86,3 +86,8 @@ def test_with_shrinking_it_shrinks_once_more():
 def test_what_lies_outside_of_its_range_is_refused(text):
     with pytest.raises(FedStrataError, match=text.partition("=")[0]):
         methods.make(f"l-dawa({text})")
+
+
+def test_another_part_that_decides_the_shares_is_refused():
+    with pytest.raises(FedStrataError, match="each of them decides the shares of the clients"):
+        Method.make("l-dawa+feddisco")

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 from torch import nn
 from watching import clients_view, step_view
 
+from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import methods
 from fedstrata.stack import Stack
@@ -45,3 +47,28 @@ def test_moon_contrasts_the_global_and_the_previous_model():
     assert not torch.autograd.grad(same.sum(), features)[0].any()
     assert part.loss(view([False]), even, plain).tolist() == [3.0]
     assert part.loss(view([False], round=1), even, plain) is plain
+
+
+def test_samples_count_in_the_mean():
+    """Two samples, of which the second is as near to one model as to the other: the mean of both terms."""
+    model, known = {"weight": torch.zeros(1, 2, 2)}, torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
+    previous = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+    clients = view([True])
+    step = step_view(model, model, features=known, predict=lambda asked: (known, known if asked is model else previous))
+    loss = methods.make("moon").loss(clients, step, torch.tensor([3.0]))
+    assert loss.tolist() == pytest.approx([3.0 + (math.log1p(math.exp(-2)) + math.log(2)) / 2])
+
+
+@pytest.mark.parametrize("text", ["moon(mu=-0.1)", "moon(temperature=0)"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("(")[2].partition("=")[0]):
+        methods.make(text)
+
+
+@pytest.mark.parametrize("text", ["moon(mu=0.0, temperature=0.1)"])
+def test_what_is_at_the_edge_of_its_range_is_taken(text):
+    assert str(methods.make(text)) == text
+
+
+def test_the_defaults():
+    assert asdict(methods.make("moon")) == {"mu": 1.0, "temperature": 0.5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -108,6 +108,18 @@ def test_a_variance_does_not_become_negative():
     model = simulation.engine.server.model
     assert all(bool((tensor >= 0).all()) for name, tensor in model.items() if name.endswith("running_var"))
     assert all(bool(torch.isfinite(tensor.double()).all()) for tensor in model.values())
+    assert bool((model["head.weight"] < 0).any())
+    assert bool((model["scale.running_var"] == 0).any())
+
+
+def test_the_noise_is_on_the_mean_before_the_server_steps():
+    """The server goes a thousandth of the way to the noisy mean, so that a thousandth of the noise is left."""
+    noisy, quiet = (
+        run(f"central-dp(clip=1e6, noise={noise})+fedavgm(beta=0, learning_rate=0.001)", rounds=1).engine.server.model
+        for noise in (1e-5, 1e-15)
+    )
+    left = noisy["hidden.weight"] - quiet["hidden.weight"]
+    assert float(left.std()) == pytest.approx(0.001 * 1e-5 * 1e6 / 5, rel=0.3)
 
 
 MORE = "lets the server see more of single clients, and "
@@ -172,3 +184,22 @@ def test_what_leaves_a_client_is_clipped_in_whatever_order_the_parts_are_written
     moved = [(tensor[0] - engine.server.model[name]).double() for name, tensor in sent.items()]
     norm = sum(float(change.square().sum()) for change in moved) ** 0.5
     assert norm == pytest.approx(0.01, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["central-dp(clip=0)", "central-dp(epsilon=0)", "local-dp(delta=0)", "local-dp(delta=1)", "local-dp(noise=0)"],
+)
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("(")[2].partition("=")[0]):
+        methods.make(text)
+
+
+@pytest.mark.parametrize("text", ["central-dp(clip=0.1, epsilon=0.1, delta=0.9, noise=0.1)"])
+def test_what_is_at_the_edge_of_its_range_is_taken(text):
+    assert str(methods.make(text)) == text
+
+
+def test_the_defaults():
+    assert asdict(methods.make("central-dp")) == {"clip": 1.0, "epsilon": 8.0, "delta": 1e-05, "noise": None}
+    assert asdict(methods.make("local-dp")) == {"clip": 1.0, "epsilon": 8.0, "delta": 1e-05, "noise": None}

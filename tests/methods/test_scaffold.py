@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
@@ -50,6 +52,16 @@ def test_the_new_control_variate_is_the_mean_gradient_and_its_change_is_sent():
     assert memory[f"control/{NAME}"].flatten().tolist() == [3.0, 1.0, 4.0, 0.0]
     reply = part.upload(clients_view(LINE, 2, memory=memory), training, Message(stack([0.0, 0.0], [0.0, 0.0])))
     assert reply.tensors[f"scaffold/{NAME}"].flatten().tolist() == [2.5, 1.0, 4.0, -2.0]
+
+
+def test_what_was_not_trained_keeps_its_control_variate():
+    clients = clients_view(
+        LINE, 1, memory={**under("control", stack([1.0, 2.0])), **under("difference", stack([9, 9]))}
+    )
+    training = training_view(stack([1.0, 1.0]), stack([1.0, 1.0]), mean_gradients={})
+    _, memory = methods.make("scaffold").finish(clients, training)
+    assert memory[f"control/{NAME}"].flatten().tolist() == [1.0, 2.0]
+    assert memory[f"difference/{NAME}"].flatten().tolist() == [0.0, 0.0]
 
 
 def test_the_server_moves_by_the_plain_mean_and_adds_changes_over_all_clients():
@@ -150,3 +162,18 @@ def test_control_variates_travel_beside_the_shared_parameters_only():
 def test_what_makes_no_sense_is_refused(text, sentence):
     with pytest.raises(FedStrataError, match=sentence):
         Method.make(text)
+
+
+@pytest.mark.parametrize("text", ["scaffold(learning_rate=0)"])
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("(")[2].partition("=")[0]):
+        methods.make(text)
+
+
+@pytest.mark.parametrize("text", ["scaffold(learning_rate=0.1)"])
+def test_what_is_at_the_edge_of_its_range_is_taken(text):
+    assert str(methods.make(text)) == text
+
+
+def test_the_defaults():
+    assert asdict(methods.make("scaffold")) == {"learning_rate": 1.0}

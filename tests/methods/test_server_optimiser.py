@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from watching import BOTH_ENGINES, run, server_view
 
+from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
 
@@ -106,3 +107,36 @@ def test_what_does_not_travel_neither_moves_nor_changes_its_state(name):
     assert new.keys() == {"0.weight"}
     for key, tensor in memory.items():
         assert torch.equal(tensor, after[key]) == ("/1.weight/" in key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fedavgm(beta=-0.1)",
+        "fedavgm(beta=1)",
+        "fedavgm(learning_rate=0)",
+        "fedadam(learning_rate=0)",
+        "fedadam(beta1=-0.1)",
+        "fedadam(beta1=1)",
+        "fedadam(beta2=-0.1)",
+        "fedadam(beta2=1)",
+        "fedadam(tau=0)",
+        "fedyogi(beta2=-0.1)",
+        "fedyogi(beta2=1)",
+        "fedadagrad(learning_rate=0)",
+        "fedadagrad(beta1=-0.1)",
+        "fedadagrad(beta1=1)",
+        "fedadagrad(tau=0)",
+    ],
+)
+def test_what_lies_outside_of_its_range_is_refused(text):
+    with pytest.raises(FedStrataError, match=text.partition("(")[2].partition("=")[0]):
+        methods.make(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fedavgm(beta=0.0)", "fedadam(beta1=0.0, beta2=0.0)", "fedyogi(beta2=0.0)", "fedadagrad(learning_rate=0.2)"],
+)
+def test_what_is_at_the_edge_of_its_range_is_taken(text):
+    assert str(methods.make(text)) == text
