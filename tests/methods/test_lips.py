@@ -38,5 +38,6 @@ def test_biases_are_shared_or_stay_at_each_client_with_the_classifiers(engine):
     for name in biases:
         assert name not in local.engine.server.model
         assert name in shared.engine.server.model
+    for name in biases - {"stem.bias"}:  # whose norm takes it out again: it has no gradient
         assert len({tuple(row) for row in own[name].tolist()}) == 5, "each client has learned its own"
         assert not torch.equal(own[name][0], local.setting.initial[name])
