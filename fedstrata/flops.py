@@ -59,7 +59,7 @@ class Flops:
     """
 
     weights: Mapping[str, float]
-    others: float = 0.0
+    others: float
 
     @classmethod
     def read(cls, model: nn.Module, input_shape: tuple[int, ...]) -> Flops:

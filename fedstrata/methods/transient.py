@@ -183,7 +183,7 @@ class Transient(Part):
         """Say that without such layers, or without an event before the last round, nothing is masked."""
         if not weights_of(outline.layers, self.layers):
             yield f"The model has no weights in '{self.layers}' layers, so '{self.name}' masks nothing."
-        elif self.tau0 > 0 and not any(self.drop_after(round, outline.rounds) for round in range(1, outline.rounds)):
+        elif self.tau0 > 0 and not any(self.drop_after(round, outline.rounds) for round in range(outline.rounds)):
             yield (
                 f"'{self.name}' acts every {self.every} rounds and a run of {outline.rounds} ends before a first time, "
                 "so it masks nothing; give a smaller 'every', or more rounds."

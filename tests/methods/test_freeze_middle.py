@@ -6,7 +6,8 @@ from watching import BOTH_ENGINES, assert_same_bits, run, watched
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataWarning
-from fedstrata.methods import Message
+from fedstrata.methods import Message, methods
+from fedstrata.testing.world import prepare
 from fedstrata.wire import decode, encode
 
 MIDDLE = {"body.weight": 144, "shortcut.0.weight": 16, "hidden.weight": 128}
@@ -58,6 +59,16 @@ def test_the_aggregate_of_the_last_moving_round_stays_frozen_to_the_bit(engine, 
         mean = sum(seen.trained[1, client][name] * float(sizes[client]) for client in range(5)) / float(sizes.sum())
         torch.testing.assert_close(simulation.engine.server.model[name], mean, rtol=1e-9, atol=1e-12)
         assert not torch.equal(seen.trained[1, 0][name], simulation.engine.server.model[name])
+
+
+def test_with_the_aggregate_everybody_has_one_model_and_with_own_weights_nobody():
+    assert not prepare("freeze-middle(after=1)").setting.resident
+    assert prepare("freeze-middle(after=1, freezes=own)").setting.resident == MIDDLE.keys()
+
+
+def test_the_papers_round_is_the_fiftieth():
+    assert methods.make("freeze-middle").after == 50
+    assert methods.make("freeze-middle(after=0)").after == 0
 
 
 @BOTH_ENGINES

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import math
+=======
+from collections import OrderedDict
+>>>>>>> work-lips
 
 import pytest
 import torch
@@ -83,6 +87,8 @@ def test_fedpm_counts_all_weights_of_a_layer_and_draws_its_biases_at_their_size(
 
 def test_biases_are_those_of_layers_with_weights_packed_ones_too():
     assert biases_of(LAYERS) == ["stem.bias", "hidden.bias", "head.bias"]
+    named = nn.Sequential(OrderedDict(bias_free=nn.Linear(2, 2, bias=False), biased=nn.Linear(2, 2)))
+    assert biases_of(LayerMap.read(named, (2,))) == ["biased.bias"]
     attention = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     assert biases_of(LayerMap.read(attention, (3, 4))) == [
         "self_attn.in_proj_bias", "self_attn.out_proj.bias", "linear1.bias", "linear2.bias",

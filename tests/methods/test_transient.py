@@ -246,6 +246,13 @@ def test_each_criterion_by_hand(criterion, masks):
     assert mask_after_training(f"transient(tau0=0.75, every=1, criterion={criterion})") == masks
 
 
+def test_magnitudes_have_no_sign():
+    part = methods.make("transient(tau0=0.75, every=1, criterion=magnitude)")
+    aggregated = {"1.weight": torch.tensor([[[-0.9, 0.1], [0.3, -0.2]]])}
+    start, _ = part.start(clients_view(THREE, 1, 2), Message(), aggregated)
+    torch.testing.assert_close(start["1.weight"], torch.tensor([[[-0.9, 0.0], [0.3, 0.0]]]))
+
+
 def test_the_random_criterion_counts_exactly_and_depends_on_client_and_seed_only():
     text = "transient(tau0=0.75, every=1, criterion=random)"
     drawn = [mask_after_training(text, seed) for seed in range(20)]
