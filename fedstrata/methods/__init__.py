@@ -23,6 +23,7 @@ from fedstrata.methods.contract.views import (
     Probe,
     Proxy,
     Server,
+    Stretch,
     Training,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "Probe",
     "Proxy",
     "Server",
+    "Stretch",
     "Touches",
     "Training",
     "methods",

@@ -13,8 +13,7 @@ from watching import BOTH_ENGINES, clients_view, run, server_view, step_view, tr
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Facts, Message, Method, Needs, Part, Touches, methods
-from fedstrata.methods.contract.views import Stretch
+from fedstrata.methods import Facts, Message, Method, Needs, Part, Stretch, Touches, methods
 from fedstrata.optimisers import Optimiser, optimisers
 from fedstrata.testing.world import prepare
 from fedstrata.wire import decode
