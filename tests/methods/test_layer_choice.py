@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import math
-=======
 from collections import OrderedDict
->>>>>>> work-lips
 
 import pytest
 import torch
