@@ -149,7 +149,7 @@ def whole(size, batch=8):
         ("fedavg", {"last_batch": "drop"}, 2 * sum(map(whole, SIZES))),
         ("fedavg", {"steps": 3}, (8 + 1 + 8) + 3 * 8 + 3 * 8 + 3 * 5 + (8 + 8 + 7)),
         ("fedvc(samples=20)", {}, 2 * 5 * 20),
-        ("ditto(epochs=3)", {}, (2 + 3) * sum(SIZES)),
+        ("ditto(personal_epochs=3)", {}, (2 + 3) * sum(SIZES)),
         ("pfedme(strength=1.0, inner_steps=3)", {}, 2 * 3 * sum(SIZES)),
         ("fedprox+lws", {"precision": "fp32"}, 2 * sum(SIZES)),
     ],
