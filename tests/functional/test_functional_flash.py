@@ -27,6 +27,16 @@ def test_what_rounding_leaves_goes_to_the_largest_remainders() -> None:
     assert share_out(4, torch.ones(3), torch.tensor([9, 9, 9])).tolist() == [2, 1, 1]
 
 
+def test_only_proportions_count_however_small() -> None:
+    assert share_out(6, torch.tensor([0.2, 0.1]), torch.tensor([9, 9])).tolist() == [4, 2]
+    assert share_out(6, torch.tensor([1.7, 3.2, 1.1]), torch.tensor([9, 9, 9])).tolist() == [2, 3, 1]
+
+
+def test_room_for_one_takes_one_and_less_than_nothing_is_nothing() -> None:
+    assert share_out(1, torch.tensor([1.0, 1.0]), torch.tensor([1, 1])).tolist() == [1, 0]
+    assert share_out(-2, torch.tensor([1.0, 1.0]), torch.tensor([4, 4])).tolist() == [0, 0]
+
+
 def test_edges() -> None:
     assert share_out(0, torch.ones(2), torch.tensor([3, 3])).tolist() == [0, 0]
     assert share_out(99, torch.ones(2), torch.tensor([3, 4])).tolist() == [3, 4]
