@@ -187,8 +187,8 @@ def make_setting(
     set_precision(experiment.precision, experiment.deterministic)
     model = build_model(ingredients.model or experiment.model, input_shape, classes, experiment.seed)
     layers = LayerMap.read(model, input_shape)
-    optimiser, clients = optimisers.make(experiment.optimiser), experiment.clients or DEFAULT_CLIENTS
-    for note in method.notes(Outline(layers, experiment.rounds, clients, experiment.epochs, optimiser)):
+    optimiser = optimisers.make(experiment.optimiser)
+    for note in method.notes(Outline(layers, experiment.rounds, optimiser)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
     model = model.to(device=device, dtype=DTYPES[experiment.precision])
     initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -214,7 +214,7 @@ def make_setting(
         ),
         rounds=experiment.rounds,
         seed=experiment.seed,
-        clients=clients,
+        clients=experiment.clients or DEFAULT_CLIENTS,
         late_clients=experiment.late_clients,
         join_round=experiment.join_round,
         upload_values=experiment.upload_values,

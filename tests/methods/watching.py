@@ -151,8 +151,7 @@ def clients_view(layers: Any, count: int, round: int = 1, rounds: int = 3, **cha
 
 def outlined(layers: Any, rounds: int = 30, **changes: Any) -> Outline:
     """Make what a part knows of an experiment before it runs, by hand."""
-    given = {"rounds": rounds, "clients": 20, "epochs": 5, "optimiser": SGD(0.1), **changes}
-    return Outline(layers=layers, **given)
+    return Outline(layers, rounds, **{"optimiser": SGD(0.1), **changes})
 
 
 def probing(probe: Probe) -> dict[str, Callable[[Clients], Probe]]:

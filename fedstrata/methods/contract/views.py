@@ -26,8 +26,6 @@ class Outline:
 
     layers: LayerMap
     rounds: int
-    clients: int
-    epochs: int
     optimiser: Optimiser
 
 
