@@ -75,9 +75,13 @@ class Normalise(Transform):
                 f"dataset '{dataset.name}' have the shape {dataset.input_shape}; use 'normalise' without them."
             )
 
+    def numbers(self, dataset: Dataset) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """Return the mean and the deviation of each channel, or none where there is nothing to do."""
+        return IMAGENET if self.statistics == "imagenet" else (dataset.mean, dataset.deviation)
+
     def apply(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, dataset: Dataset) -> Tensor:
         """Change the inputs."""
-        mean, deviation = IMAGENET if self.statistics == "imagenet" else (dataset.mean, dataset.deviation)
+        mean, deviation = self.numbers(dataset)
         if mean is None or deviation is None:
             return inputs
         shape = (-1, *[1] * (inputs.dim() - 3))

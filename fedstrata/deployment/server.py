@@ -193,11 +193,11 @@ class Deployment:
             assert federation.schema is not None
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
-            _, setting = make_setting(experiment, self.method, own, schema.input_shape, len(schema.class_names))
+            network, setting = make_setting(experiment, self.method, own, schema.input_shape, len(schema.class_names))
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
         else:
-            dataset, split, setting = ready.dataset, ready.split, ready.setting
+            dataset, split, setting, network = ready.dataset, ready.split, ready.setting, ready.model
             proxy = server_proxy(setting, LoopForward(ready.model, setting.head), ready.data)
             side, test = ServerSide(setting, ready.declared, proxy), global_test(ready)
         return Driver(
@@ -207,6 +207,7 @@ class Deployment:
             setting=setting,
             engine=NetworkEngine(side, federation, test, self._secure_rounds(federation)),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
+            network=network,
         )
 
     def _secure_rounds(self, federation: Federation) -> SecureRounds | None:
