@@ -111,7 +111,8 @@ def _check(model: nn.Module, name: str, samples: Tensor, classes: int) -> None:
     if list(output.shape) != expected:
         raise FedStrataError(
             f"The model '{name}' turns {len(samples)} samples into an output of shape {list(output.shape)}, but the "
-            f"data has {classes} classes and needs {expected}; give its last layer {classes} outputs."
+            f"data has {classes} classes and needs {expected}; give its last layer {classes} outputs, or name all "
+            "classes with class_names=... where the data lacks some."
         )
     if not output.is_floating_point():
         raise FedStrataError(

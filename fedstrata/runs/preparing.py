@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
+from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
 from fedstrata.data.transforms import Transform
 from fedstrata.engines.batches import DeviceData, Work
@@ -241,6 +242,11 @@ def make_setting(
 def load_data(experiment: Experiment) -> Dataset:
     """Load the dataset that an experiment names."""
     _refuse_python(experiment.data, "data")
+    if experiment.data.lower().endswith(TABLE_ENDINGS) and "(" not in experiment.data and ":" not in experiment.data:
+        raise FedStrataError(
+            f"'{experiment.data}' is a file; write table(path={experiment.data}, label=..., site=...) with the names "
+            "of its columns for the class and, if there is one, the owner of a row."
+        )
     root = None if experiment.data_root is None else Path(experiment.data_root)
     return datasets.make(experiment.data).load(root)
 

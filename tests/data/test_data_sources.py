@@ -403,7 +403,7 @@ def test_image_folder_with_a_test_folder(tmp_path: Path) -> None:
 
 
 def test_bad_image_folders_get_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FedStrataError, match="needs a folder"):
+    with pytest.raises(FedStrataError, match="needs a path"):
         load("image_folder", None)
     with pytest.raises(FedStrataError, match=r"nowhere.*one sub-folder of images per class"):
         load("image_folder(path=nowhere)", tmp_path)

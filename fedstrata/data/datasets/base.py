@@ -46,6 +46,20 @@ def search_places(name: str, root: Path | None) -> list[Path]:
     return [place for folder in data_roots(root) for place in (folder / name, folder)]
 
 
+def find_own(name: str, path: str | None, root: Path | None, expected: str) -> Path:
+    """Find a user's own file or folder: at its path, inside a data root, or without a path the data root itself."""
+    if path is None and root is None:
+        raise FedStrataError(f"The dataset '{name}' needs a path; write {name}(path=...) or give a data root.")
+    if path is None:
+        places = data_roots(root)[:1]
+    else:
+        places = [Path(path).expanduser(), *(folder / path for folder in data_roots(root))]
+    found = next((place for place in dict.fromkeys(places) if place.exists()), None)
+    if found is None:
+        raise not_found(name, places, expected)
+    return found
+
+
 def not_found(name: str, places: Sequence[Path], expected: str) -> FedStrataError:
     """Build the error for files that are nowhere: where one looked, what was expected, and how to get it."""
     looked = ", ".join(f"'{place}'" for place in places)
