@@ -27,7 +27,7 @@ from fedstrata.data.columns import (
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.held_out import checked_fraction, groups_of, hold_out_for_testing
 from fedstrata.data.labels import Marks, label_texts, number_labels, read_labels, refuse_untrained
-from fedstrata.data.objects import find_label, is_hub_dataset, label_column
+from fedstrata.data.objects import class_names_of, find_label, is_hub_dataset, label_column
 from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 
 _MANY = 20
@@ -231,8 +231,10 @@ def from_table(
     parts = list(_parts(table, site, testing=False))
     if not parts:
         raise FedStrataError("There are no tables; give a dict from each site's name to its table.")
-    if label is None and is_hub_dataset(table):
-        label = label_column(table, None, parts[0].source)
+    first = next(iter(table.values())) if isinstance(table, Mapping) else table
+    if is_hub_dataset(first):
+        label = label_column(first, label, parts[0].source)
+        class_names = class_names_of(first, label) if class_names is None else class_names
     label = find_label(parts[0].table.column_names, label, parts[0].source)
     tested = test if isinstance(test, str) and test in parts[0].table.column_names else None
     if test is not None and tested is None:

@@ -78,7 +78,7 @@ class SiteData:
                 [text],
                 f"get it from the server's operator, read it, and start the client with --import {imported_name(text)}",
             )
-        if self.data is None and getattr(datasets.make(experiment.data), "path", None) is not None:
+        if self.data is None and datasets.make(experiment.data).names_files:
             raise FedStrataError(
                 f"The server names a folder of this machine ('{experiment.data}'); only the site itself may do that, "
                 "with --data or --data-root."

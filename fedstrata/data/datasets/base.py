@@ -26,6 +26,11 @@ ROOT_VARIABLE = "FEDSTRATA_DATA"
 class DatasetSource(Spec, ABC):
     """A dataset by name: its parameters, and the way to load it."""
 
+    @property
+    def names_files(self) -> bool:
+        """Whether it names files or folders of a machine, which at a site only the site itself may do."""
+        return getattr(self, "path", None) is not None
+
     @abstractmethod
     def load(self, root: Path | None = None) -> Dataset:
         """Read the dataset, from files in ``root``, in ``$FEDSTRATA_DATA`` or in the cache directory, in this order."""

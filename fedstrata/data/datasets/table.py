@@ -43,6 +43,11 @@ class TableFiles(DatasetSource):
     drop: str | int | None = parameter(None, "Columns not to learn from, joined by '+', such as a patient's number.")
     encoding: str | None = parameter(None, "The file that says how columns become inputs; by default the data does.")
 
+    @property
+    def names_files(self) -> bool:
+        """Whether it names files of a machine: a path, or another file elsewhere than beside the table."""
+        return self.path is not None or any(set("/\\~") & set(str(one)) for one in (self.test, self.encoding))
+
     def load(self, root: Path | None = None) -> Dataset:
         """Read the file, or all tables of the folder."""
         expected = "a CSV or Parquet file with a line of column names, or a folder with one such file per site"
@@ -64,6 +69,6 @@ class TableFiles(DatasetSource):
 
 
 def _beside(path: str, table: Path, root: Path | None) -> Path | None:
-    """Look for another file: in the current folder, beside the table, in the data root."""
-    places = [Path(path).expanduser(), table.parent / path, *([] if root is None else [root / path])]
+    """Look for another file: beside the table, in the data root, in the current folder."""
+    places = [table.parent / path, *([] if root is None else [root / path]), Path(path).expanduser()]
     return next((place for place in places if place.exists()), None)
