@@ -113,7 +113,8 @@ def find_label(keys: list[str], label: str | None, source: str) -> str:
     if found is None:
         raise FedStrataError(
             f"None of the columns of {source} is called {', '.join(map(repr, LABELS[:-1]))} or {LABELS[-1]!r}; "
-            f"name the one that holds the labels with label=...: it has {', '.join(map(repr, keys))}."
+            f"name the one that holds the labels with label=... of from_table, from_clients or from_arrays: it has "
+            f"{', '.join(map(repr, keys))}."
         )
     return found
 

@@ -165,7 +165,7 @@ def test_run_takes_them_as_they_are() -> None:
         ({"a": pairs(), "b": {"label": [1], "x": [1]}}, "no entry of the client 'b'"),
         (Records((torch.rand(2), 0, 1)), "not \\(input, label\\) pairs, but 3 values for a sample"),
         (Records(torch.rand(2)), "not \\(input, label\\) pairs, but a Tensor"),
-        (Records({"a": 1, "b": 2}), "None of the columns .* with label=...: it has 'a', 'b'"),
+        (Records({"a": 1, "b": 2}), "None of the columns .* with label=... .* it has 'a', 'b'"),
         (Records({"a": 1, "b": 2, "label": 2}), "2 entries beside the label \\('a', 'b'\\); name .* features=..."),
         (Records((picture(1), 0), (picture(1).resize((5, 5)), 1)), "scale images"),
         (pictures([-1, 0], ["a", "b"]), "range from -1 to 0.*often marks a sample without one"),

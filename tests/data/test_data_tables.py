@@ -214,7 +214,7 @@ DATES = pd.to_datetime(["2024-01-01", "2024-02-01", "2024-03-01", "2024-04-01"])
         ({"ill": [0, 1]}, {"label": "ill"}, "no column in the table to learn from beside 'ill'"),
         ({"age": [7, 7], "ill": [0, 1]}, {"label": "ill"}, "All columns of the table are the same"),
         ({**ROWS, "when": DATES}, {"label": "ill"}, "'when' of the table holds dates or times.*drop='when'"),
-        ({**ROWS, "odd": [1, "a", 2, 3]}, {"label": "ill"}, "'odd' of the table mixed types \\(int, str\\)"),
+        ({**ROWS, "odd": [1, "a", 2, 3]}, {"label": "ill"}, "'odd' of the table.* mixed types \\(int, str\\)"),
         ({**ROWS, "list": [[1], [2], [3], [4]]}, {"label": "ill"}, "values of the type list.*drop='list'"),
         ({**ROWS, "x": [1.0, float("inf"), 2, 3]}, {"label": "ill"}, "Row 1 of the column 'x' of the table is an inf"),
         ({**ROWS, "x": [1]}, {"label": "ill"}, "unequal length: 'age' 4, 'sex' 4"),

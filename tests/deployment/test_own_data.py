@@ -109,9 +109,8 @@ def test_sites_with_tables_encode_alike_by_what_they_agreed_on(tmp_path):
         write_csv(pa.table(own), folder / "patients.csv")
         whole.write(folder / "columns.json")
     data = "table(label=outcome, encoding=columns.json)"
-    deployment = Deployment(
-        OWN.with_changes({"data": data, "model": "mlp:4", "method": "fedavg"}), NAMES, tmp_path / "run"
-    )
+    experiment = OWN.with_changes({"data": data, "model": "mlp:4", "method": "fedavg"})
+    deployment = Deployment(experiment, NAMES, tmp_path / "run")
     deployment.run(FolderNetwork(tmp_path / "state", folders))
     told = RunFolder.open(tmp_path / "run").data()
     assert told["input_shape"] == [4]  # the age, and three sexes, of which no site need have all
