@@ -15,7 +15,7 @@ from fedstrata.spec import parameter
 
 if TYPE_CHECKING:
     from fedstrata.api import Result, load, resume, run
-    from fedstrata.data import Dataset, Split, from_arrays, from_clients
+    from fedstrata.data import Dataset, Split, from_arrays, from_clients, from_table
     from fedstrata.layers import LayerMap
     from fedstrata.methods import (
         Clients,
@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept", "LayerMap", "LocalStep",
     "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "TrainedModel",
-    "Training", "__version__", "from_arrays", "from_clients", "load", "parameter", "resume", "run",
+    "Training", "__version__", "from_arrays", "from_clients", "from_table", "load", "parameter", "resume",
+    "run",
 ]  # fmt: skip
 
 _HOMES = {
     "fedstrata.api": ("Result", "load", "resume", "run"),
-    "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients"),
+    "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients", "from_table"),
     "fedstrata.layers": ("LayerMap",),
     "fedstrata.methods": (
         "Clients", "Facts", "Kept", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Server",

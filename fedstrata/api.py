@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedstrata.data import Dataset, Split, from_clients
+from fedstrata.data import Split, read_data
 from fedstrata.engines.planning import ENGINES, Plan
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
@@ -23,8 +23,8 @@ from fedstrata.runs.models import load_model
 from fedstrata.runs.preparing import Ingredients
 from fedstrata.trained import TrainedModel
 
-Data = Dataset | tuple[Dataset, Split] | Mapping[str, Any]
-"""A dataset, a dataset with its split, or a dict from each client's name to what it has."""
+Data = Any
+"""Whatever :func:`fedstrata.data.read_data` takes: a dataset, arrays, a table, a dict of clients, and so on."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Result:
 def run(
     experiment: Experiment | None = None,
     *,
-    data: str | Data | None = None,
+    data: Data = None,
     split: Split | None = None,
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
     method: str | Method | Part | None = None,
@@ -61,11 +61,12 @@ def run(
     """Run one experiment.
 
     Start from an :class:`Experiment` (or the defaults) and change any key of it by name. ``data``, ``model`` and
-    ``method`` may also be your own objects; ``data`` is then a dataset, a dict from each client's name to what it has
-    (see :func:`from_clients`), or a dataset and its split. ``split`` is your own division of the data; without one, and
-    without a ``partition``, the sites of the data are the clients. ``imports`` are Python files
-    that register components of your own, which can then be named; the run folder keeps a copy of them. With ``out``,
-    the run folder is written there; without, nothing is.
+    ``method`` may also be your own objects; ``data`` is then a dataset, alone or with its split, arrays ``(inputs,
+    labels)``, a dataset of PyTorch or of the Hugging Face hub, a table (see :func:`from_table`), or a dict from each
+    client's name to one of these (see :func:`from_clients`). ``split`` is your own division of the data; without one,
+    and without a ``partition``, the sites of the data are the clients. ``imports`` are Python files that register
+    components of your own, which can then be named; the run folder keeps a copy of them. With ``out``, the run folder
+    is written there; without, nothing is.
 
     >>> result = run(data="digits", clients=4, rounds=1, epochs=1, model="mlp", method="fedavg")
     >>> 0 <= result.summary["final"]["client_after.accuracy.mean"] <= 1
@@ -91,7 +92,7 @@ def run(
 def resume(
     out: str | Path,
     *,
-    data: Data | None = None,
+    data: Data = None,
     split: Split | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
     method: Method | Part | None = None,
@@ -119,6 +120,14 @@ def resume(
             raise FedStrataError(
                 f"The data of the run in '{out}' has changed since it began: its split is not the same any more."
             )
+        names, known = simulation.dataset.class_names, tuple(folder.data()["class_names"])
+        if names != known:
+            other = next((name for name in names if name not in known), None)
+            raise FedStrataError(
+                f"The data of the run in '{out}' has changed since it began: "
+                + ("it lacks a class" if other is None else f"nobody trained on the label '{other}'")
+                + f"; its classes were {', '.join(known)}."
+            )
         simulation.restore(folder)
         return _result(simulation, simulation.run(folder, listener), folder.path)
 
@@ -135,10 +144,9 @@ def load(
 
 
 def _ingredients(data: Any, split: Split | None, model: object, method: object) -> Ingredients:
-    if isinstance(data, Mapping):
-        data = from_clients(data)
-    if isinstance(data, tuple) and split is None:
-        data, split = data
+    if data is not None and not isinstance(data, str):
+        data, told = read_data(data)
+        split = told if split is None else split
     given = {"dataset": data, "model": model, "method": method}
     return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})
 

@@ -26,7 +26,7 @@ RUN = ("index.md", "write-a-method.md", "your-data-and-model.md")
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
     "index.md": ("fedstrata compare", "fedstrata report"),
-    "your-data-and-model.md": ("fedstrata run --data",),
+    "your-data-and-model.md": ('fedstrata run --data "image_folder',),
 }
 """What only runs with data that is not there, or takes too long for a test."""
 SMALLER = {

@@ -91,10 +91,10 @@ def layers(
     import_files(imports or ())
     if shape is None:
         dataset = load_data(Experiment(data=data, data_root=data_root))
-        input_shape, count = dataset.input_shape, dataset.classes
+        input_shape, count, trial = dataset.input_shape, dataset.classes, dataset.trial
     else:
-        input_shape, count = read_shape(shape), classes
-    found = LayerMap.read(build_model(model, input_shape, count, seed=0), input_shape)
+        input_shape, count, trial = read_shape(shape), classes, None
+    found = LayerMap.read(build_model(model, input_shape, count, 0, trial), input_shape, trial)
     personal = frozenset[str]() if method is None else Method.make(method).personal(found)
     rows: list[dict[str, Any]] = [
         {**row, **({} if method is None else {"personal": _share(layer.names, personal)})}

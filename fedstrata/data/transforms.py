@@ -62,7 +62,7 @@ class Normalise(Transform):
     """Subtract the mean and divide by the deviation, per channel: the dataset's, or those of ImageNet.
 
     ``normalise:imagenet`` is for weights that were trained on ImageNet, such as DINO's. Nothing is done with the
-    dataset's own statistics where it has none.
+    dataset's own statistics where it has none, and nothing with whole numbers.
     """
 
     statistics: str = parameter("dataset", "Whose mean and deviation.", choices=("dataset", "imagenet"))
@@ -82,7 +82,7 @@ class Normalise(Transform):
     def apply(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, dataset: Dataset) -> Tensor:
         """Change the inputs."""
         mean, deviation = self.numbers(dataset)
-        if mean is None or deviation is None:
+        if mean is None or deviation is None or not inputs.is_floating_point():
             return inputs
         shape = (-1, *[1] * (inputs.dim() - 3))
         means = constant(mean, inputs.dtype, inputs.device).reshape(shape)

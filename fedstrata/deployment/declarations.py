@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.data import Dataset, Split
 from fedstrata.deployment.checks import RefusedReply
@@ -22,6 +23,13 @@ class Schema:
 
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
+    whole_numbers: bool = False
+    """Whether inputs are whole numbers, such as those of tokens."""
+
+    @property
+    def trial(self) -> Tensor | None:
+        """Two samples to try a model on where inputs are whole numbers: ones, as zeros may stand for nothing at all."""
+        return torch.ones(2, *self.input_shape, dtype=torch.int64) if self.whole_numbers else None
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,7 @@ class Declaration:
         return {
             "input_shape": list(self.schema.input_shape),
             "class_names": list(self.schema.class_names),
+            "whole_numbers": self.schema.whole_numbers,
             "size": self.size,
             "test_size": self.test_size,
             "label_counts": list(self.label_counts),
@@ -55,7 +64,7 @@ class Declaration:
         )
         if len(counts) != len(names) or sum(counts) != size:
             raise RefusedReply(f"it declares {size} samples, but label counts of {sum(counts)}")
-        return cls(Schema(shape, tuple(names)), size, test_size, counts)
+        return cls(Schema(shape, tuple(names), facts.get("whole_numbers") is True), size, test_size, counts)
 
 
 def with_declarations(side: ServerSide, declarations: Mapping[int, Declaration]) -> ServerSide:
@@ -82,7 +91,8 @@ def declared_data(
     pool = np.concatenate([*labels, *tests])
     positions = np.split(np.arange(len(pool)), np.cumsum([len(part) for part in (*labels, *tests)])[:-1])
     train, test = positions[:sites], positions[sites:]
-    inputs = torch.zeros(1, dtype=torch.uint8).expand(len(pool), *schema.input_shape)
+    kind = torch.int64 if schema.whole_numbers else torch.uint8
+    inputs = torch.zeros(1, dtype=kind).expand(len(pool), *schema.input_shape)
     dataset = Dataset(
         name, inputs, torch.from_numpy(pool), np.concatenate(train), np.concatenate(test), schema.class_names
     )

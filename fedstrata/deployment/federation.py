@@ -245,6 +245,9 @@ class Federation:
     def _declare(self, site: int, reply: Reply) -> None:
         declared = Declaration.read(reply.facts)
         self.schema = self.schema or declared.schema
+        if declared.schema.whole_numbers != self.schema.whole_numbers:
+            one, others = ("whole", "any") if declared.schema.whole_numbers else ("any", "whole")
+            raise RefusedReply(f"its inputs are {one} numbers, those of the other sites {others} numbers")
         if declared.schema != self.schema:
             raise RefusedReply(
                 f"its samples have the shape {list(declared.schema.input_shape)} and the classes "

@@ -125,10 +125,12 @@ class Deployment:
             **({"secure_aggregation": self._secrecy()} if self.rules.secure else {}),
         }
         try:
-            dataset = self.ingredients.dataset or load_data(experiment)
+            dataset = load_data(experiment) if self.ingredients.dataset is None else self.ingredients.dataset
         except FedStrataError:
             return {**told, "data": f"{experiment.data}, which is not on this machine; the sites will declare theirs"}
-        _, setting = make_setting(experiment, self.method, self.ingredients, dataset.input_shape, dataset.classes)
+        _, setting = make_setting(
+            experiment, self.method, self.ingredients, dataset.input_shape, dataset.classes, dataset.trial
+        )
         sent = sum(setting.initial[name].nbytes for name in setting.shared)
         summed = self.method.objection_to_summing is None  # then a sum in double precision stands for all replies
         copies = 6 if summed else len(self.names) + 5
@@ -193,7 +195,9 @@ class Deployment:
             assert federation.schema is not None
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
-            network, setting = make_setting(experiment, self.method, own, schema.input_shape, len(schema.class_names))
+            network, setting = make_setting(
+                experiment, self.method, own, schema.input_shape, len(schema.class_names), schema.trial
+            )
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
         else:
@@ -270,7 +274,7 @@ class _Begun:
         return cls(
             described["run"],
             0 if checkpoint is None else checkpoint.round,
-            Schema(tuple(data["input_shape"]), tuple(data["class_names"])),
+            Schema(tuple(data["input_shape"]), tuple(data["class_names"]), data.get("whole_numbers", False)),
         )
 
 

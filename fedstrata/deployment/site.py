@@ -78,7 +78,7 @@ class SiteData:
                 [text],
                 f"get it from the server's operator, read it, and start the client with --import {imported_name(text)}",
             )
-        if self.data is None and getattr(datasets.make(experiment.data), "path", None) is not None:
+        if self.data is None and datasets.make(experiment.data).names_files:
             raise FedStrataError(
                 f"The server names a folder of this machine ('{experiment.data}'); only the site itself may do that, "
                 "with --data or --data-root."
@@ -93,7 +93,7 @@ class SiteData:
                     "start the sites in the order of the sites file."
                 )
             return prepare(experiment, self.ingredients.with_secret())
-        dataset = self.ingredients.dataset or load_data(experiment)
+        dataset = load_data(experiment) if self.ingredients.dataset is None else self.ingredients.dataset
         # Every client of the split is this site: the server's numbering holds, and no other site's data is needed.
         split = Split((dataset.train,) * sites, (dataset.test,) * sites)
         return prepare(experiment, replace(self.ingredients.with_secret(), dataset=dataset, split=split))
@@ -114,7 +114,7 @@ class _Member:
         """Tell what the server must know of the data, and nothing more."""
         dataset, split = self.ready.dataset, self.ready.data.split
         declaration = Declaration(
-            Schema(tuple(dataset.input_shape), tuple(dataset.class_names)),
+            Schema(tuple(dataset.input_shape), tuple(dataset.class_names), dataset.whole_numbers),
             len(split.train[self.number]),
             len(split.test[self.number]),
             tuple(self.ready.declared.label_counts[self.number].tolist()),

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.data import Dataset
+from fedstrata.data import Dataset, datasets
+from fedstrata.data.datasets.table import TableFiles
+from fedstrata.data.tables import Table
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.runs.folder import RunFolder
@@ -25,7 +27,7 @@ def evaluate_model(
     if part not in PARTS:
         raise FedStrataError(f"'{part}' is no part of a dataset; possible are {', '.join(PARTS)}.")
     experiment, own = _experiment(path, data, data_root)
-    dataset = load_data(experiment)
+    dataset = _loaded(experiment, model)
     positions = _positions(dataset, part)
     whose = "all clients"
     if own is not None and client is not None:
@@ -58,6 +60,15 @@ def measured(model: TrainedModel, dataset: Dataset, positions: np.ndarray) -> di
         "accuracy": float((probabilities.argmax(1) == right).double().mean()),
         "loss": float(-told.clamp_min(torch.finfo(told.dtype).tiny).log().mean()),
     }
+
+
+def _loaded(experiment: Experiment, model: TrainedModel) -> Dataset:
+    """Load the data; the rows of tables become inputs as for the model, not as they would by themselves."""
+    source = None if experiment.data.startswith("python:") else datasets.make(experiment.data)
+    if model.card.table is None or not isinstance(source, TableFiles):
+        return load_data(experiment)
+    root = None if experiment.data_root is None else Path(experiment.data_root)
+    return source.load_as(Table.from_mapping(model.card.table), root)
 
 
 def _experiment(path: Path, data: str | None, data_root: str | None) -> tuple[Experiment, RunFolder | None]:

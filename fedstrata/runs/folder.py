@@ -362,6 +362,7 @@ def _describe(
         "split_hash": split.hash,
         "input_shape": dataset.input_shape,
         "samples": len(dataset.inputs),
+        **({"whole_numbers": True} if dataset.whole_numbers else {}),
     }
     imported = require_imports(experiment.imports)
     return {

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
+from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
 from fedstrata.data.transforms import Transform
 from fedstrata.engines.batches import DeviceData, Work
@@ -27,6 +28,7 @@ from fedstrata.methods import Declared, Method, Outline, Part
 from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
 from fedstrata.plugins import require_imports
+from fedstrata.private_torch import within
 from fedstrata.runs.devices import DTYPES, choose_device, set_precision
 from fedstrata.schedules import schedules
 from fedstrata.wire import AS_IS
@@ -50,7 +52,7 @@ class Ingredients:
 
     def make_method(self, experiment: Experiment) -> Method:
         """Make the method: the object that was given, or the one that the experiment names."""
-        return Method.make(self.method or experiment.method)
+        return Method.make(experiment.method if self.method is None else self.method)
 
     def with_secret(self) -> Ingredients:
         """Draw a secret, unless one was given.
@@ -76,7 +78,8 @@ class Ingredients:
 
 
 def _name_of(value: object) -> str:
-    return str(getattr(value, "__name__", type(value).__name__))
+    plain = within(value) if isinstance(value, nn.Module) else value
+    return str(getattr(plain, "__name__", type(plain).__name__))
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
     experiment = ingredients.describe(experiment)
     refuse_misfits(experiment, method)
     transforms = parse_transforms(experiment.transforms)
-    dataset = ingredients.dataset or load_data(experiment)
+    dataset = load_data(experiment) if ingredients.dataset is None else ingredients.dataset
     for transform in transforms:
         transform.check(dataset)
     if experiment.validation and ingredients.split is not None:
@@ -108,10 +111,12 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
             f"validation = {experiment.validation} holds samples out before the data is divided, but the split comes "
             "from Python; leave validation out, or let a partition divide the data."
         )
-    experiment, split = (experiment, ingredients.split) if ingredients.split else divide(experiment, dataset)
+    split = ingredients.split
+    if split is None:
+        experiment, split = divide(experiment, dataset)
     experiment = experiment.with_changes({"clients": split.clients})
     refuse_odd_joining(experiment, method)
-    model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes)
+    model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes, dataset.trial)
     refuse_odd_validation(experiment, setting)
     validation = None
     if experiment.validation:
@@ -180,13 +185,22 @@ def refuse_misfits(experiment: Experiment, method: Method) -> None:
 
 
 def make_setting(
-    experiment: Experiment, method: Method, ingredients: Ingredients, input_shape: tuple[int, ...], classes: int
+    experiment: Experiment,
+    method: Method,
+    ingredients: Ingredients,
+    input_shape: tuple[int, ...],
+    classes: int,
+    trial: Tensor | None = None,
 ) -> tuple[nn.Module, Setting]:
-    """Build the model for samples of some shape, and gather what everybody in the run knows; no data is needed."""
+    """Build the model for samples of some shape, and gather what everybody in the run knows; no data is needed.
+
+    The model is tried on zeros, or on ``trial``, two samples, where inputs are whole numbers.
+    """
     device = choose_device(experiment.device)
     set_precision(experiment.precision, experiment.deterministic)
-    model = build_model(ingredients.model or experiment.model, input_shape, classes, experiment.seed)
-    layers = LayerMap.read(model, input_shape)
+    given = experiment.model if ingredients.model is None else ingredients.model
+    model = build_model(given, input_shape, classes, experiment.seed, trial)
+    layers = LayerMap.read(model, input_shape, trial)
     optimiser = optimisers.make(experiment.optimiser)
     for note in method.notes(Outline(layers, experiment.rounds, optimiser)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
@@ -199,7 +213,7 @@ def make_setting(
     return model, Setting(
         method=method,
         layers=layers,
-        flops=Flops.read(model, input_shape),
+        flops=Flops.read(model, input_shape, None if trial is None else trial.to(device)),
         initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
         personal=personal,
         resident=personal | method.resident(layers),
@@ -228,6 +242,11 @@ def make_setting(
 def load_data(experiment: Experiment) -> Dataset:
     """Load the dataset that an experiment names."""
     _refuse_python(experiment.data, "data")
+    if experiment.data.lower().endswith(TABLE_ENDINGS) and "(" not in experiment.data and ":" not in experiment.data:
+        raise FedStrataError(
+            f"'{experiment.data}' is a file; write table(path={experiment.data}, label=..., site=...) with the names "
+            "of its columns for the class and, if there is one, the owner of a row."
+        )
     root = None if experiment.data_root is None else Path(experiment.data_root)
     return datasets.make(experiment.data).load(root)
 
