@@ -32,11 +32,12 @@ if TYPE_CHECKING:
         Touches,
         Training,
     )
+    from fedstrata.scores import metric, score
 
 __all__ = [
     "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept", "LayerMap", "LocalStep",
     "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "Training",
-    "__version__", "from_arrays", "from_clients", "parameter", "resume", "run",
+    "__version__", "from_arrays", "from_clients", "metric", "parameter", "resume", "run", "score",
 ]  # fmt: skip
 
 _HOMES = {
@@ -47,6 +48,7 @@ _HOMES = {
         "Clients", "Facts", "Kept", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Server",
         "Touches", "Training",
     ),
+    "fedstrata.scores": ("metric", "score"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
