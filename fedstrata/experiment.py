@@ -61,6 +61,11 @@ class Experiment(Spec):
     )
     optimiser: str = parameter("sgd(learning_rate=0.1, momentum=0.9)", "The local optimiser: sgd, adam or adamw.")
     schedule: str = parameter("constant", "How the learning rate changes from round to round.")
+    loss: str = parameter(
+        "cross-entropy",
+        "The loss that clients minimise: cross-entropy, focal, logit-adjusted or multi-margin; with class weights such "
+        "as 'cross-entropy(weights=balanced)'. Tests tell the cross entropy, whatever it is.",
+    )
     transforms: str = parameter(
         "normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing."
     )

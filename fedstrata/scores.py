@@ -89,8 +89,8 @@ def _named(call: Call) -> Metric:
     if call.name == _PYTHON:
         name = call.positional[0] if call.positional else ""
         raise FedStrataError(
-            f"The metric '{name}' is a function of a Python program; give it from there with metrics=[{name}], or register "
-            "it in a file (fedstrata.metric) and give that with --import."
+            f"The metric '{name}' is a function of a Python program; give it from there with metrics=[{name}], or "
+            "register it in a file (fedstrata.metric) and give that with --import."
         )
     return metrics.build(call)
 

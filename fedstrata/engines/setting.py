@@ -9,6 +9,7 @@ import torch
 from fedstrata.engines.batches import Work
 from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
+from fedstrata.losses import Loss
 from fedstrata.methods.contract.composition import Method, PartExchange
 from fedstrata.optimisers import Optimiser
 from fedstrata.schedules import Schedule
@@ -30,6 +31,7 @@ class Setting:
     resident: frozenset[str]
     optimiser: Optimiser
     schedule: Schedule
+    loss: Loss
     work: Work
     rounds: int
     seed: int

@@ -23,6 +23,7 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
+from fedstrata.losses import CrossEntropy, losses
 from fedstrata.methods import Declared, Method, Outline, Part
 from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
@@ -175,8 +176,19 @@ def refuse_misfits(experiment: Experiment, method: Method) -> None:
         )
     optimisers.make(experiment.optimiser)
     schedules.make(experiment.schedule)
+    refuse_unused_loss(experiment, method)
     parse_transforms(experiment.transforms)
     choose_device(experiment.device)
+
+
+def refuse_unused_loss(experiment: Experiment, method: Method) -> None:
+    """Refuse a loss that nobody would train with, because the method has one of its own."""
+    loss, decider = losses.make(experiment.loss), method.decides_loss
+    if decider is not None and loss != CrossEntropy():
+        raise FedStrataError(
+            f"The loss '{loss}' would have no effect: '{decider.name}' decides the local loss itself; leave the loss "
+            "out, or choose another method."
+        )
 
 
 def make_setting(
@@ -187,6 +199,8 @@ def make_setting(
     set_precision(experiment.precision, experiment.deterministic)
     model = build_model(ingredients.model or experiment.model, input_shape, classes, experiment.seed)
     layers = LayerMap.read(model, input_shape)
+    loss = losses.make(experiment.loss)
+    loss.check(classes)
     optimiser = optimisers.make(experiment.optimiser)
     for note in method.notes(Outline(layers, experiment.rounds, optimiser)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
@@ -205,6 +219,7 @@ def make_setting(
         resident=personal | method.resident(layers),
         optimiser=optimiser,
         schedule=schedules.make(experiment.schedule),
+        loss=loss,
         work=Work(
             experiment.epochs,
             experiment.steps,
