@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from fedstrata.runs.driver import Driver, Listener
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.scores import Function, Metric, make_metrics
 
 Data = Dataset | tuple[Dataset, Split] | Mapping[str, Any]
 """A dataset, a dataset with its split, or a dict from each client's name to what it has."""
+Metrics = str | Metric | Function | Sequence[str | Metric | Function]
+"""What models are judged by: a text such as ``f1+auc``, a function of one's own, or several of these."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ def run(
     split: Split | None = None,
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
     method: str | Method | Part | None = None,
+    metrics: Metrics | None = None,
     out: str | Path | None = None,
     listener: Listener | None = None,
     **changes: Any,
@@ -52,7 +56,9 @@ def run(
     Start from an :class:`Experiment` (or the defaults) and change any key of it by name. ``data``, ``model`` and
     ``method`` may also be your own objects; ``data`` is then a dataset, a dict from each client's name to what it has
     (see :func:`from_clients`), or a dataset and its split. ``split`` is your own division of the data; without one, and
-    without a ``partition``, the sites of the data are the clients. ``imports`` are Python files
+    without a ``partition``, the sites of the data are the clients. ``metrics`` are what models are judged by beside
+    accuracy and loss: a text such as ``f1+auc``, functions of your own from probabilities ``[n, classes]`` and labels
+    ``[n]``, NumPy arrays both, to a number, or a list of these. ``imports`` are Python files
     that register components of your own, which can then be named; the run folder keeps a copy of them. With ``out``,
     the run folder is written there; without, nothing is.
 
@@ -61,13 +67,15 @@ def run(
     True
     """
     named: dict[str, Any] = {
-        key: value for key, value in (("data", data), ("model", model), ("method", method)) if isinstance(value, str)
+        key: value
+        for key, value in (("data", data), ("model", model), ("method", method), ("metrics", metrics))
+        if isinstance(value, str)
     }
     chosen = (experiment or Experiment()).with_changes({**changes, **named})
     if out is not None:
         RunFolder.refuse_taken(Path(out))
     chosen = load_imports(chosen, Path())
-    simulation = Driver.prepare(chosen, _ingredients(data, split, model, method))
+    simulation = Driver.prepare(chosen, _ingredients(data, split, model, method, metrics))
     if out is None:
         return _result(simulation, simulation.run(None, listener), None)
     folder = RunFolder.create(
@@ -84,6 +92,7 @@ def resume(
     split: Split | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
     method: Method | Part | None = None,
+    metrics: Metrics | None = None,
     listener: Listener | None = None,
 ) -> Result:
     """Go on with an interrupted run from its folder; objects from Python that it was made with must be given again.
@@ -103,7 +112,12 @@ def resume(
         plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
         experiment = load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
         experiment = experiment.with_changes({"device": environment["device"]})
-        simulation = Driver.prepare(experiment, _ingredients(data, split, model, method), plan)
+        simulation = Driver.prepare(experiment, _ingredients(data, split, model, method, metrics), plan)
+        if simulation.experiment.metrics != experiment.metrics:
+            raise FedStrataError(
+                f"The run in '{out}' measures {experiment.metrics or 'accuracy and loss'}; go on with the same, not "
+                f"{simulation.experiment.metrics}."
+            )
         if simulation.split.hash != folder.data()["split_hash"]:
             raise FedStrataError(
                 f"The data of the run in '{out}' has changed since it began: its split is not the same any more."
@@ -112,12 +126,14 @@ def resume(
         return _result(simulation, simulation.run(folder, listener), folder.path)
 
 
-def _ingredients(data: Any, split: Split | None, model: object, method: object) -> Ingredients:
+def _ingredients(data: Any, split: Split | None, model: object, method: object, metrics: Any) -> Ingredients:
     if isinstance(data, Mapping):
         data = from_clients(data)
     if isinstance(data, tuple) and split is None:
         data, split = data
-    given = {"dataset": data, "model": model, "method": method}
+    if metrics is not None and not isinstance(metrics, str):
+        metrics = make_metrics(metrics)
+    given = {"dataset": data, "model": model, "method": method, "metrics": metrics}
     return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})
 
 

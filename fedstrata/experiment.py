@@ -97,6 +97,10 @@ class Experiment(Spec):
     evaluate_every: int = parameter(
         1, "The rounds from one evaluation to the next; the last round is always evaluated.", low=1
     )
+    metrics: str | None = parameter(
+        None,
+        "What models are judged by beside accuracy and loss, such as 'f1+auc+recall:each'; none: nothing.",
+    )
     reference_round: int = parameter(2, "The round against which the layers' inertia (cosine) is measured.", low=1)
     checkpoint_every: int = parameter(10, "The rounds from one checkpoint to the next.", low=1)
 

@@ -30,6 +30,7 @@ from fedstrata.optimisers import optimisers
 from fedstrata.plugins import require_imports
 from fedstrata.runs.devices import DTYPES, choose_device, set_precision
 from fedstrata.schedules import schedules
+from fedstrata.scores import Metric, describe_metrics, further_metrics, make_metrics
 from fedstrata.wire import AS_IS
 
 DEFAULT_CLIENTS = 20
@@ -38,7 +39,7 @@ DEFAULT_PARTITION = "dirichlet:0.1"
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Python objects that replace what an experiment would name: a user's own data, split, model or method.
+    """Python objects that replace what an experiment would name: a user's own data, split, model, method or metrics.
 
     ``secret`` is what a server or a site of a deployment knows for itself; nothing in a simulation is secret.
     """
@@ -47,6 +48,7 @@ class Ingredients:
     split: Split | None = None
     model: nn.Module | ModelSpec | Callable[..., nn.Module] | None = None
     method: Method | Part | None = None
+    metrics: tuple[Metric, ...] | None = None
     secret: str | None = field(default=None, repr=False)
 
     def make_method(self, experiment: Experiment) -> Method:
@@ -73,6 +75,8 @@ class Ingredients:
             )
         if self.method is not None:
             changes["method"] = str(self.method)
+        if self.metrics is not None:
+            changes["metrics"] = describe_metrics(self.metrics) or None
         return experiment.with_changes(changes)
 
 
@@ -100,6 +104,8 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
     method = ingredients.make_method(experiment)
     experiment = ingredients.describe(experiment)
     refuse_misfits(experiment, method)
+    if ingredients.metrics is None:
+        make_metrics(experiment.metrics or ())
     transforms = parse_transforms(experiment.transforms)
     dataset = ingredients.dataset or load_data(experiment)
     for transform in transforms:
@@ -201,6 +207,7 @@ def make_setting(
     layers = LayerMap.read(model, input_shape)
     loss = losses.make(experiment.loss)
     loss.check(classes)
+    metrics = further_metrics(experiment.metrics or () if ingredients.metrics is None else ingredients.metrics, classes)
     optimiser = optimisers.make(experiment.optimiser)
     for note in method.notes(Outline(layers, experiment.rounds, optimiser)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
@@ -236,6 +243,7 @@ def make_setting(
         download_values=experiment.download_values,
         precision=experiment.precision,
         device=device,
+        metrics=metrics,
         secret=ingredients.secret or "",
     )
 
