@@ -63,8 +63,7 @@ class Experiment(Spec):
     schedule: str = parameter("constant", "How the learning rate changes from round to round.")
     loss: str = parameter(
         "cross-entropy",
-        "The loss that clients minimise: cross-entropy, focal, logit-adjusted or multi-margin; with class weights such "
-        "as 'cross-entropy(weights=balanced)'. Tests tell the cross entropy, whatever it is.",
+        "The loss that clients minimise, such as 'focal' or 'focal(weights=balanced)'; tests tell the cross entropy.",
     )
     transforms: str = parameter(
         "normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing."
