@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedstrata
+from fedstrata.engines.proxy import DataProxy
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.losses import CrossEntropy, Loss, losses
@@ -186,6 +187,25 @@ def test_surveys_follow_the_loss_and_tests_do_not() -> None:
             assert torch.allclose(gradients[name][0], slope, rtol=1e-6, atol=1e-9)
         _, tested = probe.test(model)
         assert tested.item() == pytest.approx(F.cross_entropy(outputs, labels[0]).item(), rel=1e-6)
+
+
+def test_the_server_of_fedlaw_learns_with_the_loss_of_its_own_samples() -> None:
+    text = "cross-entropy(weights=balanced)"
+    driver = Driver.prepare(SMALL.with_changes({"method": "fedlaw(samples=35)", "loss": text, "engine": "loop"}))
+    proxy = driver.engine.side.proxy
+    assert isinstance(proxy, DataProxy)
+    parameters = {name: driver.setting.initial[name][None] for name in driver.setting.layers.parameter_names}
+    loss, _ = proxy.loss(parameters, {}, 0, torch.arange(proxy.size))
+    inputs, labels = proxy.data.make(torch.from_numpy(proxy.samples)[None], None)
+    outputs = torch.func.functional_call(
+        proxy.forward.model.eval(),  # type: ignore[attr-defined]
+        {name: tensor[0] for name, tensor in parameters.items()},
+        (inputs[0],),
+    )
+    counts = torch.bincount(labels[0], minlength=10).double()
+    weights = 35 / ((counts > 0).sum() * counts.clamp(min=1))
+    assert loss.item() == pytest.approx(F.cross_entropy(outputs, labels[0], weight=weights).item())
+    assert loss.item() != pytest.approx(F.cross_entropy(outputs, labels[0]).item())
 
 
 def test_a_method_with_a_loss_of_its_own_refuses_another() -> None:

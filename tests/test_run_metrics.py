@@ -20,7 +20,9 @@ from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import EVERYBODY
 from fedstrata.runs.preparing import Ingredients
 
-SMALL = Experiment(clients=4, rounds=2, epochs=1, model="mlp", partition="dirichlet:0.5", batch_size=32)
+SMALL = Experiment(
+    clients=4, rounds=2, epochs=1, model="mlp", partition="dirichlet:0.5", batch_size=32, engine="stacked"
+)
 EVERYTHING = "f1+auc+average-precision+balanced-accuracy+calibration-error+brier+recall:each+confusion"
 
 
