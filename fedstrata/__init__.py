@@ -32,13 +32,14 @@ if TYPE_CHECKING:
         Touches,
         Training,
     )
+    from fedstrata.scores import metric, score
     from fedstrata.trained import TrainedModel
 
 __all__ = [
     "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept", "LayerMap", "LocalStep",
     "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "TrainedModel",
-    "Training", "__version__", "from_arrays", "from_clients", "from_table", "load", "parameter", "resume",
-    "run",
+    "Training", "__version__", "from_arrays", "from_clients", "from_table", "load", "metric", "parameter",
+    "resume", "run", "score",
 ]  # fmt: skip
 
 _HOMES = {
@@ -50,6 +51,7 @@ _HOMES = {
         "Touches", "Training",
     ),
     "fedstrata.trained": ("TrainedModel",),
+    "fedstrata.scores": ("metric", "score"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,13 @@ from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.models import load_model
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.scores import Function, Metric, make_metrics
 from fedstrata.trained import TrainedModel
 
 Data = Any
 """Whatever :func:`fedstrata.data.read_data` takes: a dataset, arrays, a table, a dict of clients, and so on."""
+Metrics = str | Metric | Function | Sequence[str | Metric | Function]
+"""What models are judged by: a text such as ``f1+auc``, a function of one's own, or several of these."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def run(
     split: Split | None = None,
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
     method: str | Method | Part | None = None,
+    metrics: Metrics | None = None,
     out: str | Path | None = None,
     listener: Listener | None = None,
     **changes: Any,
@@ -64,22 +68,26 @@ def run(
     ``method`` may also be your own objects; ``data`` is then a dataset, alone or with its split, arrays ``(inputs,
     labels)``, a dataset of PyTorch or of the Hugging Face hub, a table (see :func:`from_table`), or a dict from each
     client's name to one of these (see :func:`from_clients`). ``split`` is your own division of the data; without one,
-    and without a ``partition``, the sites of the data are the clients. ``imports`` are Python files that register
-    components of your own, which can then be named; the run folder keeps a copy of them. With ``out``, the run folder
-    is written there; without, nothing is.
+    and without a ``partition``, the sites of the data are the clients. ``metrics`` are what models are judged by beside
+    accuracy and loss: a text such as ``f1+auc``, functions of your own from probabilities ``[n, classes]`` and labels
+    ``[n]``, NumPy arrays both, to a number, or a list of these. ``imports`` are Python files that register components
+    of your own, which can then be named; the run folder keeps a copy of them. With ``out``, the run folder is written
+    there; without, nothing is.
 
     >>> result = run(data="digits", clients=4, rounds=1, epochs=1, model="mlp", method="fedavg")
     >>> 0 <= result.summary["final"]["client_after.accuracy.mean"] <= 1
     True
     """
     named: dict[str, Any] = {
-        key: value for key, value in (("data", data), ("model", model), ("method", method)) if isinstance(value, str)
+        key: value
+        for key, value in (("data", data), ("model", model), ("method", method), ("metrics", metrics))
+        if isinstance(value, str)
     }
     chosen = (experiment or Experiment()).with_changes({**changes, **named})
     if out is not None:
         RunFolder.refuse_taken(Path(out))
     chosen = load_imports(chosen, Path())
-    simulation = Driver.prepare(chosen, _ingredients(data, split, model, method))
+    simulation = Driver.prepare(chosen, _ingredients(data, split, model, method, metrics))
     if out is None:
         return _result(simulation, simulation.run(None, listener), None)
     folder = RunFolder.create(
@@ -96,6 +104,7 @@ def resume(
     split: Split | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
     method: Method | Part | None = None,
+    metrics: Metrics | None = None,
     listener: Listener | None = None,
 ) -> Result:
     """Go on with an interrupted run from its folder; objects from Python that it was made with must be given again.
@@ -115,7 +124,12 @@ def resume(
         plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
         experiment = load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
         experiment = experiment.with_changes({"device": environment["device"]})
-        simulation = Driver.prepare(experiment, _ingredients(data, split, model, method), plan)
+        simulation = Driver.prepare(experiment, _ingredients(data, split, model, method, metrics), plan)
+        if simulation.experiment.metrics != experiment.metrics:
+            raise FedStrataError(
+                f"The run in '{out}' measures {experiment.metrics or 'accuracy and loss'}; go on with the same, not "
+                f"{simulation.experiment.metrics}."
+            )
         if simulation.split.hash != folder.data()["split_hash"]:
             raise FedStrataError(
                 f"The data of the run in '{out}' has changed since it began: its split is not the same any more."
@@ -143,11 +157,13 @@ def load(
     return load_model(path, client, network)
 
 
-def _ingredients(data: Any, split: Split | None, model: object, method: object) -> Ingredients:
+def _ingredients(data: Any, split: Split | None, model: object, method: object, metrics: Any) -> Ingredients:
     if data is not None and not isinstance(data, str):
         data, told = read_data(data)
         split = told if split is None else split
-    given = {"dataset": data, "model": model, "method": method}
+    if metrics is not None and not isinstance(metrics, str):
+        metrics = make_metrics(metrics)
+    given = {"dataset": data, "model": model, "method": method, "metrics": metrics}
     return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})
 
 

@@ -61,6 +61,10 @@ class Experiment(Spec):
     )
     optimiser: str = parameter("sgd(learning_rate=0.1, momentum=0.9)", "The local optimiser: sgd, adam or adamw.")
     schedule: str = parameter("constant", "How the learning rate changes from round to round.")
+    loss: str = parameter(
+        "cross-entropy",
+        "The loss that clients minimise, such as 'focal' or 'focal(weights=balanced)'; tests tell the cross entropy.",
+    )
     transforms: str = parameter(
         "normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing."
     )
@@ -91,6 +95,10 @@ class Experiment(Spec):
     deterministic: bool = parameter(False, "On a GPU: only operations whose results repeat bit for bit.")
     evaluate_every: int = parameter(
         1, "The rounds from one evaluation to the next; the last round is always evaluated.", low=1
+    )
+    metrics: str | None = parameter(
+        None,
+        "What models are judged by beside accuracy and loss, such as 'f1+auc+recall:each'; none: nothing.",
     )
     reference_round: int = parameter(2, "The round against which the layers' inertia (cosine) is measured.", low=1)
     checkpoint_every: int = parameter(10, "The rounds from one checkpoint to the next.", low=1)

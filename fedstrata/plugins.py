@@ -8,7 +8,8 @@ experiment's file, in a call from Python or in a run folder that is resumed, and
 site only looks whether its own operator has given it the file (:func:`require_imports`).
 
 **A package** offers components under the entry points ``fedstrata.methods``, ``fedstrata.models``,
-``fedstrata.datasets`` and ``fedstrata.partitions``; registries load them when they need to.
+``fedstrata.datasets``, ``fedstrata.partitions``, ``fedstrata.losses`` and ``fedstrata.metrics``; registries load them
+when they need to.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _BASES = {
     "model": "fedstrata.models.ModelSpec",
     "dataset": "fedstrata.data.DatasetSource",
     "partition": "fedstrata.data.Partitioner",
+    "loss": "fedstrata.losses.Loss",
+    "metric": "fedstrata.scores.Metric",
 }
 
 

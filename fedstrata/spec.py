@@ -164,9 +164,10 @@ class Registry(Generic[T]):
     finders: ClassVar[list[Callable[[Registry[Any]], None]]] = []
     """What fills a registry with components of elsewhere, once, when it is listed or lacks a name."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, plural: str | None = None) -> None:
         self.kind = kind
-        self.group = f"fedstrata.{kind}s"
+        self.plural = plural or f"{kind}s"
+        self.group = f"fedstrata.{self.plural}"
         self._entries: dict[str, Entry] = {}
         self._packages_loaded = False
 
@@ -245,7 +246,7 @@ class Registry(Generic[T]):
             return given
         calls = parse(given, self.kind)
         if len(calls) != 1:
-            raise FedStrataError(f"'{given}' names {len(calls)} {self.kind}s; give exactly one.")
+            raise FedStrataError(f"'{given}' names {len(calls)} {self.plural}; give exactly one.")
         return self.build(calls[0])
 
     def build(self, call: Call) -> T:

@@ -16,6 +16,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.plugins import require_imports
 from fedstrata.report import read_run, rich_table, write_report
 from fedstrata.report.formats import data_size, duration, plural
+from fedstrata.report.further import STATISTICS, asked_for
 from fedstrata.report.labels import LABELS, meaning, short_name
 from fedstrata.significance import Row, comparison_rows, epsilon_spent, notes
 
@@ -98,7 +99,26 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
     spent = epsilon_spent(summary)
     privacy = [] if spent is None else [Text(f"epsilon spent by the client that took part most often: {spent:.3g}")]
     chosen = [] if "validated" not in summary else [Text(_chosen(summary))]
-    return Group(head, setting, *privacy, *chosen, "", table, "", explained)
+    return Group(head, setting, *privacy, *chosen, "", table, *_further(summary), "", explained)
+
+
+def _further(summary: Mapping[str, Any]) -> list[RenderableType]:
+    """Set what was asked for beside accuracy and loss, of the headline's model and of the global one."""
+    final, label = summary["final"], summary["headline"]
+    asked = asked_for(final, label)
+    if not asked:
+        return []
+    table = new_table(
+        "in the last round", "all\nsamples", "mean", "std over\nclients", "worst 10 %\nof clients", "clients\nwithout",
+        right=("all\nsamples", "mean", "std over\nclients", "worst 10 %\nof clients", "clients\nwithout"),
+    )  # fmt: skip
+    for name in asked:
+        *values, without = [final.get(f"{label}.{name}.{statistic}") for statistic in STATISTICS]
+        table.add_row(name, *("" if value is None else f"{value:.3f}" for value in values), f"{without or 0:.0f}")
+        if f"global.{name}" in final:
+            value = final[f"global.{name}"]
+            table.add_row(f"{name}, global model", "" if value is None else f"{value:.3f}")
+    return ["", table]
 
 
 def _chosen(summary: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from fedstrata import files
 from fedstrata.deployment.declarations import Schema, declared_data
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, global_test
 from fedstrata.deployment.federation import Federation, Network, Standing
-from fedstrata.deployment.rules import EXACT_BITS, Rules
+from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.proxy import server_proxy
@@ -30,6 +30,7 @@ from fedstrata.plugins import require_imports
 from fedstrata.runs.driver import Driver, Listener, Update
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
+from fedstrata.scores import make_metrics
 from fedstrata.wire import AS_IS
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Deployment:
         require_imports(self.experiment.imports)
         method = self.method
         refuse_misfits(self.experiment, method)
+        refuse_matrices(make_metrics(self.experiment.metrics or ()))
         if method.needs.proxy and not self.rehearsal:
             raise FedStrataError(
                 f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fedstrata._version import __version__
@@ -33,7 +35,7 @@ from fedstrata.deployment.protocol import (
     Stage,
     digest,
 )
-from fedstrata.deployment.rules import SecureRules
+from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, refuse_matrices, tells_of_classes
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
 from fedstrata.deployment.store import Record, SiteStore
 from fedstrata.engines.client import ClientSide
@@ -103,6 +105,7 @@ class _Member:
     """The site's part in one run: its client, and how its models are tested."""
 
     def __init__(self, ready: Prepared, number: int) -> None:
+        refuse_matrices(ready.setting.metrics)
         self.ready = ready
         self.number = number
         self.forward = LoopForward(ready.model, ready.setting.head)
@@ -123,7 +126,15 @@ class _Member:
 
     def scores(self, model: Tensors) -> dict[str, Any]:
         """Test a model on the site's own test samples."""
-        return scores_to_facts(self.evaluator.own_models(self.forward, model, [self.number]))
+        scores, metrics = self.evaluator.own_models(self.forward, model, [self.number]), self.ready.setting.metrics
+        return scores_to_facts(scores, metrics, self.tells_of_classes)
+
+    @cached_property
+    def tells_of_classes(self) -> bool:
+        """Whether there are test samples enough to tell something of single classes."""
+        own = self.ready.data.split.test[self.number]
+        labels = self.ready.dataset.labels.numpy()[own]
+        return tells_of_classes(np.bincount(labels, minlength=self.ready.dataset.classes).tolist())
 
     def summed(self, reply: Message) -> Message:
         """Take out of a reply what a server adds up that sees only sums: the shared tensors."""
@@ -210,6 +221,12 @@ class Site:
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
             member = _Member(ready, number)
             self.log(f"takes part in the run {request.run} as site {number + 1} of {sites}")
+            kept = [str(metric) for metric in ready.setting.metrics if metric.tells_of_classes]
+            if kept and not member.tells_of_classes:
+                self.log(
+                    f"keeps {', '.join(kept)} to itself: of some class it has fewer than {FEWEST_OF_A_CLASS} test "
+                    "samples"
+                )
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
         self._member, self._store, self._newest, self._secure = member, store, None, secure

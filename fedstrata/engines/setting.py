@@ -9,9 +9,11 @@ import torch
 from fedstrata.engines.batches import Work
 from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
+from fedstrata.losses import Loss
 from fedstrata.methods.contract.composition import Method, PartExchange
 from fedstrata.optimisers import Optimiser
 from fedstrata.schedules import Schedule
+from fedstrata.scores import Metric
 from fedstrata.stack import Tensors
 
 
@@ -19,7 +21,8 @@ from fedstrata.stack import Tensors
 class Setting:
     """All that stays the same over a run, and that every client and the server know.
 
-    Only ``secret`` is each one's own, where server and clients are not one process: noise drawn with it cannot be told.
+    ``metrics`` are those that the experiment asks for beside accuracy and loss. Only ``secret`` is each one's own,
+    where server and clients are not one process: noise drawn with it cannot be told.
     """
 
     method: Method
@@ -30,6 +33,7 @@ class Setting:
     resident: frozenset[str]
     optimiser: Optimiser
     schedule: Schedule
+    loss: Loss
     work: Work
     rounds: int
     seed: int
@@ -40,6 +44,7 @@ class Setting:
     join_round: int | None = None
     upload_values: str = "as-is"
     download_values: str = "as-is"
+    metrics: tuple[Metric, ...] = ()
     secret: str = field(default="", repr=False)
 
     def present(self, round: int) -> range:

@@ -10,6 +10,7 @@ from fedstrata._version import __version__
 from fedstrata.errors import FedStrataError
 from fedstrata.report import charts, formats, sections, settings
 from fedstrata.report.document import document
+from fedstrata.report.further import further
 from fedstrata.report.labels import short_name
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.reading import Run, read_run
@@ -40,6 +41,7 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     view = View.of(started, title)
     parts = [
         results(view),
+        further(view),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),

@@ -9,8 +9,13 @@ from fedstrata.report.labels import LABELS, label_of, meaning, short_name
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, table
 from fedstrata.report.view import Section, View
+from fedstrata.runs.metrics import POOLED, UNDEFINED
 from fedstrata.significance import Estimate, Row, estimate, highest, metric_value, notes
 
+_STATISTICS = {
+    "mean": "mean", "std": "std over clients", "worst10": "worst 10 %", POOLED: "all samples",
+    UNDEFINED: "clients without",
+}  # fmt: skip
 _Shown = tuple[Column, Callable[[Row], Cell | str]]
 
 
@@ -135,10 +140,10 @@ def _all_numbers(view: View) -> Markup | None:
 
 
 def _measure(metric: str) -> str:
-    kind = "accuracy" if ".accuracy" in metric else "loss"
-    return f"{short_name(label_of(metric))}: {kind}"
+    label, _, rest = metric.partition(".")
+    kind = rest.rsplit(".", 1)[0] if rest.rsplit(".", 1)[-1] in _STATISTICS else rest
+    return f"{short_name(label)}: {kind}"
 
 
 def _statistic(metric: str) -> str:
-    words = {"mean": "mean", "std": "std over clients", "worst10": "worst 10 %"}
-    return words.get(metric.rsplit(".", 1)[-1], "value")
+    return _STATISTICS.get(metric.rsplit(".", 1)[-1], "value")

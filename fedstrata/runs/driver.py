@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,10 +24,11 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
 from fedstrata.runs.folder import RunFolder, describe_environment
-from fedstrata.runs.metrics import MetricLog, TimingLog, describe_clients
+from fedstrata.runs.metrics import EVERYBODY, POOLED, UNDEFINED, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
+from fedstrata.scores import Metric, compute
 from fedstrata.stack import Stack, Tensors, clone, repeat, take, take_first, under
 from fedstrata.trained import TrainedModel
 
@@ -63,6 +65,7 @@ class Driver:
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
     round: int = 0
+    warned: set[str] = field(default_factory=set)
 
     @property
     def method(self) -> Method:
@@ -200,6 +203,8 @@ class Driver:
             values |= self._note("client_before", report.before)
         values |= self._note("client_after", after)
         values |= everywhere
+        for metric, numbers in after.of_all.items():
+            self.metrics.add_classes(self.round, metric, EVERYBODY, numbers)
         if "global.accuracy" in everywhere:
             values |= self._note("global_on_clients", after)
         if self.experiment.validation:
@@ -238,7 +243,41 @@ class Driver:
             self.metrics.add_clients(self.round, f"{label}.{metric}", scores.clients, numbers.tolist())
             described = describe_clients(numbers, higher_is_better=metric == "accuracy")
             values |= {f"{label}.{metric}.{name}": value for name, value in described.items()}
+        pooled = {} if scores.pooled is None else compute(*scores.pooled, self.setting.metrics)
+        for one in self.setting.metrics:
+            values |= self._note_further(f"{label}.{one}", one, scores, pooled.get(str(one)))
         return values
+
+    def _note_further(self, metric: str, kind: Metric, scores: Scores, pooled: np.ndarray | None) -> dict[str, float]:
+        """Log what was asked for beside accuracy and loss, and sum it up over the clients that it is defined for."""
+        numbers = scores.further[str(kind)]
+        if kind.axes:
+            for client, own in zip(scores.clients, numbers, strict=True):
+                self.metrics.add_classes(self.round, metric, client, own)
+            if pooled is not None:
+                self.metrics.add_classes(self.round, metric, EVERYBODY, pooled)
+            return {}
+        self.metrics.add_clients(self.round, metric, scores.clients, numbers.tolist())
+        undefined = np.isnan(numbers) & np.isfinite(scores.loss)  # of a diverged model it is not hidden
+        described = describe_clients(numbers[~undefined], higher_is_better=kind.higher_is_better is not False)
+        if kind.higher_is_better is None:
+            del described["worst10"]
+        if undefined.any() and str(kind) not in self.warned:
+            self.warned.add(str(kind))
+            self._warn_of_undefined(kind, scores.clients, undefined)
+        told = {**described, UNDEFINED: float(undefined.sum()), **({} if pooled is None else {POOLED: float(pooled)})}
+        return {f"{metric}.{name}": value for name, value in told.items()}
+
+    def _warn_of_undefined(self, kind: Metric, clients: Sequence[int], undefined: np.ndarray) -> None:
+        first, count = clients[int(undefined.argmax())], int(undefined.sum())
+        needs = f": it needs {kind.defined_for} among the test samples" if kind.defined_for else ""
+        rest = "their mean is over the others" if count < len(clients) else "it has no mean over clients"
+        warnings.warn(
+            f"The metric '{kind}' is not defined for {count} of {len(clients)} clients, of which client {first} is the "
+            f"first{needs}; {rest}.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
 
     def _warn_if_diverged(self, report: RoundReport) -> None:
         bad = (~torch.isfinite(report.loss)).nonzero().flatten().tolist()

@@ -24,6 +24,7 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
+from fedstrata.losses import CrossEntropy, losses
 from fedstrata.methods import Declared, Method, Outline, Part
 from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
@@ -31,6 +32,7 @@ from fedstrata.plugins import require_imports
 from fedstrata.private_torch import within
 from fedstrata.runs.devices import DTYPES, choose_device, set_precision
 from fedstrata.schedules import schedules
+from fedstrata.scores import Metric, describe_metrics, further_metrics, make_metrics
 from fedstrata.wire import AS_IS
 
 DEFAULT_CLIENTS = 20
@@ -39,7 +41,7 @@ DEFAULT_PARTITION = "dirichlet:0.1"
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Python objects that replace what an experiment would name: a user's own data, split, model or method.
+    """Python objects that replace what an experiment would name: a user's own data, split, model, method or metrics.
 
     ``secret`` is what a server or a site of a deployment knows for itself; nothing in a simulation is secret.
     """
@@ -48,6 +50,7 @@ class Ingredients:
     split: Split | None = None
     model: nn.Module | ModelSpec | Callable[..., nn.Module] | None = None
     method: Method | Part | None = None
+    metrics: tuple[Metric, ...] | None = None
     secret: str | None = field(default=None, repr=False)
 
     def make_method(self, experiment: Experiment) -> Method:
@@ -74,6 +77,8 @@ class Ingredients:
             )
         if self.method is not None:
             changes["method"] = str(self.method)
+        if self.metrics is not None:
+            changes["metrics"] = describe_metrics(self.metrics) or None
         return experiment.with_changes(changes)
 
 
@@ -102,6 +107,8 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
     method = ingredients.make_method(experiment)
     experiment = ingredients.describe(experiment)
     refuse_misfits(experiment, method)
+    if ingredients.metrics is None:
+        make_metrics(experiment.metrics or ())
     transforms = parse_transforms(experiment.transforms)
     dataset = load_data(experiment) if ingredients.dataset is None else ingredients.dataset
     for transform in transforms:
@@ -180,8 +187,19 @@ def refuse_misfits(experiment: Experiment, method: Method) -> None:
         )
     optimisers.make(experiment.optimiser)
     schedules.make(experiment.schedule)
+    refuse_unused_loss(experiment, method)
     parse_transforms(experiment.transforms)
     choose_device(experiment.device)
+
+
+def refuse_unused_loss(experiment: Experiment, method: Method) -> None:
+    """Refuse a loss that nobody would train with, because the method has one of its own."""
+    loss, decider = losses.make(experiment.loss), method.decides_loss
+    if decider is not None and loss != CrossEntropy():
+        raise FedStrataError(
+            f"The loss '{loss}' would have no effect: '{decider.name}' decides the local loss itself; leave the loss "
+            "out, or choose another method."
+        )
 
 
 def make_setting(
@@ -201,6 +219,9 @@ def make_setting(
     given = experiment.model if ingredients.model is None else ingredients.model
     model = build_model(given, input_shape, classes, experiment.seed, trial)
     layers = LayerMap.read(model, input_shape, trial)
+    loss = losses.make(experiment.loss)
+    loss.check(classes)
+    metrics = further_metrics(experiment.metrics or () if ingredients.metrics is None else ingredients.metrics, classes)
     optimiser = optimisers.make(experiment.optimiser)
     for note in method.notes(Outline(layers, experiment.rounds, optimiser)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
@@ -219,6 +240,7 @@ def make_setting(
         resident=personal | method.resident(layers),
         optimiser=optimiser,
         schedule=schedules.make(experiment.schedule),
+        loss=loss,
         work=Work(
             experiment.epochs,
             experiment.steps,
@@ -235,6 +257,7 @@ def make_setting(
         download_values=experiment.download_values,
         precision=experiment.precision,
         device=device,
+        metrics=metrics,
         secret=ingredients.secret or "",
     )
 

@@ -126,12 +126,13 @@ def test_from_a_table_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixtu
     said(capsys, "run", "--data", table, "--model", "mlp(hidden=16)", "--rounds", 10, "--out", run, "--no-report")
     told = json.loads(said(capsys, "predict", run, tmp_path / "new.csv", "--json"))["predictions"]
     assert [one["class"] for one in told[:2]] == ["ill", "well"]
-    found = json.loads(said(capsys, "evaluate", run, "--json"))["metrics"]
+    found = json.loads(said(capsys, "evaluate", run, "--metrics", "f1+auc", "--json"))["metrics"]
+    assert list(found) == ["accuracy", "loss", "f1", "auc"]
     summary = json.loads((run / "summary.json").read_text())
     assert found["accuracy"] == pytest.approx(summary["final"]["global.accuracy"], abs=1e-9)
     (tmp_path / "other.csv").write_text("outcome,sex,score\nwell,m,0\nill,f,6\nill,f,5\nwell,x,1\n")
     other = f"table(path={tmp_path / 'other.csv'}, label=outcome, test_fraction=0)"
     with pytest.warns(fedstrata.FedStrataWarning):  # nobody had the value 'x' in training
-        found = evaluate_model(fedstrata.load(run), run, other, None, None, "all")
+        found = evaluate_model(fedstrata.load(run), run, other, part="all")
     assert found["samples"] == 4
     assert found["metrics"]["accuracy"] == 1.0

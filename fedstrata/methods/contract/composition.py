@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.losses import cross_entropy
 from fedstrata.methods.contract.checks import Checks, refuse_misspelt
 from fedstrata.methods.contract.compatibility import defines, first_defining, objection, touched_by
 from fedstrata.methods.contract.declarations import Decision, Matter, Needs
@@ -225,9 +224,8 @@ class Method:
             self._checks.tensors(part, "effective", parameters, given, whole=True)
         return parameters
 
-    def loss(self, clients: Clients, step: LocalStep) -> Tensor:
-        """Compute each client's loss ``[K]``: the mean cross entropy, or what a part decides, and the others' terms."""
-        loss = cross_entropy(step.outputs, step.labels).mean(1)
+    def loss(self, clients: Clients, step: LocalStep, loss: Tensor) -> Tensor:
+        """Compute each client's loss ``[K]``: the experiment's, or what a part decides, and the others' terms."""
         for part in self._concerned(step.phase, "loss"):
             loss = part.loss(_own_clients(clients, part), step, loss)
             self._checks.numbers(part, "loss", loss, len(clients.ids))
@@ -276,6 +274,11 @@ class Method:
             given, model = model, part.deployed(_own_clients(clients, part), model)
             self._checks.tensors(part, "deployed", model, given, whole=True)
         return self.effective(clients, model, None)
+
+    @cached_property
+    def decides_loss(self) -> Part | None:
+        """The part that puts a loss of its own in the place of the experiment's, if there is one."""
+        return next((part for part in self.parts if _decides(part, Decision.LOSS)), None)
 
     @cached_property
     def adaptation(self) -> Phase | None:
