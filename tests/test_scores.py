@@ -1,6 +1,7 @@
 """Metrics of classifiers: by hand, and against scikit-learn and torchmetrics."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -162,6 +163,13 @@ def f1(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return 0.0
 
 
+def one_more() -> Callable[[np.ndarray, np.ndarray], float]:
+    def own(probabilities: np.ndarray, labels: np.ndarray) -> float:
+        return 0.0
+
+    return own
+
+
 def fails(probabilities: np.ndarray, labels: np.ndarray) -> float:
     raise ValueError("only one class")
 
@@ -173,7 +181,8 @@ def fails(probabilities: np.ndarray, labels: np.ndarray) -> float:
         (several, r"'several' returned an array of shape \[5, 3\]; it must return one number"),
         (fails, r"'fails' failed .*ValueError: only one class.* return math.nan"),
         (lambda probabilities, labels: 1.0, "cannot be called '<lambda>'"),
-        (["f1", f1], "Two different metrics are called 'f1'"),
+        (["f1", f1], "There is already a metric 'f1'; rename your function"),
+        ([one_more(), one_more()], "Two different metrics are called 'own'"),
         ("f2", "no metric 'f2'"),
         ("recall:3", "only 0 to 2"),
         ("f1:some", "'some' does not fit the parameter 'of'"),

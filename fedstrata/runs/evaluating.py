@@ -66,7 +66,7 @@ def measured(
             f"{', '.join(model.class_names)}."
         )
     right = torch.tensor([places.get(name, -1) for name in dataset.class_names])[labels]
-    return score(model.predict_proba(dataset.inputs[positions]), right, "+".join(filter(None, (ALWAYS, metrics))))
+    return score(model.predict_proba(dataset.inputs[positions]), right, "+".join(filter(None, (*ALWAYS, metrics))))
 
 
 def _loaded(experiment: Experiment, model: TrainedModel) -> Dataset:
