@@ -15,6 +15,8 @@ from fedstrata.spec import parameter
 
 if TYPE_CHECKING:
     from fedstrata.api import Result, resume, run
+    from fedstrata.callbacks import Callback, RoundView, StopRun
+    from fedstrata.comparing import Comparison, compare
     from fedstrata.data import Dataset, Split, from_arrays, from_clients
     from fedstrata.layers import LayerMap
     from fedstrata.methods import (
@@ -34,13 +36,16 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept", "LayerMap", "LocalStep",
-    "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "Training",
-    "__version__", "from_arrays", "from_clients", "parameter", "resume", "run",
+    "Callback", "Clients", "Comparison", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept",
+    "LayerMap", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "RoundView", "Server",
+    "Split", "StopRun", "Touches", "Training", "__version__", "compare", "from_arrays", "from_clients", "parameter",
+    "resume", "run",
 ]  # fmt: skip
 
 _HOMES = {
     "fedstrata.api": ("Result", "resume", "run"),
+    "fedstrata.callbacks": ("Callback", "RoundView", "StopRun"),
+    "fedstrata.comparing": ("Comparison", "compare"),
     "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients"),
     "fedstrata.layers": ("LayerMap",),
     "fedstrata.methods": (

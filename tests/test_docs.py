@@ -22,7 +22,7 @@ from fedstrata.methods import Decision, Matter, Part, methods
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-RUN = ("index.md", "write-a-method.md", "your-data-and-model.md")
+RUN = ("index.md", "while-it-runs.md", "write-a-method.md", "your-data-and-model.md")
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
     "index.md": ("fedstrata compare", "fedstrata report"),
