@@ -15,6 +15,8 @@ from fedstrata.spec import parameter
 
 if TYPE_CHECKING:
     from fedstrata.api import Result, load, resume, run
+    from fedstrata.callbacks import Callback, RoundView, StopRun
+    from fedstrata.comparing import Comparison, compare
     from fedstrata.data import Dataset, Split, from_arrays, from_clients, from_table
     from fedstrata.layers import LayerMap
     from fedstrata.methods import (
@@ -36,14 +38,16 @@ if TYPE_CHECKING:
     from fedstrata.trained import TrainedModel
 
 __all__ = [
-    "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept", "LayerMap", "LocalStep",
-    "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "TrainedModel",
-    "Training", "__version__", "from_arrays", "from_clients", "from_table", "load", "metric", "parameter",
-    "resume", "run", "score",
+    "Callback", "Clients", "Comparison", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept",
+    "LayerMap", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "RoundView", "Server",
+    "Split", "StopRun", "Touches", "TrainedModel", "Training", "__version__", "compare", "from_arrays", "from_clients",
+    "from_table", "load", "metric", "parameter", "resume", "run", "score",
 ]  # fmt: skip
 
 _HOMES = {
     "fedstrata.api": ("Result", "load", "resume", "run"),
+    "fedstrata.callbacks": ("Callback", "RoundView", "StopRun"),
+    "fedstrata.comparing": ("Comparison", "compare"),
     "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients", "from_table"),
     "fedstrata.layers": ("LayerMap",),
     "fedstrata.methods": (

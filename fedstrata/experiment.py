@@ -120,6 +120,12 @@ class Experiment(Spec):
         """Build an experiment from keys and values, refusing keys that do not exist."""
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
+            if key in ("learning_rate", "lr"):
+                raise FedStrataError(
+                    f"The learning rate is no key of an experiment but a parameter of its optimiser, in {source} too: "
+                    f"optimiser = 'sgd(learning_rate={values[key]})'; --learning-rate changes it alone, and so does "
+                    "learning_rate=... of fedstrata.run."
+                )
             if key not in known:
                 raise unknown_name(f"key in {source} called", key, known)
         return cls(**values)
@@ -154,6 +160,15 @@ class Experiment(Spec):
     def __str__(self) -> str:
         """Show the experiment as its TOML text."""
         return self.to_toml()
+
+    def __repr__(self) -> str:
+        """Show what differs from the defaults."""
+        changed = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+        return f"Experiment({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
 
 
 def _toml_value(value: str | int | float | bool | tuple[str, ...]) -> str:

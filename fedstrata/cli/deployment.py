@@ -128,7 +128,7 @@ def deploy(
     ):
         progress.begin(f"{experiment.method}, {local} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
-        rehearse(deployment, progress.note, StatusFile(folder), log, shaped)
+        rehearse(deployment, progress, StatusFile(folder), log, shaped)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 
@@ -223,7 +223,7 @@ def server(
         progress.begin(f"{experiment.method}, {len(file.members)} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
-        serve(deployment, link, progress.note, StatusFile(folder), log)
+        serve(deployment, link, progress, StatusFile(folder), log)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 

@@ -42,6 +42,15 @@ class Dataset:
     def __post_init__(self) -> None:
         self.check()
 
+    def __repr__(self) -> str:
+        """Tell the data in a line."""
+        shape, kind = list(self.inputs.shape[1:]), str(self.inputs.dtype).removeprefix("torch.")
+        sites = "" if self.sites is None else f", {len(np.unique(self.sites))} sites"
+        return (
+            f"Dataset({self.name}: {len(self.train)} samples for training and {len(self.test)} for testing, "
+            f"{shape} {kind}, {self.classes} classes{sites})"
+        )
+
     @property
     def classes(self) -> int:
         """How many classes there are."""

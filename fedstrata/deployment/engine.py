@@ -26,7 +26,7 @@ from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Message
 from fedstrata.runs.preparing import Prepared
 from fedstrata.stack import Stack, Tensors, take_first
-from fedstrata.wire import AS_IS, encode, received
+from fedstrata.wire import AS_IS, bytes_sent, encode, received
 
 if TYPE_CHECKING:
     from fedstrata.deployment.secure.rounds import SecureRounds
@@ -100,8 +100,8 @@ class NetworkEngine:
             place = Place.announcement(round, index)
             told = {site: self._announcement(exchange, place, site) for site in self._everybody}
             self.federation.ask(told, lambda site, reply: None)
-            up += sum(answers[site][1] for site in usual)
-            down += sum(len(request.payload) for request in (*asked.values(), *told.values()))
+            up += bytes_sent(answers[site][1] for site in usual)
+            down += bytes_sent(len(request.payload) for request in (*asked.values(), *told.values()))
         return up, down
 
     def round(
@@ -147,8 +147,8 @@ class NetworkEngine:
             sent=frozenset(sent.tensors),
             loss=torch.tensor([losses[site] for site in usual], dtype=torch.float64),
             cost=Cost.join([costs[site] for site in usual]),
-            bytes_up=sum(replies[site][1] for site in usual),
-            bytes_down=sum(len(request.payload) for request in asked.values()),
+            bytes_up=bytes_sent(replies[site][1] for site in usual),
+            bytes_down=bytes_sent(len(request.payload) for request in asked.values()),
             before=Scores.join([scores[site] for site in usual]) if evaluate else None,
             errors=errors,
         )

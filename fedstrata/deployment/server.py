@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata import files
+from fedstrata.callbacks import Listener, RoundView
 from fedstrata.deployment.declarations import Schema, declared_data
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, global_test
 from fedstrata.deployment.federation import Federation, Network, Standing
@@ -27,7 +28,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Declared, Method
 from fedstrata.plugins import require_imports
-from fedstrata.runs.driver import Driver, Listener, Update
+from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
 from fedstrata.scores import make_metrics
@@ -184,7 +185,7 @@ class Deployment:
             if self.rules.secure:
                 log(self._secrecy())
             driver.restore(folder)
-            summary = driver.run(folder, self._noting_traffic(driver, listener))
+            summary = driver.run(folder, [self._noting_traffic(driver), *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
             return summary
 
@@ -230,16 +231,14 @@ class Deployment:
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
 
-    def _noting_traffic(self, driver: Driver, listener: Listener | None) -> Listener:
+    def _noting_traffic(self, driver: Driver) -> Listener:
         """Note with every round what the network has carried for it."""
         before = dict(self.traffic())
 
-        def note(update: Update) -> None:
+        def note(update: RoundView) -> None:
             carried = dict(self.traffic())
             driver.metrics.add_round(update.round, {name: carried[name] - before.get(name, 0.0) for name in carried})
             before.update(carried)
-            if listener is not None:
-                listener(update)
 
         return note
 

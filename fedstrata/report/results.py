@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedstrata.report import formats
 from fedstrata.report.labels import LABELS, label_of, meaning, short_name
@@ -21,22 +21,24 @@ _Shown = tuple[Column, Callable[[Row], Cell | str]]
 
 def results(view: View) -> Section:
     """The table that a reader looks for first, with the notes without which it could be misread."""
-    rows = view.rows
+    return Section("results", "Results", join((comparison_table(view.rows), _all_numbers(view))))
+
+
+def comparison_table(rows: Sequence[Row], sortable: bool = True) -> Markup:
+    """Set the rows of a comparison as a table, with notes below it."""
     headlines = list(dict.fromkeys(row.headline for row in rows))
-    columns = _columns(view, headlines)
+    columns = _columns(rows, headlines)
     cells = [[write(row) for _, write in columns] for row in rows]
     measured = [f"Accuracy: {short_name(headlines[0]).lower()}. {meaning(headlines[0])}"] if len(headlines) == 1 else []
     body = (
-        table("Accuracy, traffic and time of each method", [column for column, _ in columns], cells),
+        table("Accuracy, traffic and time of each method", [column for column, _ in columns], cells, sortable),
         element("ul", *(element("li", note) for note in [*measured, *notes(rows)]), class_="notes"),
-        _all_numbers(view),
     )
-    return Section("results", "Results", join(body))
+    return join(body)
 
 
-def _columns(view: View, headlines: list[str]) -> list[_Shown]:
+def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
     """The columns with what each shows of a row; columns that would say the same everywhere are left out."""
-    rows = view.rows
     best = highest(rows)
 
     def accuracy(name: str) -> Callable[[Row], Cell]:

@@ -117,6 +117,11 @@ class MetricLog:
         self._classes = _Rows(CLASSES_SCHEMA)
         self._last_round: dict[str, int] = {}
 
+    def __repr__(self) -> str:
+        """Tell the log in a line."""
+        rounds = max(self._last_round.values(), default=0)
+        return f"MetricLog({len(self._last_round)} metrics, up to round {rounds}; see series, latest and to_tables)"
+
     def add_round(self, round: int, values: Mapping[str, float]) -> None:
         """Note metrics of a whole round; each metric at most once a round."""
         for metric in values:
@@ -237,6 +242,10 @@ class TimingLog:
 
     def __init__(self) -> None:
         self._rows = _Rows(TIMING_SCHEMA)
+
+    def __repr__(self) -> str:
+        """Tell the log in a line."""
+        return f"TimingLog({', '.join(f'{phase} {seconds:.1f} s' for phase, seconds in self.totals().items())})"
 
     def add(self, round: int, phase: str, seconds: float) -> None:
         """Note the time of one phase in one round."""

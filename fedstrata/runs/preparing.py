@@ -51,7 +51,15 @@ class Ingredients:
     model: nn.Module | ModelSpec | Callable[..., nn.Module] | None = None
     method: Method | Part | None = None
     metrics: tuple[Metric, ...] | None = None
+    named: NamedData | None = None
+    """Where the dataset that an experiment names is kept once it is loaded, if several runs use it."""
     secret: str | None = field(default=None, repr=False)
+
+    def load(self, experiment: Experiment) -> Dataset:
+        """Take the dataset that was given, or load the one that the experiment names."""
+        if self.dataset is not None:
+            return self.dataset
+        return load_data(experiment) if self.named is None else self.named.load(experiment)
 
     def make_method(self, experiment: Experiment) -> Method:
         """Make the method: the object that was given, or the one that the experiment names."""
@@ -100,8 +108,13 @@ class Prepared:
     declared: Declared
 
 
-def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> Prepared:
-    """Load the data, divide it and build the model; whatever does not fit is refused here."""
+def prepare(
+    experiment: Experiment, ingredients: Ingredients | None = None, tell: Callable[[str], None] = lambda words: None
+) -> Prepared:
+    """Load the data, divide it and build the model; whatever does not fit is refused here.
+
+    ``tell`` hears in a few words what is being done.
+    """
     require_imports(experiment.imports)
     ingredients = ingredients or Ingredients()
     method = ingredients.make_method(experiment)
@@ -110,7 +123,8 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
     if ingredients.metrics is None:
         make_metrics(experiment.metrics or ())
     transforms = parse_transforms(experiment.transforms)
-    dataset = load_data(experiment) if ingredients.dataset is None else ingredients.dataset
+    tell(f"loading the data {experiment.data}")
+    dataset = ingredients.load(experiment)
     for transform in transforms:
         transform.check(dataset)
     if experiment.validation and ingredients.split is not None:
@@ -118,11 +132,13 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
             f"validation = {experiment.validation} holds samples out before the data is divided, but the split comes "
             "from Python; leave validation out, or let a partition divide the data."
         )
+    tell("dividing the data")
     split = ingredients.split
     if split is None:
         experiment, split = divide(experiment, dataset)
     experiment = experiment.with_changes({"clients": split.clients})
     refuse_odd_joining(experiment, method)
+    tell(f"building the model {experiment.model}")
     model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes, dataset.trial)
     refuse_odd_validation(experiment, setting)
     validation = None
@@ -272,6 +288,21 @@ def load_data(experiment: Experiment) -> Dataset:
         )
     root = None if experiment.data_root is None else Path(experiment.data_root)
     return datasets.make(experiment.data).load(root)
+
+
+class NamedData:
+    """Loads a dataset when an experiment first names it, and keeps it for those that name it too."""
+
+    def __init__(self) -> None:
+        self._loaded: tuple[tuple[str, str | None], Dataset] | None = None
+
+    def load(self, experiment: Experiment) -> Dataset:
+        """Load the dataset that an experiment names, unless it was the last one to be loaded."""
+        wanted = experiment.data, experiment.data_root
+        if self._loaded is None or self._loaded[0] != wanted:
+            self._loaded = None  # so that two are never held at once
+            self._loaded = wanted, load_data(experiment)
+        return self._loaded[1]
 
 
 def divide(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, Split]:

@@ -10,6 +10,7 @@ from cli_calls import TINY, Call
 from typer.main import get_command
 
 from fedstrata.cli import app
+from fedstrata.cli.listing import LISTED
 from fedstrata.methods import methods
 from fedstrata.runs.folder import RunFolder
 
@@ -86,7 +87,7 @@ def test_every_command_that_names_components_can_import_some() -> None:
         for name, command in get_command(app).commands.items()
         if any("--import" in parameter.opts for parameter in command.params)
     }
-    naming = {"run", "compare", "methods", "models", "datasets", "partitions", "layers", "partition"}
+    naming = {"run", "compare", "layers", "partition", *LISTED}
     assert able == naming | {"server", "client", "deploy"}
 
 

@@ -22,6 +22,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
+from fedstrata.wire import bytes_sent
 
 
 @dataclass
@@ -61,7 +62,7 @@ class SecureRounds:
             loss=torch.tensor([number_in(facts, "loss") for facts in said.values()], dtype=torch.float64),
             cost=Cost.join([cost_from_facts(facts) for facts in said.values()]),
             bytes_up=aggregation.bytes_up - up,
-            bytes_down=aggregation.bytes_down - down + sum(len(request.payload) for request in asked.values()),
+            bytes_down=aggregation.bytes_down - down + bytes_sent(len(request.payload) for request in asked.values()),
             before=Scores.join(scores) if evaluate else None,
         )
 

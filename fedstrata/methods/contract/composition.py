@@ -25,6 +25,23 @@ ModelAndState = tuple[Tensors, Stack]
 """A model, and the memory of all parts, each in a group of its name."""
 
 
+def _refuse_no_method(given: object) -> None:
+    """Say what to write instead of what is neither the text of a method nor one of its parts."""
+    if isinstance(given, str | Part):
+        return
+    if isinstance(given, type):
+        raise FedStrataError(f"{given.__name__} is a class; give an object of it as the method: {given.__name__}().")
+    if isinstance(given, list | tuple):
+        raise FedStrataError(
+            "A method is not a list: join its parts with '+', such as method='fedbn+lips'; to run one method after "
+            "another, use fedstrata.compare([...])."
+        )
+    raise FedStrataError(
+        f"{type(given).__name__} is no method; give a text such as 'fedprox(mu=0.01)', or an object of a class that is "
+        "derived from fedstrata.Part."
+    )
+
+
 @dataclass(frozen=True)
 class Method:
     """A method as the engines see it: every hook runs through all parts, each with its own memory.
@@ -56,6 +73,7 @@ class Method:
         """
         if isinstance(given, Method):
             return given
+        _refuse_no_method(given)
         named = [given] if isinstance(given, Part) else [methods.build(call) for call in parse(given, "method")]
         unique: dict[str, Part] = {}
         for part in (part for spec in named for part in spec.parts()):
