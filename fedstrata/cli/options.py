@@ -114,7 +114,11 @@ def add_command(
 
 
 def read_experiment(
-    path: Path | None, settings: Sequence[str] | None, changes: dict[str, Any], learning_rate: str | None = None
+    path: Path | None,
+    settings: Sequence[str] | None,
+    changes: dict[str, Any],
+    learning_rate: str | None = None,
+    quiet: bool = False,
 ) -> Experiment:
     """Put an experiment together: the file (or the defaults), then ``--set``, then single options.
 
@@ -131,10 +135,11 @@ def read_experiment(
     kept = [text for text in experiment.imports if imported_name(text) not in given]
     experiment = experiment.with_changes({**changes, "imports": (*kept, *given.values())})
     places = [Path()] if path is None else [path.parent, path.parent / IMPORTS_FOLDER]
-    experiment = load_imports(experiment, *places)
+    with telling(f"importing {', '.join(map(imported_name, experiment.imports))}", quiet or not experiment.imports):
+        experiment = load_imports(experiment, *places)
     if learning_rate is None:
         return experiment
-    with telling("loading PyTorch"):
+    with telling("loading PyTorch", quiet):
         from fedstrata.optimisers import with_learning_rate
 
     changed = with_learning_rate(experiment.optimiser, _as_number(float, learning_rate))

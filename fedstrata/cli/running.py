@@ -75,7 +75,7 @@ def run(
 
     Everything about it is kept in a folder, from which it can be resumed, compared and reported.
     """
-    experiment = read_experiment(experiment_file, settings, changes, learning_rate)
+    experiment = read_experiment(experiment_file, settings, changes, learning_rate, quiet)
     with telling("loading PyTorch", quiet):
         from fedstrata import api
         from fedstrata.cli.showing import show_run
@@ -150,7 +150,7 @@ def compare(
     files = [Path(text) for text in methods if text.endswith(".toml")]
     if len(files) > 1:
         raise FedStrataError(f"A comparison takes the file of one experiment, not of {len(files)}; keep one of them.")
-    experiment = read_experiment(files[0] if files else None, settings, changes, learning_rate)
+    experiment = read_experiment(files[0] if files else None, settings, changes, learning_rate, quiet)
     with telling("loading PyTorch", quiet):
         from fedstrata import comparing
         from fedstrata.cli.showing import show_comparison
