@@ -22,11 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.errors import FedStrataError, FedStrataWarning, nearest
 from fedstrata.spec import Registry, is_registering
 from fedstrata.stack import Tensors
+
+if TYPE_CHECKING:
+    from fedstrata.trained import TrainedModel
 
 
 class StopRun(Exception):  # noqa: N818 - not an error
@@ -41,6 +44,9 @@ class Models(Protocol):
 
     def tested_model(self, round: int) -> Tensors:
         """Copy the shared part of the model that is tested after a round; refused once that round is over."""
+
+    def ready_model(self, round: int, client: int | None) -> TrainedModel:
+        """Make a model ready to use, the global one or a client's; refused once that round is over."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,9 +80,21 @@ class RoundView:
 
         It is empty where clients share nothing. It can be had while the callback is called, not later.
         """
+        return self._models.tested_model(self.round)
+
+    def global_model(self) -> TrainedModel:
+        """Make the global model of this round, ready to use: raw inputs in, classes out."""
+        return self._models.ready_model(self.round, None)
+
+    def client_model(self, client: int) -> TrainedModel:
+        """Make the model that a client would use after this round, ready to use."""
+        return self._models.ready_model(self.round, client)
+
+    @property
+    def _models(self) -> Models:
         if self.models is None:
             raise FedStrataError("This view of a round comes without models.")
-        return self.models.tested_model(self.round)
+        return self.models
 
 
 class Callback:

@@ -173,6 +173,7 @@ def compare(
     split: Split | None = None,
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
     seeds: int = 1,
+    metrics: api.Metrics | None = None,
     learning_rate: float | None = None,
     out: str | Path | None = None,
     callbacks: Iterable[object] = (),
@@ -191,10 +192,11 @@ def compare(
     """
     if "method" in changes:
         raise FedStrataError("A comparison takes its methods first: compare(['fedavg', 'fedbn'], rounds=5).")
-    named = {key: value for key, value in (("data", data), ("model", model)) if isinstance(value, str)}
+    given_by_name = {"data": data, "model": model, "metrics": metrics}
+    named = {key: value for key, value in given_by_name.items() if isinstance(value, str)}
     chosen = api.choose_experiment(experiment, {**changes, **named}, learning_rate, compare)
     chosen = load_imports(chosen, Path())
-    given = dataclasses.replace(api.make_ingredients(data, split, model, None), named=NamedData())
+    given = dataclasses.replace(api.make_ingredients(data, split, model, None, metrics), named=NamedData())
     planned = plan(chosen, make_methods(methods), seeds, None if out is None else Path(out), given)
     to_do = [run for run in planned if run.state != "finished"]
     with show_if_wanted(progress, len(to_do), sum(run.rounds_left for run in to_do)) as shown:
@@ -261,11 +263,14 @@ def perform(planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[
     for run in planned:
         if run.state != "finished":
             shown.begin(run.name)
-        if run.state == "new":
-            results.append(api.carry_out(run.experiment, run.given, run.path, called, shown))
-        elif run.path is not None:
-            finished = run.state == "finished"
-            results.append(api.read_result(run.path) if finished else api.carry_on(run.path, run.given, called, shown))
+        if run.state == "new" or run.path is None:
+            result = api.carry_out(run.experiment, run.given, run.path, called, shown)
+        elif run.state == "finished":
+            result = api.read_result(run.path)
+        else:
+            result = api.carry_on(run.path, run.given, called, shown)
+        # The data and the clients' state of all runs together would fill the memory.
+        results.append(dataclasses.replace(result, driver=None))
     return results
 
 

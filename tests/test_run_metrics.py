@@ -195,7 +195,7 @@ def test_a_run_goes_on_with_its_metrics_and_ends_with_the_same_bytes(tmp_path: P
             raise Stop
 
     with pytest.raises(Stop):
-        run(out=tmp_path / "broken", listener=stop, **changes)
+        run(out=tmp_path / "broken", callbacks=[stop], **changes)
     with pytest.raises(FedStrataError, match=r"'sureness' is a function of a Python program; give it .* metrics=\[su"):
         fedstrata.resume(tmp_path / "broken")
     with pytest.raises(FedStrataError, match=r"measures recall\(of=each\)\+python:sureness; go on with the same"):

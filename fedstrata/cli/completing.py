@@ -21,6 +21,8 @@ REGISTRY_OF_KEY = {
     "optimiser": "optimisers",
     "schedule": "schedules",
     "transforms": "transforms",
+    "loss": "losses",
+    "metrics": "metrics",
 }
 """The keys of an experiment that name components, and the registries of these."""
 

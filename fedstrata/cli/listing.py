@@ -31,6 +31,8 @@ LISTED = {
     "transforms": ("fedstrata.data", "transforms of inputs"),
     "optimisers": ("fedstrata.optimisers", "optimisers of local training"),
     "schedules": ("fedstrata.schedules", "schedules of the learning rate"),
+    "losses": ("fedstrata.losses", "losses of local training"),
+    "metrics": ("fedstrata.scores", "metrics that models are judged by"),
 }
 """The commands that list a registry, which has the same name: where it is, and what it holds."""
 

@@ -68,8 +68,10 @@ class Driver:
         """The shared part of the model that the run gives: that of the best round where samples are held out to tell,
         else the one that is tested after the last; where clients use models of their own, what the server holds.
         """
-        if self.best:
-            return self.best
+        return self.best or self._tested()
+
+    def _tested(self) -> Tensors:
+        """Return the shared part of the model that is tested after this round."""
         if self.one_for_all and self.plan.engine in ENGINES:
             return take_first(self.engine.models([0], self.round))
         return self.engine.side.tested(self.engine.server, self.round)
@@ -210,12 +212,20 @@ class Driver:
 
     def tested_model(self, round: int) -> Tensors:
         """Copy the shared part of the model that is tested after a round; refused once that round is over."""
+        self._refuse_past(round)
+        return clone(self._tested())
+
+    def ready_model(self, round: int, client: int | None) -> TrainedModel:
+        """Make a model ready to use, the global one or a client's; refused once that round is over."""
+        self._refuse_past(round)
+        return self.global_model() if client is None else self.client_model(client)
+
+    def _refuse_past(self, round: int) -> None:
         if round != self.round:
             raise FedStrataError(
                 f"The model of round {round} is gone, the run has come to round {self.round}; take a model while the "
                 "callback is called, and keep that."
             )
-        return clone(self.engine.side.tested(self.engine.server, round))
 
     def _test_early_end(self) -> None:
         """Test and say what belongs to a last round, where the run was ended before it."""
@@ -257,7 +267,7 @@ class Driver:
             )
         before = self.metrics.series("validation.accuracy")[1].tolist()
         if everywhere["validation.accuracy"] > max(before, default=-math.inf):
-            self.best = clone(self.engine.side.tested(self.engine.server, self.round))
+            self.best = clone(self._tested())
 
     def _layer_metrics(self, before: Tensors, report: RoundReport) -> dict[str, dict[str, float]]:
         """Measure the layers that travelled: their update, and their cosine to the reference round."""

@@ -88,7 +88,7 @@ def test_every_command_that_names_components_can_import_some() -> None:
         if any("--import" in parameter.opts for parameter in command.params)
     }
     naming = {"run", "compare", "layers", "partition", *LISTED}
-    assert able == naming | {"server", "client", "deploy"}
+    assert able == naming | {"predict", "evaluate", "export"} | {"server", "client", "deploy"}
 
 
 def test_run_report_and_resume(call: Call, file: Path, tmp_path: Path) -> None:

@@ -12,10 +12,8 @@ from fedstrata.cli import main
 from fedstrata.cli.completing import REGISTRY_OF_KEY, completing, names_in_sources
 from fedstrata.cli.listing import LISTED, method_facts, read_shape
 from fedstrata.cli.words import readable
-from fedstrata.data import datasets, partitions
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Facts, Method, Part, methods
-from fedstrata.models import models
 
 
 @pytest.mark.parametrize(
@@ -131,8 +129,9 @@ def test_shapes() -> None:
     assert read_shape("3x32x32") == read_shape("3, 32, 32") == (3, 32, 32)
 
 
-@pytest.mark.parametrize("registry", [methods, models, datasets, partitions], ids=lambda registry: registry.kind)
-def test_no_command_of_tex_is_left_in_what_is_told(registry) -> None:
+@pytest.mark.parametrize("listed", LISTED)
+def test_no_command_of_tex_is_left_in_what_is_told(listed: str) -> None:
+    registry = getattr(import_module(LISTED[listed][0]), listed)
     for name in registry.names():
         told = registry.describe(name)
         for text in (told["description"], *(one["meaning"] for one in told["parameters"])):
