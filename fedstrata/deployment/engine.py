@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fedstrata.deployment.checks import Layout, check_weights, layout, odd_ones_out, read_reply
@@ -72,6 +73,10 @@ class NetworkEngine:
     def clients(self) -> Stack:
         """Return nothing: the sites keep their state themselves."""
         return Stack()
+
+    def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
+        """Refuse: validation is not offered on real sites."""
+        raise FedStrataError("Sites do not choose models on validation samples; leave validation_fraction out.")
 
     def models(self, clients: Sequence[int], round: int) -> Tensors:
         """Refuse: the sites keep their models themselves."""

@@ -76,6 +76,11 @@ class Deployment:
                 f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "
                 "it runs in simulation, and in a rehearsal."
             )
+        if self.experiment.validation_fraction:
+            raise FedStrataError(
+                f"validation_fraction = {self.experiment.validation_fraction:g} is not offered on real sites, which "
+                "keep the model of the last round; leave it out."
+            )
         if self.experiment.validation:
             raise FedStrataError(
                 f"validation = {self.experiment.validation} needs labelled samples at the server, which a server of "

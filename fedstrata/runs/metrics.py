@@ -199,11 +199,14 @@ class MetricLog:
                 found[metric] = float(values[rounds == round][-1])
         return found
 
-    def of_client(self, client: int, metric: str) -> float | None:
-        """Return the last value of a metric of one client, if it has any."""
+    def of_client(self, client: int, metric: str, round: int | None = None) -> float | None:
+        """Return the value of a metric of one client in a round, by default its last one, if it has any."""
         columns = self._tables["clients"].columns
         chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
-        values = np.array(columns["value"].words)[chosen & (np.array(columns["client"].words) == client)]
+        chosen &= np.array(columns["client"].words) == client
+        if round is not None:
+            chosen &= np.array(columns["round"].words) == round
+        values = np.array(columns["value"].words)[chosen]
         return float(values[-1]) if len(values) else None
 
     def latest(self) -> dict[str, float]:
