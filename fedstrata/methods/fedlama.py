@@ -124,6 +124,11 @@ class FedLAMA(Part):
         """Send what is aggregated in this round."""
         return message.without(self._waiting(clients, clients.round, clients.memory["waits"][0]))
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all."""
+        return "it aggregates all layers in the last round"
+
     def _waiting(self, view: Clients | Server, round: int, waits: Tensor) -> set[str]:
         """Name the weights that are not aggregated at the end of a round."""
         if round % self.factor == 0 or round >= view.rounds:

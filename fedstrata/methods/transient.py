@@ -126,6 +126,11 @@ class Transient(Part):
         first = 0 if self.schedule == "paper" else 1
         return max(0, (round - 1 - first) // self.every * self.every + first)
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all."""
+        return "its sparsity falls to zero over all rounds" if self.tau0 > 0 else None
+
     def drop_after(self, round: int, rounds: int) -> float:
         """Return the fraction that is zeroed after a round, counted from 1; zero where there is no event."""
         counted = round if self.schedule == "paper" else round - 1

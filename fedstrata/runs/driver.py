@@ -35,6 +35,11 @@ from fedstrata.scores import Metric, compute
 from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
 from fedstrata.trained import TrainedModel
 
+EVALUATIONS = (
+    "global", "validation", "global_on_clients", "client_before", "client_after", "client_validation", "client_adapted",
+)  # fmt: skip
+"""The labels under which models are tested."""
+
 
 @dataclass
 class Driver:
@@ -384,7 +389,7 @@ class Driver:
         """Save a checkpoint of the rounds so far."""
         state = pack(self.engine.server, self.engine.clients()) | under("reference", self.reference)
         state |= self.best.state()
-        facts = {} if self.stopped is None else {"stopped": self.stopped}
+        facts = {} if self.stopped is None else {"stopped": self.stopped, "rounds": self.experiment.rounds}
         folder.save_checkpoint(self.round, state, facts, self.metrics, self.timings)
 
     def restore(self, folder: RunFolder) -> None:
@@ -396,7 +401,16 @@ class Driver:
         self.engine.restore(*unpack(state))
         self.reference, self.best = state.group("reference"), Best.from_state(state)
         self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
-        self.stopped = checkpoint.facts.get("stopped")
+        if checkpoint.facts.get("rounds") == self.experiment.rounds:
+            self.stopped = checkpoint.facts.get("stopped")
+        if self.round < self.experiment.rounds:
+            self._forget_the_end()
+
+    def _forget_the_end(self) -> None:
+        """Drop what was measured only because a round was the last, where the run was extended since."""
+        due = self.round % self.experiment.evaluate_every == 0
+        labels = ("client_adapted",) if due else EVALUATIONS
+        self.metrics = self.metrics.without(self.round, labels)
 
     def summary(self) -> dict[str, Any]:
         """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name.

@@ -184,6 +184,16 @@ class MetricLog:
             log._last_round[names[int(metric)]] = int(round)
         return log
 
+    def without(self, round: int, labels: Sequence[str]) -> MetricLog:
+        """Return a log that lacks what was noted in a round under some labels, the beginnings of metrics' names."""
+        beginnings = tuple(f"{label}." for label in labels)
+
+        def kept(table: pa.Table) -> pa.Table:
+            rows = zip(table["round"].to_pylist(), table["metric"].to_pylist(), strict=True)
+            return table.filter(pa.array([not (at == round and name.startswith(beginnings)) for at, name in rows]))
+
+        return self.from_tables({name: kept(table) for name, table in self.to_tables().items()})
+
     def series(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the rounds in which a metric of the round table was noted, and its values."""
         columns = self._tables["rounds"].columns

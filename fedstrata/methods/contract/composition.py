@@ -105,6 +105,12 @@ class Method:
         takers = ((self.taking(matter), matter) for matter in matters)
         return next((f"'{part.name}' {matter.taken_away}" for part, matter in takers if part is not None), None)
 
+    @property
+    def plans_ahead(self) -> list[str]:
+        """What depends on how many rounds there are in all, in a sentence of each part that says so."""
+        told = {part.name: part.plans_ahead for part in self.parts}
+        return [f"'{name}' would have begun otherwise, because {why}" for name, why in told.items() if why]
+
     @cached_property
     def personalises(self) -> bool:
         """Whether a client may use another model than the one that the server sends."""
