@@ -33,8 +33,8 @@ ELSEWHERE = {
 OF_EVERY_PART = ("parameters", "declarations")
 """The tests of what parts, and the mechanisms that they are made of, say of themselves."""
 
-OF_THE_CONTRACT = ("composition", "compatibility", "previous_models", "masking", "ditto", "ssfl")
-"""The tests of what every method is made of: their own, and those of methods that together use most of it."""
+OF_THE_CONTRACT = ("views", "composition", "declarations", "compatibility", "checks")
+"""The tests of what every method is made of."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def suite_of(name: str) -> Suite:
     """Choose the tests of a file, its own first."""
     path = ROOT / name
     if path.parent.name == "contract":
-        return Suite(_existing(OF_THE_CONTRACT), ("fedavg", "fedavgm", "fedprox", "ssfl"))
+        return Suite(_existing(OF_THE_CONTRACT), ())
     if path.parent.name == "methods":
         method = path.stem.replace("_", "-")
         plain = (one for one in sorted(PLAIN.glob("test_*.py")) if re.search(rf"\b{method}\b", one.read_text()))

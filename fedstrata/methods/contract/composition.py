@@ -215,8 +215,7 @@ class Method:
         """
         if phase.model is None:
             return self._defining(hook)
-        owner = first_defining(self.parts, "phases")
-        return (owner,) if defines(owner, hook) else ()
+        return (first_defining(self.parts, "phases"),)
 
     def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
         """Let every part compute the weights with which the model runs."""
