@@ -89,7 +89,7 @@ class FedPM(Reparametrised):
             chance = parameters[name].sigmoid()
             if step is None:
                 return self._tested(clients, name, chance)
-            drawn = uniform(clients.keys(f"fedpm/{name}"), chance.shape[1:], step).to(chance.dtype) < chance
+            drawn = uniform(clients.keys(f"fedpm/{name}"), chance.shape[1:], step) < chance
             passed = chance * chance.detach() if self.slope == "released" else chance
             return passed + (drawn.to(chance.dtype) - passed).detach()
 
@@ -167,7 +167,7 @@ def _masked(clients: Clients, parameters: Tensors, masks: Tensors) -> Tensors:
     for name, mask in masks.items():
         weights = layers.of(name).weights
         weight = name if name in weights or not weights else weights[0]
-        size = math.e / math.sqrt(math.prod(parameters[weight].shape[2:]) or 1)
+        size = math.e / math.sqrt(math.prod(parameters[weight].shape[2:]))
         heads = uniform(torch.tensor(key(clients.seed, "fedpm", "weights", name), device=mask.device), mask.shape[1:])
-        masked[name] = torch.where(heads < 0.5, -size, size).to(mask.dtype) * mask
+        masked[name] = torch.where(heads < 0.5, -size * mask, size * mask)
     return masked
