@@ -16,8 +16,8 @@ from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Declared, Message, Outline, Phase, Server, Training
 from fedstrata.methods.mechanisms.reparametrised import Reparametrised
-from fedstrata.methods.mechanisms.shared import equal_weights
-from fedstrata.optimisers import SGD, Adam
+from fedstrata.methods.mechanisms.shared import equal_weights, usual_optimiser
+from fedstrata.optimisers import Adam
 from fedstrata.rng import key, numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -146,7 +146,7 @@ class FedPM(Reparametrised):
         """Say that without such weights nothing is learned, and that another optimiser does not act."""
         if not _scored(outline.layers):
             yield "The model has no convolution or linear weights, so 'fedpm' learns nothing."
-        if not isinstance(outline.optimiser, SGD):
+        if outline.optimiser != usual_optimiser():
             yield f"'fedpm' brings its own optimiser, and '{outline.optimiser}' does not act; give its learning_rate."
 
 

@@ -45,7 +45,7 @@ def test_the_lowest_entries_by_every_way_of_selecting(monkeypatch: pytest.Monkey
     rows = torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0], [9.0, 8.0, 7.0, 6.0]])
     marked = _entries.lowest(rows.as_subclass(kind), count)
     for row, mark, wanted in zip(rows, marked, torch.as_tensor(count).expand(3), strict=True):
-        order = sorted(range(4), key=lambda place: (row[place], place))  # noqa: B023
+        order = sorted(range(4), key=lambda place: (row[place], place))
         assert mark.nonzero().flatten().tolist() == sorted(order[: int(wanted)])
 
 

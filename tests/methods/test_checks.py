@@ -78,6 +78,10 @@ WRONG = {
         {"broadcast": lambda self, server, message: Message({"head.bias": torch.zeros(3, 10)})},
         r"'broadcast' of 'own' .*'head.bias' with a leading axis \(1 or 5\), and it returned a tensor \[3, 10\]",
     ),
+    "a refined model without memory": (
+        {"refine": lambda self, server, model, replies: model},
+        "'refine' of 'own' must return a pair",
+    ),
     "nothing": (
         {"server_step": lambda self, server, merged: None},
         "'server_step' of 'own' must return a pair .* it returned nothing",
@@ -112,6 +116,23 @@ PARTIAL = {
 def test_whatever_returns_a_model_returns_all_of_it(hook):
     with pytest.raises(FedStrataError, match=f"'{hook}' of 'own' must return the whole model .*a part of it"):
         prepare(Method.make(part_with(**{hook: PARTIAL[hook]})), rounds=1).run()
+
+
+LESS = {
+    "gradients": lambda self, clients, step, gradients: one_of(gradients),
+    "merge": lambda self, server, replies, shares: {"head.bias": replies.tensors["head.bias"].mean(0)},
+    "refine": lambda self, server, model, replies: (one_of(model), server.memory),
+}
+
+
+@pytest.mark.parametrize("hook", LESS)
+def test_what_a_hook_leaves_out_stays_as_it_is(hook):
+    driver = prepare(Method.make(part_with(**{hook: LESS[hook]})), rounds=1)
+    driver.step()
+    initial, model = driver.setting.initial, driver.engine.server.model
+    assert [name for name in driver.setting.layers.parameter_names if not torch.equal(model[name], initial[name])] == [
+        "head.bias"
+    ]
 
 
 def test_a_hook_is_looked_at_once():

@@ -1,16 +1,30 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
-from watching import assert_same_bits, clients_view, outlined, run, server_view, step_view, training_view
+from watching import assert_same_bits, clients_view, declared, outlined, run, server_view, step_view, training_view
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Clients, Exchange, Facts, Kept, Message, Method, Needs, Part, Phase, Touches, methods
+from fedstrata.methods import (
+    Clients,
+    Decision,
+    Exchange,
+    Facts,
+    Kept,
+    Message,
+    Method,
+    Needs,
+    Part,
+    Phase,
+    Touches,
+    methods,
+)
 
 
 def test_parts_keep_their_order_and_parameters():
@@ -390,6 +404,62 @@ def test_fedavg_weighs_by_size_and_leaves_what_it_does_not_know():
     assert method.aggregate(server, masked)[0]["weight"].item() == 5.0
 
 
+def test_losses_are_means_over_the_samples_of_a_batch():
+    step = step_view(ONE, outputs=torch.zeros(1, 3, 2), labels=torch.zeros(1, 3, dtype=torch.long))
+    assert Method.make("fedavg").loss(CLIENTS, step).tolist() == pytest.approx([math.log(2)])
+
+
+def test_an_upload_may_be_the_same_for_all():
+    class Sending(Harmless):
+        def upload(self, clients, training, message):
+            return Message({"weight": torch.ones(1, 1, 1)})
+
+    sent = Method("x", (Sending(),)).upload(clients_view(LINEAR, 3), training_view(ONE, ONE), Message(ONE))
+    assert sent.tensors["weight"].shape == (1, 1, 1)
+
+
+def test_who_answers_for_privacy_changes_uploads_last():
+    class Private(Harmless):
+        touches: ClassVar[Touches] = Touches(decides=(Decision.PRIVACY,))
+
+        def upload(self, clients, training, message):
+            return Message({name: tensor + 1 for name, tensor in message.tensors.items()})
+
+    class Doubling(Harmless):
+        name: ClassVar[str] = "doubling"
+
+        def upload(self, clients, training, message):
+            return Message({name: 2 * tensor for name, tensor in message.tensors.items()})
+
+    for parts in ((Private(), Doubling()), (Doubling(), Private())):
+        sent = Method("x", parts).upload(CLIENTS, training_view(ONE, ONE), Message(ONE))
+        assert sent.tensors["weight"].item() == 2 * 1 + 1
+
+
+def test_a_part_probes_with_what_all_parts_remember():
+    class Probing(Harmless):
+        def start(self, clients, message, model):
+            assert clients.memory.keys() == {"at_client"}
+            return model, {"seen": torch.tensor([len(clients.probe)])}
+
+    clients = clients_view(LINEAR, 1, memory=REMEMBERED, probing=lambda clients: clients.memory)
+    _, memory = Method("x", (Probing(),)).start(clients, Message(), ONE)
+    assert memory["harmless/seen"].item() == len(REMEMBERED)
+
+
+def test_the_server_forgets_what_a_part_no_longer_returns():
+    class Forgetting(Harmless):
+        def refine(self, server, model, replies):
+            return model, {}
+
+    server = server_view(LINEAR, {"weight": torch.tensor([[9.0]])}, memory=AT_SERVER)
+    assert Method("x", (Forgetting(),)).aggregate(server, TWO_SENT)[1].keys() == {"further/at_server"}
+
+
+def test_shares_are_computed_in_double_precision():
+    assert Method.make("fedavg").weigh(declared(30, 10)).dtype == torch.float64
+
+
 # The order of parts --------------------------------------------------------------------------------------------------
 
 
@@ -405,7 +475,8 @@ def test_what_refines_the_merged_model_comes_before_the_servers_step(early, expe
     """The merged weight is 3 and doubled; the server goes from 1 twice as far, before or after that."""
 
     class Doubling(Harmless):
-        refines_merged: ClassVar[bool] = early
+        if early:
+            refines_merged: ClassVar[bool] = True
 
         def refine(self, server, model, replies):
             assert replies == Message()

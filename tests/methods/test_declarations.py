@@ -1,8 +1,8 @@
-"""What parts say of themselves does not change by accident: which parts fit together depends on it, and what a method can
-run under, such as secure aggregation.
+"""What parts say of themselves does not change by accident: which parts fit together depends on it, and what a method
+can run under, such as secure aggregation.
 
-``declarations.txt`` is the record, one part on each line, with what follows from its hooks. After a change that is meant,
-write the record anew and read what became different in it::
+``declarations.txt`` is the record, one part on each line, with what follows from its hooks. After a change that is
+meant, write the record anew and read what became different in it::
 
     python tests/methods/test_declarations.py > tests/methods/declarations.txt
 """

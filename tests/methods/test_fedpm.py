@@ -22,8 +22,10 @@ import fedstrata
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
-from fedstrata.optimisers import Adam
+from fedstrata.optimisers import SGD, Adam
 from fedstrata.testing.world import prepare
+
+pytestmark = pytest.mark.filterwarnings("ignore:'fedpm' brings its own optimiser")
 
 LINEAR = LayerMap.read(nn.Linear(4, 3), (4,))
 NORMED = LayerMap.read(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), (2, 8, 8))
@@ -173,8 +175,9 @@ def test_scores_follow_an_adam_that_every_client_keeps(engine):
 def test_another_optimiser_does_not_act_and_that_is_said():
     part = methods.make("fedpm")
     assert not list(part.notes(outlined(LINEAR)))
-    [note] = part.notes(outlined(LINEAR, optimiser=Adam(0.01)))
-    assert "'fedpm' brings its own optimiser, and 'adam(learning_rate=0.01)' does not act" in note
+    for told in (Adam(0.01), SGD(0.1), SGD(0.1, momentum=0.9, clip=1.0)):
+        [note] = part.notes(outlined(LINEAR, optimiser=told))
+        assert f"'fedpm' brings its own optimiser, and '{told}' does not act" in note
 
 
 def test_the_tested_network_is_one_draw_for_all_or_the_likelier_half():

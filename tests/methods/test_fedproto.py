@@ -51,7 +51,9 @@ def test_a_head_without_a_bias_predicts_itself_and_that_is_said():
     plain = LayerMap.read(nn.Linear(2, 3, bias=False), (2,))
     [note] = PART.notes(outlined(plain))
     assert "'fedproto' predicts with the head" in note
-    assert list(PART.notes(outlined(LAYERS))) == list(methods.make("fedproto(predict=head)").notes(outlined(plain))) == []
+    assert (
+        list(PART.notes(outlined(LAYERS))) == list(methods.make("fedproto(predict=head)").notes(outlined(plain))) == []
+    )
     model, memory = {"weight": torch.zeros(1, 3, 2)}, {"prototypes": torch.ones(1, 3, 2)}
     assert PART.deployed(clients_view(plain, 1, memory=memory, label_counts=torch.ones(1, 3)), model) is model
 

@@ -77,7 +77,9 @@ def test_shares_are_those_of_linear_layers_with_relu():
     network = server.memory.group("pfedla/network")
     values = network["embedding"][1]
     for place in range(HIDDEN_LAYERS):
-        values = nn.functional.relu(nn.functional.linear(values, network[f"weight{place}"][1], network[f"bias{place}"][1]))
+        values = nn.functional.relu(
+            nn.functional.linear(values, network[f"weight{place}"][1], network[f"bias{place}"][1])
+        )
     logits = nn.functional.linear(values, network["heads"][1], network["logits"][1]).view(2, 2)
     known_models = {"pfedla/last/0.weight": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])}
     message = method.broadcast(replace(server, memory=server.memory | known_models), Message())
@@ -89,8 +91,17 @@ def test_all_parameters_of_a_layer_agree_or_not_and_buffers_do_not_count():
     are 3 and 1, by 3 + 2 = 5, and with client 1, all zero, not at all: the logits move by 0.1 (1/2) (5 - 5/2).
     """
     layers = LayerMap.read(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), (1,))
-    model = {"0.weight": torch.zeros(1, 1), "0.bias": torch.zeros(1), "1.weight": torch.zeros(1), "1.bias": torch.zeros(1)}
-    model |= {"1.running_mean": torch.zeros(1), "1.running_var": torch.ones(1), "1.num_batches_tracked": torch.tensor(0)}
+    model = {
+        "0.weight": torch.zeros(1, 1),
+        "0.bias": torch.zeros(1),
+        "1.weight": torch.zeros(1),
+        "1.bias": torch.zeros(1),
+    }
+    model |= {
+        "1.running_mean": torch.zeros(1),
+        "1.running_var": torch.ones(1),
+        "1.num_batches_tracked": torch.tensor(0),
+    }
     method = Method.make("pfedla(learning_rate=0.1, optimiser=sgd)")
     server = server_view(layers, model)
     memory = method.server_memory(server)

@@ -180,6 +180,7 @@ def test_whatever_else_is_sent_stops_the_run():
         run(method, "stacked", rounds=1)
 
 
+@pytest.mark.filterwarnings("ignore:'pfedme' brings its own optimiser")
 @pytest.mark.parametrize(
     "method", ["central-dp(clip=0.01, noise=1.0)+pfedme", "pfedme+central-dp(clip=0.01, noise=1.0)"]
 )

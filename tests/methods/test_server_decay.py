@@ -69,7 +69,9 @@ def test_awd_has_no_rate_where_all_weights_are_zero_and_any_other_length_has_one
     zero = {name: torch.zeros_like(tensor) for name, tensor in OLD.items()}
     _, memory = decayed("awd(decay=0.5)", {"0.weight": [1.0, 0.0]}, model=zero)
     assert float(memory["awd/rate"]) == 0.0
-    _, memory = decayed("awd(decay=0.5)", {"0.weight": [0.0, 0.1]}, model={**zero, "0.weight": torch.tensor([[0.2, 0]])})
+    _, memory = decayed(
+        "awd(decay=0.5)", {"0.weight": [0.0, 0.1]}, model={**zero, "0.weight": torch.tensor([[0.2, 0]])}
+    )
     assert float(memory["awd/rate"]) == pytest.approx(0.9 * 0.5 * 0.1 / 0.2)
 
 

@@ -4,8 +4,8 @@ Most are mutmut's: other operators, other truth values, other branches, argument
 put None in the place of a value, because nearly all of them crash and would only flatter the score. Added are faults
 that matter here: a hook that is missing, a condition turned round, and one word of PyTorch for another.
 
-Words for people are left alone: docstrings, errors, notes, facts, what a parameter means. So are those for type checkers
-alone: protocols and abstract methods, which nobody runs.
+Words for people are left alone: docstrings, errors, notes, facts, what a parameter means. So is what only type checkers
+read: protocols and abstract methods, which nobody runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STREAMS = {"key", "keys", "client_keys", "secret_key", "secret_keys", "numpy_gen
 """Calls whose words name a stream of random numbers: under another name, the draws are others, and as good."""
 
 UNSEEN_ARGUMENTS = {"strict", "device", "stable"}
-"""Arguments that guard against what does not happen, or that a test on a CPU, where all sorts are stable, cannot see."""
+"""Arguments that guard against what does not happen, or that a test on a CPU cannot see: there all sorts are stable."""
 
 
 @dataclass(frozen=True)
