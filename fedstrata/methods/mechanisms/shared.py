@@ -17,7 +17,7 @@ def shared_parameters(view: Clients | Server) -> list[str]:
 
 
 def usual_optimiser() -> Optimiser:
-    """Make the optimiser of an experiment that names none: methods that bring their own say where another is in vain."""
+    """Make the optimiser of an experiment that names none; methods that bring their own say where another is vain."""
     return optimisers.make(Experiment.optimiser)
 
 
