@@ -58,6 +58,12 @@ def test_a_layer_is_chosen_with_all_its_weights_and_a_weight_with_its_first_laye
     assert weights_of(layers, "again") == []
 
 
+def test_biases_are_parameters_of_that_name_not_those_of_modules_of_that_name():
+    inner = nn.Sequential(OrderedDict(biased=nn.Linear(2, 2)))
+    layers = LayerMap.read(nn.Sequential(OrderedDict(inner=inner, head=nn.Linear(2, 2))), (2,))
+    assert biases_of(layers) == ["inner.biased.bias", "head.bias"]
+
+
 def test_layers_whose_weight_is_chosen_nowhere_are_named():
     """A bias that two layers use is none of their weights."""
     assert [weights_elsewhere(ATTENDING, pattern) for pattern in ("middle", "all", "mixing")] == [[], [], []]
