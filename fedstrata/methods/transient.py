@@ -14,7 +14,7 @@ from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touc
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Outline, Training
-from fedstrata.methods.mechanisms.layer_choice import weights_of
+from fedstrata.methods.mechanisms.layer_choice import weights_elsewhere, weights_of
 from fedstrata.methods.mechanisms.masking import everything, keep
 from fedstrata.rng import uniform
 from fedstrata.spec import parameter
@@ -193,3 +193,6 @@ class Transient(Part):
                 f"'{self.name}' acts every {self.every} rounds and a run of {outline.rounds} ends before a first time, "
                 "so it masks nothing; give a smaller 'every', or more rounds."
             )
+        yield from (
+            f"{so}, so '{self.name}' does not mask it." for so in weights_elsewhere(outline.layers, self.layers)
+        )

@@ -104,7 +104,7 @@ class PrivateUpdates(Part):
         counted = server.memory["rounds"].index_add(
             0,
             torch.tensor(server.participants, device=server.sizes.device),
-            torch.ones_like(server.sizes, dtype=torch.int64),
+            torch.ones_like(server.sizes),
         )
         return whole, {"rounds": counted}
 
