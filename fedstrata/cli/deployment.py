@@ -243,6 +243,16 @@ def client(
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Take part only if the server sees nothing but sums of uploads.")
     ] = False,
+    no_statistics: Annotated[
+        bool,
+        typer.Option(
+            "--no-statistics",
+            help="Give no sums of the samples away, by which 'normalise' finds their mean at all sites.",
+        ),
+    ] = False,
+    min_samples: Annotated[
+        int, typer.Option(metavar="N", help="Give no sums of fewer training samples than this away.")
+    ] = 5,
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -258,6 +268,7 @@ def client(
     _need_flower()
     from fedstrata.deployment.flower import SuperNode, app_of
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
+    from fedstrata.deployment.rules import SiteRules
     from fedstrata.deployment.site import Site, SiteData
     from fedstrata.files import WriteLock, make_folder
     from fedstrata.plugins import import_files
@@ -275,7 +286,7 @@ def client(
             messages.print(f"{site}: {line}", soft_wrap=True)
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    here = Site(folder, own, log, secure_only=secure_only)
+    here = Site(folder, own, log, rules=SiteRules(secure_only, not no_statistics, min_samples))
     node = SuperNode(server, app_of(lambda context: here), read_private_key(keys / SITE_KEY), authority, poll, log)
     node.run(_until_stopped(parent))
     lock.release()

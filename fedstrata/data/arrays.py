@@ -139,7 +139,7 @@ def _dataset(
         tuple(class_names) if class_names is not None else tuple(str(label) for label in range(int(labels.max()) + 1))
     )
     mean, deviation = channel_statistics(pool[torch.from_numpy(train)])
-    return Dataset(name, pool, labels, train, test, names, sites, mean, deviation)
+    return Dataset(name, pool, labels, train, test, names, sites, mean, deviation, estimated=True)
 
 
 def _groups(labels: Tensor, sites: np.ndarray | None) -> np.ndarray:

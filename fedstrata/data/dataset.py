@@ -18,7 +18,8 @@ class Dataset:
     ``inputs`` is ``[n, ...]``: images as uint8 ``[n, channels, height, width]`` in 0..255 (scaled to [0, 1] when a
     batch is made) or any floating-point features; ``labels`` is int64 ``[n]``. ``train`` and ``test`` are positions in
     the pool. ``sites`` names the natural owner of each sample (a hospital, a writer), where there is one. ``mean`` and
-    ``deviation`` are per channel, for the ``normalise`` transform.
+    ``deviation`` are per channel, for the ``normalise`` transform; ``estimated`` tells that they were computed from the
+    training samples of this pool, so that they are not published constants, which are the same for everybody.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Dataset:
     sites: np.ndarray | None = None
     mean: tuple[float, ...] | None = None
     deviation: tuple[float, ...] | None = None
+    estimated: bool = False
     notes: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

@@ -10,10 +10,14 @@ import numpy as np
 import torch
 
 from fedstrata.data import Dataset, Split
+from fedstrata.data.channels import Statistics
 from fedstrata.deployment.checks import RefusedReply
-from fedstrata.deployment.facts import whole_numbers_in
+from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts, whole_numbers_in
 from fedstrata.engines.server import ServerSide
 from fedstrata.methods import Declared
+
+NOTHING, SUMS = "nothing", "sums"
+"""What samples are normalised by, if not by published constants: by nothing, or by what all sites' sums tell."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,13 @@ class Schema:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a site tells about its samples."""
+    """What a site tells about its samples; ``normalises_by`` is NOTHING, SUMS, or the constants of its dataset."""
 
     schema: Schema
     size: int
     test_size: int
     label_counts: tuple[int, ...]
+    normalises_by: str | Statistics = NOTHING
 
     def to_facts(self) -> dict[str, Any]:
         """Write it into the answer to a hello."""
@@ -41,6 +46,9 @@ class Declaration:
             "size": self.size,
             "test_size": self.test_size,
             "label_counts": list(self.label_counts),
+            "normalises_by": self.normalises_by
+            if isinstance(self.normalises_by, str)
+            else statistics_to_facts(self.normalises_by),
         }
 
     @classmethod
@@ -55,7 +63,17 @@ class Declaration:
         )
         if len(counts) != len(names) or sum(counts) != size:
             raise RefusedReply(f"it declares {size} samples, but label counts of {sum(counts)}")
-        return cls(Schema(shape, tuple(names)), size, test_size, counts)
+        return cls(Schema(shape, tuple(names)), size, test_size, counts, _read_normalisation(facts, shape))
+
+
+def _read_normalisation(facts: Mapping[str, Any], shape: tuple[int, ...]) -> str | Statistics:
+    value = facts.get("normalises_by", NOTHING)
+    if value in (NOTHING, SUMS):
+        return str(value)
+    statistics = statistics_from_facts(value)
+    if statistics is None or len(statistics.mean) != shape[0]:
+        raise RefusedReply("it does not tell by what its samples are normalised")
+    return statistics
 
 
 def with_declarations(side: ServerSide, declarations: Mapping[int, Declaration]) -> ServerSide:

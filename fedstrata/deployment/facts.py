@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedstrata.data.channels import Statistics
 from fedstrata.deployment.checks import RefusedReply
+from fedstrata.deployment.protocol import ProtocolError
 from fedstrata.engines.evaluation import Scores
 from fedstrata.flops import Cost
 
@@ -66,3 +68,24 @@ def scores_from_facts(site: int, facts: Any) -> Scores:
         return Scores((), np.empty(0), np.empty(0))
     numbers = number_in(facts, "accuracy", 0.0, 1.0), number_in(facts, "loss")
     return Scores((site,), *(np.array([number]) for number in numbers))
+
+
+def statistics_to_facts(statistics: Statistics | None) -> dict[str, Any] | None:
+    """Write mean and deviation."""
+    return None if statistics is None else {name: list(values) for name, values in statistics._asdict().items()}
+
+
+def statistics_from_facts(value: Any) -> Statistics | None:
+    """Read mean and deviation, at a site or from the server's own disk."""
+    if value is None:
+        return None
+    lists: list[Any] = [value.get(name) for name in Statistics._fields] if isinstance(value, dict) else []
+    if not lists or not all(
+        isinstance(numbers, list) and all(type(number) is float and math.isfinite(number) for number in numbers)
+        for numbers in lists
+    ):
+        raise ProtocolError("A mean and a deviation came that are no numbers.")
+    mean, deviation = (tuple(numbers) for numbers in lists)
+    if len(mean) != len(deviation) or not all(number > 0 for number in deviation):
+        raise ProtocolError("A mean and a deviation came that do not fit together.")
+    return Statistics(mean, deviation)

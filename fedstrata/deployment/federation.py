@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from fedstrata.data.channels import Statistics
 from fedstrata.deployment.checks import RefusedReply
-from fedstrata.deployment.declarations import Declaration, Schema
+from fedstrata.deployment.declarations import SUMS, Declaration, Schema
+from fedstrata.deployment.facts import statistics_to_facts
 from fedstrata.deployment.protocol import BEHIND, MISSING, OK, UNREADY, Reply, Request, digest
 from fedstrata.deployment.rules import Rules
 from fedstrata.errors import FedStrataError
@@ -85,6 +87,8 @@ class Federation:
     experiment: Experiment
     committed: int = 0
     schema: Schema | None = None
+    statistics: Statistics | None = None
+    """Mean and deviation of all sites' training samples, once they are known."""
     log: Callable[[str], None] = lambda line: None
     watch: Callable[[Standing], None] = lambda standing: None
     missed: Callable[[int, int], list[Request]] = lambda site, round: []
@@ -161,6 +165,7 @@ class Federation:
             "session": self.session,
             "committed": self.committed,
             "secure": self.rules.secure_facts(),
+            "statistics": statistics_to_facts(self.statistics),
         }
         return Request("hello", self.run, facts=facts)
 
@@ -251,6 +256,12 @@ class Federation:
                 f"{_some(declared.schema.class_names)}, instead of {list(self.schema.input_shape)} and "
                 f"{_some(self.schema.class_names)}"
             )
+        usual = next(iter(self.declarations.values()), declared).normalises_by
+        if declared.normalises_by != usual:
+            raise RefusedReply(
+                f"its samples are normalised by {_words(declared.normalises_by)}, those of the other sites by "
+                f"{_words(usual)}; 'normalise:site' or normalise(mean='...', deviation='...') would be the same for all"
+            )
         if self.declarations.setdefault(site, declared) != declared:
             raise RefusedReply("it declares other samples than before")
 
@@ -263,6 +274,12 @@ class Federation:
 
 def _question(requests: Mapping[int, Request]) -> str:
     return next(iter(requests.values())).ticket
+
+
+def _words(normalises_by: str | Statistics) -> str:
+    if isinstance(normalises_by, Statistics):
+        return f"the constants {list(normalises_by.mean)} and {list(normalises_by.deviation)}"
+    return "the statistics of all sites" if normalises_by == SUMS else normalises_by
 
 
 def _some(names: Sequence[str]) -> str:

@@ -78,7 +78,16 @@ class LocalSites:
                 name,
                 keys / "sites" / name,
                 sites_folder(deployment.out) / name,
-                *("--part", str(number), "--poll", str(_POLL_SECONDS), "--parent", str(os.getpid())),
+                *(
+                    "--part",
+                    str(number),
+                    "--poll",
+                    str(_POLL_SECONDS),
+                    "--parent",
+                    str(os.getpid()),
+                    "--min-samples",
+                    "1",
+                ),
                 *_own_data(deployment),
                 *_own_imports(deployment, keys.parent / "imports"),
             )

@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata import files
-from fedstrata.deployment.declarations import Schema, declared_data
+from fedstrata.data import datasets, parse_transforms
+from fedstrata.data.channels import Statistics, with_statistics
+from fedstrata.data.transforms import normalisation_in
+from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, global_test
+from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
 from fedstrata.deployment.federation import Federation, Network, Standing
+from fedstrata.deployment.pooling import OTHER_WAYS, agree
 from fedstrata.deployment.rules import EXACT_BITS, Rules
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
@@ -83,6 +88,7 @@ class Deployment:
                 raise FedStrataError(
                     f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}; choose another method."
                 )
+        self._check_private()
         if self.rules.secure:
             self._check_secure()
 
@@ -170,12 +176,15 @@ class Deployment:
             experiment=experiment,
             committed=0 if begun is None else begun.committed,
             schema=None if begun is None else begun.schema,
+            statistics=None if begun is None else begun.statistics,
             log=log,
             watch=watch,
         )
         driver = self._prepare(experiment, federation)
-        folder = self._begin(driver, federation.run) if begun is None else RunFolder.resume(self.out)
+        folder = self._begin(driver, federation) if begun is None else RunFolder.resume(self.out)
         with folder:
+            if begun is None and federation.statistics is not None:
+                federation.open()  # again: now all sites hear by what they normalise, which is on disk here
             log(f"the run {federation.run} {'begins' if begun is None else f'goes on after round {begun.committed}'}")
             if self.rules.secure:
                 log(self._secrecy())
@@ -189,10 +198,14 @@ class Deployment:
         own = self.ingredients.with_secret()
         ready = prepare(experiment, own) if self.rehearsal else None
         declarations = federation.open()
+        statistics = self._statistics(federation)
+        if ready is not None and statistics is not None:
+            ready = ready.with_dataset(with_statistics(ready.dataset, statistics))
         if ready is None:
             assert federation.schema is not None
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
+            dataset = dataset if statistics is None else with_statistics(dataset, statistics)
             _, setting = make_setting(experiment, self.method, own, schema.input_shape, len(schema.class_names))
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
@@ -209,6 +222,42 @@ class Deployment:
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
         )
 
+    def _statistics(self, federation: Federation) -> Statistics | None:
+        """Tell by what the sites normalise: their datasets' constants, or what their sums tell, found out once."""
+        by = next(iter(federation.declarations.values())).normalises_by
+        if isinstance(by, Statistics):
+            return by
+        if by == SUMS and federation.statistics is None:
+            self._refuse_private_sums()
+            assert federation.schema is not None
+            secure = None
+            if self.rules.secure:
+                from fedstrata.deployment.secure.server import SecureAggregation
+
+                secure = SecureAggregation(federation)
+            federation.statistics = agree(federation, federation.schema.input_shape[0], secure)
+        return federation.statistics
+
+    def _refuse_private_sums(self) -> None:
+        """Refuse to have exact sums of samples leave the sites under a method that promises how little leaves them."""
+        part = self.method.answering_for_privacy
+        if part is not None:
+            raise FedStrataError(
+                f"'{part}' keeps an account of all that leaves a site, but for 'normalise' the exact sums of its "
+                f"samples would leave it. Choose other transforms: {OTHER_WAYS}."
+            )
+
+    def _check_private(self) -> None:
+        """Refuse private sums before anybody connects, unless the data has published constants."""
+        normalisation = normalisation_in(parse_transforms(self.experiment.transforms))
+        private = self.method.answering_for_privacy is not None
+        if not private or normalisation is None or not normalisation.of_everybody:
+            return
+        own = self.ingredients.dataset
+        estimated = own.estimated if own is not None else datasets.make(self.experiment.data).statistics is None
+        if estimated:
+            self._refuse_private_sums()
+
     def _secure_rounds(self, federation: Federation) -> SecureRounds | None:
         if not self.rules.secure:
             return None
@@ -217,9 +266,14 @@ class Deployment:
 
         return SecureRounds(SecureAggregation(federation, self.out / MASKED_SUM_FILE))
 
-    def _begin(self, driver: Driver, run: str) -> RunFolder:
+    def _begin(self, driver: Driver, federation: Federation) -> RunFolder:
         folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment())
-        described = {"run": run, "sites": list(self.names), "rehearsal": self.rehearsal}
+        described = {
+            "run": federation.run,
+            "sites": list(self.names),
+            "rehearsal": self.rehearsal,
+            "statistics": statistics_to_facts(federation.statistics),
+        }
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
 
@@ -244,6 +298,7 @@ class _Begun:
     run: str
     committed: int
     schema: Schema
+    statistics: Statistics | None
 
     @classmethod
     def find(cls, out: Path, names: Sequence[str], experiment: Experiment) -> _Begun | None:
@@ -270,6 +325,7 @@ class _Begun:
             described["run"],
             0 if checkpoint is None else checkpoint.round,
             Schema(tuple(data["input_shape"]), tuple(data["class_names"])),
+            statistics_from_facts(described.get("statistics")),
         )
 
 

@@ -65,7 +65,7 @@ class Evaluator:
         models = {name: tensor if rows is None else tensor[rows] for name, tensor in models.items()}
         ids = [clients[row] for row in tested]
         positions = [self.data.split.test[client] for client in ids]
-        accuracy, loss = score_models(self.setting, self.data, forward, models, positions)
+        accuracy, loss = score_models(self.setting, self.data, forward, models, positions, ids)
         return Scores(tuple(ids), accuracy.cpu().numpy(), loss.cpu().numpy())
 
     def common_model(self, forward: Forward, model: Tensors) -> tuple[Scores, dict[str, float]]:
@@ -97,19 +97,29 @@ class Evaluator:
 
 
 def score_models(
-    setting: Setting, data: DeviceData, forward: Forward, models: Tensors, positions: Sequence[np.ndarray]
+    setting: Setting,
+    data: DeviceData,
+    forward: Forward,
+    models: Tensors,
+    positions: Sequence[np.ndarray],
+    clients: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Test K models, each on its own samples, at least one: accuracy and mean loss, ``[K]`` each."""
+    """Test the models of K clients, each on its own samples, at least one: accuracy and mean loss, ``[K]`` each."""
     longest = max(len(own) for own in positions)
     padded = np.stack([np.resize(own, longest) for own in positions])
-    correct, loss = _run(setting, data, forward, models, torch.from_numpy(padded))
+    correct, loss = _run(setting, data, forward, models, torch.from_numpy(padded), clients)
     lengths = torch.tensor([len(own) for own in positions], device=setting.device)
     inside = torch.arange(longest, device=setting.device) < lengths[:, None]
     return (correct * inside).sum(1) / lengths, (loss * inside).sum(1) / lengths
 
 
 def _run(
-    setting: Setting, data: DeviceData, forward: Forward, models: Tensors, positions: Tensor
+    setting: Setting,
+    data: DeviceData,
+    forward: Forward,
+    models: Tensors,
+    positions: Tensor,
+    clients: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run K models on their positions ``[K, n]``: for each sample whether it is right, and its loss, in float64."""
     parameters = {name: models[name] for name in setting.layers.parameter_names}
@@ -118,7 +128,7 @@ def _run(
     correct, losses = [], []
     with torch.no_grad():
         for part in torch.split(positions, max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
-            inputs, labels = data.make(part.to(setting.device), None)
+            inputs, labels = data.make(part.to(setting.device), None, clients=clients)
             outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
             correct.append((outputs.argmax(-1) == labels).to(torch.float64))
             losses.append(cross_entropy(outputs, labels).to(torch.float64))

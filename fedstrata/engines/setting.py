@@ -19,7 +19,8 @@ from fedstrata.stack import Tensors
 class Setting:
     """All that stays the same over a run, and that every client and the server know.
 
-    Only ``secret`` is each one's own, where server and clients are not one process: noise drawn with it cannot be told.
+    ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. Only ``secret`` is
+    each one's own, where server and clients are not one process: noise drawn with it cannot be told.
     """
 
     method: Method
@@ -40,6 +41,7 @@ class Setting:
     join_round: int | None = None
     upload_values: str = "as-is"
     download_values: str = "as-is"
+    own_inputs: bool = False
     secret: str = field(default="", repr=False)
 
     def present(self, round: int) -> range:
@@ -63,5 +65,7 @@ class Setting:
 
     @property
     def everybody_alike(self) -> bool:
-        """Whether all clients use the model that the server sends: nothing is kept, nothing is put together by each."""
-        return not self.resident and not self.method.personalises
+        """Whether all clients use the model that the server sends: nothing is kept, nothing is put together by each,
+        and inputs are prepared in the same way.
+        """
+        return not self.resident and not self.method.personalises and not self.own_inputs

@@ -51,7 +51,8 @@ class ImageFolder(DatasetSource):
         first, last = hold_out_for_testing(train.labels, self.test_fraction)
         inputs = torch.from_numpy(train.inputs)
         mean, deviation = channel_statistics(inputs[torch.from_numpy(first)])
-        return Dataset(str(self), inputs, torch.from_numpy(train.labels), first, last, names, None, mean, deviation)
+        labels = torch.from_numpy(train.labels)
+        return Dataset(str(self), inputs, labels, first, last, names, None, mean, deviation, estimated=True)
 
     def _find(self, root: Path | None) -> Path:
         if self.path is None and root is None:
