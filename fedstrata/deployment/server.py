@@ -200,7 +200,7 @@ class Deployment:
         declarations = federation.open()
         statistics = self._statistics(federation)
         if ready is not None and statistics is not None:
-            ready = ready.with_dataset(with_statistics(ready.dataset, statistics))
+            ready = ready.with_statistics(statistics)
         if ready is None:
             assert federation.schema is not None
             schema = federation.schema

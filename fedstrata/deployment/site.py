@@ -17,7 +17,7 @@ import torch
 
 from fedstrata._version import __version__
 from fedstrata.data import Split, datasets
-from fedstrata.data.channels import ChannelSums, Statistics, client_sums, with_statistics
+from fedstrata.data.channels import ChannelSums, Statistics, client_sums
 from fedstrata.data.transforms import normalisation_in
 from fedstrata.deployment.declarations import NOTHING, SUMS, Declaration, Schema
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, scores_to_facts, statistics_from_facts
@@ -106,7 +106,7 @@ class SiteData:
 def _with_own_statistics(ready: Prepared, number: int) -> Prepared:
     """Put the numbers by which this site alone normalises, where it does, into its dataset."""
     own = ready.data.own
-    return ready if own is None else ready.with_dataset(with_statistics(ready.dataset, own[number]))
+    return ready if own is None else ready.with_statistics(own[number])
 
 
 class _Member:
@@ -121,7 +121,7 @@ class _Member:
         if self.normalises_by == SUMS and statistics is not None:
             if len(statistics.mean) != ready.dataset.input_shape[0]:
                 raise ProtocolError(f"Statistics came for {len(statistics.mean)} channels.")
-            ready = ready.with_dataset(with_statistics(ready.dataset, statistics))
+            ready = ready.with_statistics(statistics)
         self.ready = ready
         self.number = number
         self.forward = LoopForward(ready.model, ready.setting.head)

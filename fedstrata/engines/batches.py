@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.data.channels import Statistics
+from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.data.transforms import Own, Transform, apply_transforms
@@ -129,10 +129,10 @@ class DeviceData:
         rows = () if own is None else zip(*own, strict=True)
         self._own = tuple(torch.tensor(values, dtype=dtype, device=device) for values in rows)
 
-    def with_dataset(self, dataset: Dataset) -> DeviceData:
-        """Exchange what is known of the same samples, such as the statistics by which they are normalised."""
+    def with_statistics(self, statistics: Statistics) -> DeviceData:
+        """Normalise the same samples by other statistics."""
         changed = copy.copy(self)
-        changed.dataset = dataset
+        changed.dataset = with_statistics(self.dataset, statistics)
         return changed
 
     def batches(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
-from fedstrata.data.channels import statistics_of_clients, with_statistics_of_all
+from fedstrata.data.channels import Statistics, statistics_of_clients, with_statistics, with_statistics_of_all
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
 from fedstrata.data.transforms import Transform, normalisation_in
 from fedstrata.engines.batches import DeviceData, Work
@@ -92,9 +92,11 @@ class Prepared:
     data: DeviceData
     declared: Declared
 
-    def with_dataset(self, dataset: Dataset) -> Prepared:
-        """Exchange what is known of the same samples, such as the statistics by which they are normalised."""
-        return dataclasses.replace(self, dataset=dataset, data=self.data.with_dataset(dataset))
+    def with_statistics(self, statistics: Statistics) -> Prepared:
+        """Normalise the same samples by other statistics."""
+        return dataclasses.replace(
+            self, dataset=with_statistics(self.dataset, statistics), data=self.data.with_statistics(statistics)
+        )
 
 
 def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> Prepared:
