@@ -11,6 +11,8 @@ A site:
 
     site.py           it answers requests, each once
     store.py          what it keeps on its disk
+    saving.py         the model that it ends with
+    telling.py        what it tells its operator
 
 The server:
 

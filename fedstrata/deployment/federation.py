@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +26,10 @@ T = TypeVar("T")
 _DETOURS = 8
 """So often in one question a site may ask for something that it misses."""
 _IDLE_SECONDS = 1.0
+_SECONDS_TO_HEAR = 15.0
+"""So long the server stays to tell sites that the run is over."""
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+"""How a run ends; one that was stopped can go on, and its sites wait for that."""
 
 
 class TooFewAnswers(FedStrataError):  # noqa: N818 - a verdict
@@ -132,6 +137,24 @@ class Federation:
             self.log(f"{self.names[site]} is late for '{question}'; it goes on without")
         self.require(requests, len(answers))
         return dict(sorted(answers.items()))
+
+    def end(self, state: str, text: str, seconds: float = _SECONDS_TO_HEAR) -> None:
+        """Tell the sites that took part how the run ended, and wait a little until they have heard it."""
+        request = Request("end", self.run, facts={"state": state, "text": text[:1000]})
+        waiting = {*self.declarations, *self.left_out}
+        for site in sorted(waiting):
+            self.network.send(site, request)
+        until = self.network.now() + seconds
+        with suppress(FedStrataError):  # nothing that happens now is worth more than how the run ended
+            while waiting and self.network.now() < until:
+                for event in self.network.receive(_IDLE_SECONDS):
+                    heard = event.reply is not None and event.reply.ticket == request.ticket
+                    if event.joined and event.site in waiting:
+                        self.network.send(event.site, request)
+                    elif event.failure is not None or heard:
+                        waiting.discard(event.site)
+        for site in sorted(waiting):
+            self.log(f"{self.names[site]} was not there to hear how the run ended")
 
     def refuse(self, site: int, reason: str) -> None:
         """Refuse a reply by name, tell the site why, and leave it out if that happens too often."""

@@ -21,8 +21,9 @@ from fedstrata.data.transforms import normalisation_in
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, global_test
 from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
-from fedstrata.deployment.federation import Federation, Network, Standing
+from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
 from fedstrata.deployment.pooling import OTHER_WAYS, agree
+from fedstrata.deployment.protocol import SECURE_KINDS
 from fedstrata.deployment.rules import EXACT_BITS, Rules
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
@@ -34,7 +35,9 @@ from fedstrata.methods import Declared, Method
 from fedstrata.plugins import require_imports
 from fedstrata.runs.driver import Driver, Listener, Update
 from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
+from fedstrata.runs.signals import Interrupted
 from fedstrata.wire import AS_IS
 
 if TYPE_CHECKING:
@@ -180,6 +183,19 @@ class Deployment:
             log=log,
             watch=watch,
         )
+        try:
+            return self._rounds(experiment, federation, begun, listener)
+        except Interrupted as stop:
+            federation.end(STOPPED, f"the server was stopped after round {stop.round}, and can go on from there")
+            raise
+        except FedStrataError as error:
+            federation.end(FAILED, f"the server has given the run up: {error}")
+            raise
+
+    def _rounds(
+        self, experiment: Experiment, federation: Federation, begun: _Begun | None, listener: Listener | None
+    ) -> dict[str, Any]:
+        log = federation.log
         driver = self._prepare(experiment, federation)
         folder = self._begin(driver, federation) if begun is None else RunFolder.resume(self.out)
         with folder:
@@ -191,6 +207,7 @@ class Deployment:
             driver.restore(folder)
             summary = driver.run(folder, self._noting_traffic(driver, listener))
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
+            federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")
             return summary
 
     def _prepare(self, experiment: Experiment, federation: Federation) -> Driver:
@@ -352,30 +369,52 @@ class StatusFile:
 
     def __init__(self, out: Path) -> None:
         self.path = out / STATUS_FILE
+        self.experiment: dict[str, Any] = {}
         self._last = ""
+
+    @classmethod
+    def begin(cls, deployment: Deployment) -> StatusFile:
+        """Make the folder of a run that is to begin, or to go on, so that it can be looked at while sites are awaited.
+
+        A folder that holds something else is refused.
+        """
+        described = deployment.ingredients.describe(
+            deployment.experiment.with_changes({"checkpoint_every": 1, "clients": len(deployment.names)})
+        )
+        if _Begun.find(deployment.out, deployment.names, described) is None:
+            RunFolder.refuse_taken(deployment.out)
+        files.make_folder(deployment.out)
+        status = cls(deployment.out)
+        status.experiment = {"method": described.method, "rounds": described.rounds}
+        status(Standing("hello 0.0", (), tuple(deployment.names), ()))
+        return status
 
     def __call__(self, standing: Standing) -> None:
         """Write a standing that differs from the last one."""
-        text = json.dumps(dataclasses.asdict(standing)) + "\n"
+        text = json.dumps({**dataclasses.asdict(standing), **self.experiment}) + "\n"
         if text != self._last and self.path.parent.is_dir():
             files.write_atomically(self.path, text)
             self._last = text
 
 
 def status_of(out: Path) -> dict[str, Any]:
-    """Tell how a run stands, from its folder alone."""
-    folder = RunFolder.open(out)
+    """Tell how a run stands, from its folder alone, from the moment on when its server was started."""
     path = out / STATUS_FILE
     standing = files.from_json(files.read_bytes(path), path) if path.exists() else {}
-    metrics, experiment = folder.metrics(), folder.experiment
+    if not out.is_dir():
+        raise FedStrataError(f"There is no run folder '{out}'; give the --out folder of 'fedstrata server'.")
+    begun = not standing or (out / "experiment.toml").exists()
+    folder = RunFolder.open(out) if begun else None
+    metrics = MetricLog() if folder is None else folder.metrics()
     accuracy, done = metrics.series("client_after.accuracy.mean")[1], metrics.series("train.loss")[0]
     totals = {way: int(metrics.series(f"bytes.{way}")[1].sum()) for way in ("up", "down")}
     network = {way: int(metrics.series(f"network.{way}")[1].sum()) for way in ("up", "down")}
+    finished = folder is not None and folder.finished
     return {
-        "method": experiment.method,
-        "state": "finished" if folder.finished else str(standing.get("question", "not begun")),
+        "method": str(standing.get("method", "")) if folder is None else folder.experiment.method,
+        "state": "finished" if finished else doing(str(standing.get("question", ""))),
         "rounds_done": int(done[-1]) if len(done) else 0,
-        "rounds": experiment.rounds,
+        "rounds": int(standing.get("rounds", 0)) if folder is None else folder.experiment.rounds,
         "accuracy": float(accuracy[-1]) if len(accuracy) else None,
         "bytes_up": totals["up"],
         "bytes_down": totals["down"],
@@ -383,3 +422,24 @@ def status_of(out: Path) -> dict[str, Any]:
         "network_down": network["down"],
         **{key: list(standing.get(key, ())) for key in ("answered", "waiting", "left_out")},
     }
+
+
+def doing(question: str) -> str:
+    """Say in words what a server does that has put a question to its sites.
+
+    >>> doing("train 3.0")
+    'training in round 3'
+    """
+    kind, _, place = question.partition(" ")
+    round = int(place.partition(".")[0] or 0)
+    words = {
+        "hello": "waiting for the sites",
+        "statistics": "adding up the statistics of all samples",
+        "survey": f"asking the sites before round {round}",
+        "adopt": f"telling the sites before round {round}",
+        "train": f"training in round {round}",
+        "test": f"testing after round {round - 1}",
+        "adapt": f"adapting after round {round - 1}",
+        **dict.fromkeys(SECURE_KINDS, f"adding up under masks in round {round}"),
+    }
+    return words.get(kind, "not begun")

@@ -8,6 +8,7 @@ leaves the site only under masks, whatever the server asks.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,9 +37,11 @@ from fedstrata.deployment.protocol import (
     digest,
 )
 from fedstrata.deployment.rules import SecureRules, SiteRules
+from fedstrata.deployment.saving import save_model
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
 from fedstrata.deployment.statistics import sums_to_facts, to_pieces
 from fedstrata.deployment.store import Record, SiteStore
+from fedstrata.deployment.telling import Teller
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.evaluation import Evaluator
 from fedstrata.engines.forward import LoopForward
@@ -181,8 +184,20 @@ def _normalises_by(ready: Prepared) -> str | Statistics:
     return SUMS if dataset.estimated else Statistics(dataset.mean, dataset.deviation)
 
 
+@dataclass(frozen=True)
+class End:
+    """How a run came to its end: ``finished`` or ``failed``, and in words."""
+
+    state: str
+    words: str
+
+
 class Site:
-    """Answers requests by its own rules; its state is on disk, so that it may be stopped at any moment."""
+    """Answers requests by its own rules; its state is on disk, so that it may be stopped at any moment.
+
+    Its own model of the end of the run goes to ``out``, by default into its state folder. ``end`` is how the run ended,
+    once the server has told.
+    """
 
     def __init__(
         self,
@@ -191,12 +206,16 @@ class Site:
         log: Callable[[str], None] = lambda line: None,
         number: int = 0,
         rules: SiteRules | None = None,
+        out: Path | None = None,
     ) -> None:
         self.root = root
         self.number = number
         self.rules = rules or SiteRules()
         self.data = data
         self.log = log
+        self.out = out
+        self.end: End | None = None
+        self.teller = Teller(log)
         self.run = ""
         self._greeting = Request("hello")
         self._floor = 0
@@ -205,9 +224,15 @@ class Site:
         self._newest: Record | None = None
         self._secure: SecureSteps | None = None
         self._payload = b""
+        self._model: tuple[int, Tensors, dict[str, Any]] | None = None
 
     def answer(self, request: Request) -> Reply:
         """Answer a request; what cannot be done is refused with a sentence."""
+        reply = self._answer(request)
+        self.teller.count(request, reply)
+        return reply
+
+    def _answer(self, request: Request) -> Reply:
         try:
             return self._answers()[request.kind](request)
         except FedStrataError as error:
@@ -229,11 +254,40 @@ class Site:
             **dict.fromkeys(SECURE_KINDS, self._aggregate),
             "test": self._look,
             "adapt": self._look,
+            "end": self._end,
         }
 
     def _notice(self, request: Request) -> Reply:
         self.log(str(request.facts.get("text", ""))[:500])
         return Reply(request.ticket)
+
+    def _end(self, request: Request) -> Reply:
+        """Hear that the run is over, or that the server was stopped, and save the model as it is by now."""
+        if self.run == request.run:
+            self.teller.flush()
+            state, words = (str(request.facts.get(key, ""))[:1000] for key in ("state", "text"))
+            self.log(words)
+            if self._model is not None and state != "finished":
+                self._save()
+            if state in ("finished", "failed"):
+                self.end = End(state, words)
+            else:
+                self.teller.waits_for = "the server to come back"
+        return Reply(request.ticket)
+
+    @property
+    def model_folder(self) -> Path | None:
+        """Where the site's own model is, or will be."""
+        return self.out or (None if self._store is None else self._store.path / "model")
+
+    def _save(self) -> None:
+        member, folder = self._member, self.model_folder
+        assert member is not None
+        assert folder is not None
+        assert self._model is not None
+        round, model, scores = self._model
+        save_model(folder, member.ready, model, {"run": self.run, "round": round, **scores})
+        self.log(f"this site's own model after round {round} is saved in '{folder}'")
 
     def _hello(self, request: Request) -> Reply:
         facts = request.facts
@@ -250,7 +304,13 @@ class Site:
         if member is None or self.run != request.run or _role(self._greeting) != _role(request):
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
             member = _Member(ready, number, statistics)
-            self.log(f"takes part in the run {request.run} as site {number + 1} of {sites}")
+            self.end = self._model = None
+            samples = len(ready.data.split.train[number])
+            self.log(
+                f"takes part in the run {request.run} as site {number + 1} of {sites}: {ready.experiment.method}, "
+                f"{ready.experiment.rounds} rounds, with {samples} training samples"
+            )
+            self.teller.waits_for = "the other sites to come"
         elif not member.knows_statistics:
             member = _Member(member.ready, number, statistics)
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
@@ -371,7 +431,9 @@ class Site:
                 member.client.adopt(member.exchange(request.place), payload, round)
                 adopted = request.place
             else:
+                began = time.perf_counter()
                 reply, outcome = member.client.answer(payload, round, _losses(request))
+                seconds = time.perf_counter() - began
                 if self._secure is not None:
                     upload = member.summed(outcome.reply)
                     refuse_infinite(upload)
@@ -384,6 +446,8 @@ class Site:
                 facts |= cost_to_facts(outcome.cost)
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)
+                tested = "scores" in facts
+                self.teller.trained(round, member.ready.setting.rounds, facts, seconds, tested)
         session = str(self._greeting.facts["session"])
         return Record(request.place, asked, facts, reply, adopted, session, member.client.state)
 
@@ -405,9 +469,12 @@ class Site:
             model = member.client.adapted_model(payload, request.round - 1)
         else:
             model = member.client.model(payload, request.round - 1)
-        if request.round > member.ready.setting.rounds:
-            store.write_model(take_first(model))
-        return Reply(request.ticket, facts={"scores": member.scores(model)})
+        scores, rounds = member.scores(model), member.ready.setting.rounds
+        self._model = request.round - 1, take_first(model), scores
+        self.teller.tested(request.round - 1, rounds, scores, request.kind == "adapt")
+        if request.round > rounds:
+            self._save()
+        return Reply(request.ticket, facts={"scores": scores})
 
     def _received(self, request: Request, asked: str) -> bytes | None:
         """Take the payload of a request, or the one that it names and that came before."""

@@ -67,7 +67,7 @@ def test_a_run_over_folders_that_the_server_never_sees(folders, tmp_path):
     write_report([tmp_path / "run"], tmp_path / "report.html")
     assert read_run(tmp_path / "run").finished
     for number in range(3):
-        assert list((tmp_path / "state" / f"site-{number}").glob("*/model.safetensors"))
+        assert list((tmp_path / "state" / f"site-{number}").glob("*/model/model.safetensors"))
 
 
 def test_a_site_with_other_classes_is_refused_by_name(folders, tmp_path):

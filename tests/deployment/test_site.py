@@ -198,7 +198,7 @@ def test_nothing_on_disk_is_pickled_and_the_final_model_is_there(engine, tmp_pat
         if path.is_file():
             with pytest.raises(ValueError, match=r".*"):
                 list(pickletools.genops(path.read_bytes()))
-    model = files.from_safetensors((tmp_path / "run" / "model.safetensors").read_bytes(), tmp_path)
+    model = files.from_safetensors((tmp_path / "run" / "model" / "model.safetensors").read_bytes(), tmp_path)
     assert model.keys() == engine.setting.initial.keys()
 
 

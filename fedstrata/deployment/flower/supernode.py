@@ -8,6 +8,7 @@ away. It is put together from parts that Flower does not document, read from Flo
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +75,15 @@ class SuperNode:
     root_certificate: Path | None
     poll_seconds: float = 1.0
     log: Callable[[str], None] = lambda line: None
+    is_over: Callable[[], bool] = lambda: False
+    """Whether the ClientApp has nothing more to do: then the connection ends too."""
+    idle: Callable[[float], None] = lambda seconds: None
+    """Told how long no message has come."""
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set; the server may come and go meanwhile."""
         pause, away = _FIRST_PAUSE, False
-        while not stop.is_set():
+        while not stop.is_set() and not self.is_over():
             try:
                 with self._client() as client:
                     node = self._activate(client)
@@ -135,10 +140,15 @@ class SuperNode:
         heart = threading.Thread(target=self._beat, args=(client, node, ended), daemon=True, name="heartbeat")
         heart.start()
         try:
-            while not stop.is_set():
-                if not self._answer_one(client, node):
+            since = time.monotonic()
+            while not stop.is_set() and not self.is_over():
+                if self._answer_one(client, node):
+                    since = time.monotonic()
+                else:
+                    self.idle(time.monotonic() - since)
                     stop.wait(self.poll_seconds)
-            client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            if not self.is_over():  # of a node that has gone, the server would not get its last answer any more
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
         except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
             raise _Lost(f"the connection with {self.server} is lost ({type(error).__name__})") from None
         finally:
