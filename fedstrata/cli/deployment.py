@@ -381,9 +381,16 @@ def _show_dry_run(deployment: Any, address: str, secure: bool, json: bool) -> No
         print_json(told)
         return
     for key, value in told.items():
-        results.print(
-            f"{key.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}", soft_wrap=True
-        )
+        results.print(f"{key.replace('_', ' ')}:{_listed(value)}", soft_wrap=True)
+
+
+def _listed(value: Any) -> str:
+    """Write a value behind its name: sentences one below the other, names in a row."""
+    if not isinstance(value, list):
+        return f" {value}"
+    if any(" " in item for item in value):
+        return "".join(f"\n  - {item}" for item in value)
+    return f" {', '.join(value)}"
 
 
 def _until_stopped(parent: int | None) -> threading.Event:

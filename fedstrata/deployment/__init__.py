@@ -22,6 +22,7 @@ The server:
     federation.py     the sites as the server sees them: asking, waiting, refusing
     rules.py          how long it waits, for how many, and what it refuses
     checks.py         replies as hostile input
+    describing.py     what leaves a site and by which rules, in sentences
 
 Beside them:
 

@@ -19,6 +19,7 @@ from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.transforms import normalisation_in
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
+from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, global_test
 from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
@@ -129,7 +130,10 @@ class Deployment:
             "method": experiment.method,
             "model": experiment.model,
             "rounds": experiment.rounds,
-            "rules": str(self.rules),
+            "leaves_a_site": what_leaves_a_site(self.rules, self._adds_sums_up(), self._surveying()),
+            "rules": rules_in_words(self.rules),
+            "every_site_decides": site_rules_in_words(),
+            "refused": what_is_refused(self.rules),
             **({"imports": [f"{text}, which every site must import too" for text in imports]} if imports else {}),
             **({"secure_aggregation": self._secrecy()} if self.rules.secure else {}),
         }
@@ -152,10 +156,13 @@ class Deployment:
 
     def _secrecy(self) -> str:
         """Tell what the server sees under secure aggregation, and what it still sees of single sites."""
-        surveying = [f"'{part.name}'" for part in self.method.parts if part.exchanges()]
+        surveying = self._surveying()
         surveys = f", and the answers to the surveys of {' and '.join(surveying)}" if surveying else ""
         told = "losses, scores and costs of single sites stay in the clear"
         return f"of uploads the server sees only sums; {told}{surveys}"
+
+    def _surveying(self) -> list[str]:
+        return [f"'{part.name}'" for part in self.method.parts if part.exchanges()]
 
     def run(
         self,
@@ -266,14 +273,16 @@ class Deployment:
 
     def _check_private(self) -> None:
         """Refuse private sums before anybody connects, unless the data has published constants."""
-        normalisation = normalisation_in(parse_transforms(self.experiment.transforms))
-        private = self.method.answering_for_privacy is not None
-        if not private or normalisation is None or not normalisation.of_everybody:
-            return
-        own = self.ingredients.dataset
-        estimated = own.estimated if own is not None else datasets.make(self.experiment.data).statistics is None
-        if estimated:
+        if self.method.answering_for_privacy is not None and self._adds_sums_up():
             self._refuse_private_sums()
+
+    def _adds_sums_up(self) -> bool:
+        """Tell whether mean and deviation must be found by adding up, as far as one can know without the sites."""
+        normalisation = normalisation_in(parse_transforms(self.experiment.transforms))
+        if normalisation is None or not normalisation.of_everybody:
+            return False
+        own = self.ingredients.dataset
+        return own.estimated if own is not None else datasets.make(self.experiment.data).statistics is None
 
     def _secure_rounds(self, federation: Federation) -> SecureRounds | None:
         if not self.rules.secure:
