@@ -71,7 +71,7 @@ $(VENV)/report.installed: pyproject.toml | $(VENV)/made
 	@touch $@
 
 $(VENV)/dev.installed: pyproject.toml | $(VENV)/made
-	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[dev,report,flower,vit]' && cp pyproject.toml $@; }
+	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[dev,report,flower,vit,onnx]' && cp pyproject.toml $@; }
 	@cp $@ $(VENV)/report.installed
 	@touch $@
 

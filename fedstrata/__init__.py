@@ -14,7 +14,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.spec import parameter
 
 if TYPE_CHECKING:
-    from fedstrata.api import Result, resume, run
+    from fedstrata.api import Result, load, resume, run
     from fedstrata.data import Dataset, Split, from_arrays, from_clients
     from fedstrata.layers import LayerMap
     from fedstrata.methods import (
@@ -32,21 +32,23 @@ if TYPE_CHECKING:
         Touches,
         Training,
     )
+    from fedstrata.trained import TrainedModel
 
 __all__ = [
     "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept", "LayerMap", "LocalStep",
-    "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "Training",
-    "__version__", "from_arrays", "from_clients", "parameter", "resume", "run",
+    "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "TrainedModel",
+    "Training", "__version__", "from_arrays", "from_clients", "load", "parameter", "resume", "run",
 ]  # fmt: skip
 
 _HOMES = {
-    "fedstrata.api": ("Result", "resume", "run"),
+    "fedstrata.api": ("Result", "load", "resume", "run"),
     "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients"),
     "fedstrata.layers": ("LayerMap",),
     "fedstrata.methods": (
         "Clients", "Facts", "Kept", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Server",
         "Touches", "Training",
     ),
+    "fedstrata.trained": ("TrainedModel",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from fedstrata.plugins import IMPORTS_FOLDER, load_imports
 from fedstrata.runs.driver import Driver, Listener
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
+from fedstrata.runs.models import load_model
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.trained import TrainedModel
 
 Data = Dataset | tuple[Dataset, Split] | Mapping[str, Any]
 """A dataset, a dataset with its split, or a dict from each client's name to what it has."""
@@ -34,6 +36,15 @@ class Result:
     model: dict[str, Tensor]
     resident: dict[str, Tensor]
     out: Path | None
+    driver: Driver = field(repr=False, compare=False)
+
+    def global_model(self) -> TrainedModel:
+        """Make the global model, ready to use: raw inputs in, classes out."""
+        return self.driver.global_model()
+
+    def client_model(self, client: int) -> TrainedModel:
+        """Make the model that a client uses, the one behind the headline of the run, ready to use."""
+        return self.driver.client_model(client)
 
 
 def run(
@@ -112,6 +123,17 @@ def resume(
         return _result(simulation, simulation.run(folder, listener), folder.path)
 
 
+def load(
+    path: str | Path, *, client: int | None = None, network: nn.Module | Callable[..., nn.Module] | None = None
+) -> TrainedModel:
+    """Load a model, ready to use: from the folder of a run, or from one that was saved or exported.
+
+    Of a run, it is the global model, or with ``client`` the one that this client uses. A network that was made in
+    Python is given again: the module, or a function that returns it.
+    """
+    return load_model(path, client, network)
+
+
 def _ingredients(data: Any, split: Split | None, model: object, method: object) -> Ingredients:
     if isinstance(data, Mapping):
         data = from_clients(data)
@@ -123,4 +145,4 @@ def _ingredients(data: Any, split: Split | None, model: object, method: object) 
 
 def _result(simulation: Driver, summary: dict[str, Any], out: Path | None) -> Result:
     resident = simulation.engine.clients().group("own")
-    return Result(summary, simulation.metrics, simulation.model, resident, out)
+    return Result(summary, simulation.metrics, simulation.model, resident, out, simulation)

@@ -89,6 +89,7 @@ def test_only_the_parts_of_real_sites_import_an_extra_when_they_are_imported():
 
 
 WITHOUT_EXTRAS = """
+import importlib.util
 import sys
 from importlib.abc import MetaPathFinder
 
@@ -99,7 +100,12 @@ class Absent(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name.split(".")[0])
 
 
+def find_spec(name, package=None, find=importlib.util.find_spec):
+    return None if name.split(".")[0] in {modules!r} else find(name, package)
+
+
 sys.meta_path.insert(0, Absent())
+importlib.util.find_spec = find_spec  # which looks for a module without importing it
 from fedstrata.cli import main
 
 for command in (["--help"], ["methods"], ["models"], ["layers"], ["run", "--rounds", "1", "--epochs", "1", "--quiet"]):

@@ -28,6 +28,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.runs import folder as run_folders
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import MetricLog, TimingLog
+from fedstrata.trained import Card
 
 EXPERIMENT = Experiment(clients=2, method="fedbn", rounds=1000)
 DATASET = Dataset(
@@ -71,11 +72,12 @@ def save(run: RunFolder, round: int) -> None:
     run.save_checkpoint(round, state_after(round), {"last": round}, *logs_after(round))
 
 
+CARD = Card("mlp", (4,), "float32", (), ("no", "yes"))
 SUMMARY = {"final": {"accuracy": 0.75}, "loss": float("nan")}
 
 
 def finish(run: RunFolder) -> None:
-    run.finish(state_after(7), *logs_after(7), SUMMARY)
+    run.finish(state_after(7), {}, CARD, *logs_after(7), SUMMARY)
 
 
 def newest_round(run: RunFolder) -> int:
@@ -153,7 +155,7 @@ def test_a_run_that_went_on_from_a_checkpoint_leaves_the_same_bytes(tmp_path: Pa
         checkpoint = run.load_checkpoint()
         assert checkpoint is not None
         add_rounds(checkpoint.metrics, checkpoint.timings, range(4, 8))
-        run.finish(state_after(7), checkpoint.metrics, checkpoint.timings, SUMMARY)
+        run.finish(state_after(7), {}, CARD, checkpoint.metrics, checkpoint.timings, SUMMARY)
     shutil.rmtree(tmp_path / "broken" / "checkpoints")
     assert content_of(tmp_path / "broken") == content_of(tmp_path / "unbroken")
 

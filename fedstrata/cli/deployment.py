@@ -203,9 +203,9 @@ def server(
     from fedstrata.cli.showing import show_run
     from fedstrata.deployment.flower import ServerCertificate, SuperLink, serve
     from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SitesFile
-    from fedstrata.deployment.saving import MODEL_FILE
     from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
     from fedstrata.progress import show_progress
+    from fedstrata.trained.model import WEIGHTS_FILE
 
     host, port = read_address(address)
     _require_tls(host, tls is not None, insecure, "--tls FOLDER")
@@ -230,7 +230,7 @@ def server(
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
         serve(deployment, link, progress.note, status, log)
-    shared = {"the shared part of the model": folder / MODEL_FILE}
+    shared = {"the shared part of the model": folder / WEIGHTS_FILE}
     show_run(folder, None if no_report else folder / PAGE, json, quiet, shared, has_data=False)
     if not json and not quiet:
         results.print("Every site has its own model where its --out says, or in its --state folder.", soft_wrap=True)

@@ -108,24 +108,22 @@ class Normalise(Transform):
                     f"'{dataset.name}' have {dataset.input_shape[0]} channels; give one number, or one for each."
                 )
 
-    def constants(self, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Tell mean and deviation as plain numbers for each channel; none where nothing is done."""
+    def numbers(self, dataset: Dataset) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """Return the mean and the deviation of each channel, or none where there is nothing to do."""
         if self.mean is not None and self.deviation is not None:
             channels = dataset.input_shape[0]
             mean, deviation = (_numbers(given) for given in (self.mean, self.deviation))
             return _for_each(mean, channels), _for_each(deviation, channels)
-        if self.statistics == "imagenet":
-            return IMAGENET
-        return None if dataset.mean is None or dataset.deviation is None else (dataset.mean, dataset.deviation)
+        return IMAGENET if self.statistics == "imagenet" else (dataset.mean, dataset.deviation)
 
     def apply(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, dataset: Dataset) -> Tensor:
         """Change the inputs."""
-        constants = self.constants(dataset)
-        if constants is None:
+        mean, deviation = self.numbers(dataset)
+        if mean is None or deviation is None:
             return inputs
         shape = (-1, *[1] * (inputs.dim() - 3))
-        means, deviations = (constant(values, inputs.dtype, inputs.device).reshape(shape) for values in constants)
-        return (inputs - means) / deviations
+        means = constant(mean, inputs.dtype, inputs.device).reshape(shape)
+        return (inputs - means) / constant(deviation, inputs.dtype, inputs.device).reshape(shape)
 
     def apply_own(self, inputs: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
         """Change the inputs ``[K, B, channels, ...]`` of K clients by statistics of their own, ``[K, channels]``."""

@@ -16,6 +16,8 @@ from fedstrata.deployment.facts import statistics_from_facts, statistics_to_fact
 from fedstrata.engines.server import ServerSide
 from fedstrata.methods import Declared
 
+INPUT_TYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
+"""The types that samples may have."""
 NOTHING, SUMS = "nothing", "sums"
 """What samples are normalised by, if not by published constants: by nothing, or by what all sites' sums tell."""
 
@@ -26,6 +28,12 @@ class Schema:
 
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
+    input_type: str = "float32"
+
+    def __str__(self) -> str:
+        """Write it in words."""
+        shown = ", ".join(self.class_names[:5]) + (f", ... ({len(self.class_names)})" * (len(self.class_names) > 5))
+        return f"the shape {list(self.input_shape)} of {self.input_type} and the classes {shown}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Declaration:
         return {
             "input_shape": list(self.schema.input_shape),
             "class_names": list(self.schema.class_names),
+            "input_type": self.schema.input_type,
             "size": self.size,
             "test_size": self.test_size,
             "label_counts": list(self.label_counts),
@@ -57,13 +66,16 @@ class Declaration:
         shape, names = whole_numbers_in(facts, "input_shape", 1), facts.get("class_names")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise RefusedReply("its class_names are no list of names")
+        if facts.get("input_type") not in INPUT_TYPES:
+            raise RefusedReply("its samples are of no known type")
         counts = whole_numbers_in(facts, "label_counts", 0)
         [size], [test_size] = (
             whole_numbers_in({name: [facts.get(name)]}, name, low) for name, low in (("size", 1), ("test_size", 0))
         )
         if len(counts) != len(names) or sum(counts) != size:
             raise RefusedReply(f"it declares {size} samples, but label counts of {sum(counts)}")
-        return cls(Schema(shape, tuple(names)), size, test_size, counts, _read_normalisation(facts, shape))
+        schema = Schema(shape, tuple(names), facts["input_type"])
+        return cls(schema, size, test_size, counts, _read_normalisation(facts, shape))
 
 
 def _read_normalisation(facts: Mapping[str, Any], shape: tuple[int, ...]) -> str | Statistics:
@@ -100,7 +112,7 @@ def declared_data(
     pool = np.concatenate([*labels, *tests])
     positions = np.split(np.arange(len(pool)), np.cumsum([len(part) for part in (*labels, *tests)])[:-1])
     train, test = positions[:sites], positions[sites:]
-    inputs = torch.zeros(1, dtype=torch.uint8).expand(len(pool), *schema.input_shape)
+    inputs = torch.zeros(1, dtype=getattr(torch, schema.input_type)).expand(len(pool), *schema.input_shape)
     dataset = Dataset(
         name, inputs, torch.from_numpy(pool), np.concatenate(train), np.concatenate(test), schema.class_names
     )

@@ -19,6 +19,7 @@ from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
 from fedstrata.engines.server import ServerSide, ServerState
+from fedstrata.errors import FedStrataError
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Message
@@ -70,6 +71,10 @@ class NetworkEngine:
     def clients(self) -> Stack:
         """Return nothing: the sites keep their state themselves."""
         return Stack()
+
+    def models(self, clients: Sequence[int], round: int) -> Tensors:
+        """Refuse: the sites keep their models themselves."""
+        raise FedStrataError("The models that sites use lie at the sites; each saves its own when the run ends.")
 
     def restore(self, server: ServerState, clients: Stack) -> None:
         """Go on from a saved state; the sites have theirs.
@@ -161,9 +166,10 @@ class NetworkEngine:
         ]
         return scores, self.test(broadcast, heard, round)
 
-    def adapted(self, round: int) -> Scores:
+    def adapted(self, round: int) -> tuple[Scores, Tensors]:
         """Let every site adapt its model once more, and test it."""
-        return self._tested("adapt", round, self.central.messages(self._everybody, round + 1, testing=True))
+        messages = self.central.messages(self._everybody, round + 1, testing=True)
+        return self._tested("adapt", round, messages), {}
 
     def _tested(self, kind: str, round: int, messages: Sequence[bytes]) -> Scores:
         asked = self._requests(kind, Place(round + 1), self._everybody, messages)

@@ -274,11 +274,7 @@ class Federation:
         declared = Declaration.read(reply.facts)
         self.schema = self.schema or declared.schema
         if declared.schema != self.schema:
-            raise RefusedReply(
-                f"its samples have the shape {list(declared.schema.input_shape)} and the classes "
-                f"{_some(declared.schema.class_names)}, instead of {list(self.schema.input_shape)} and "
-                f"{_some(self.schema.class_names)}"
-            )
+            raise RefusedReply(f"its samples have {declared.schema}, instead of {self.schema}")
         usual = next(iter(self.declarations.values()), declared).normalises_by
         if declared.normalises_by != usual:
             raise RefusedReply(
@@ -303,8 +299,3 @@ def _words(normalises_by: str | Statistics) -> str:
     if isinstance(normalises_by, Statistics):
         return f"the constants {list(normalises_by.mean)} and {list(normalises_by.deviation)}"
     return "the statistics of all sites" if normalises_by == SUMS else normalises_by
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:5])
-    return f"{shown}, ... ({len(names)})" if len(names) > 5 else shown

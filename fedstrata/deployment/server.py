@@ -230,11 +230,11 @@ class Deployment:
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
             dataset = dataset if statistics is None else with_statistics(dataset, statistics)
-            _, setting = make_setting(experiment, self.method, own, schema.input_shape, len(schema.class_names))
+            network, setting = make_setting(experiment, self.method, own, schema.input_shape, len(schema.class_names))
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
         else:
-            dataset, split, setting = ready.dataset, ready.split, ready.setting
+            dataset, split, setting, network = ready.dataset, ready.split, ready.setting, ready.model
             proxy = server_proxy(setting, LoopForward(ready.model, setting.head), ready.data)
             side, test = ServerSide(setting, ready.declared, proxy), global_test(ready)
         return Driver(
@@ -244,6 +244,7 @@ class Deployment:
             setting=setting,
             engine=NetworkEngine(side, federation, test, self._secure_rounds(federation)),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
+            network=network,
         )
 
     def _statistics(self, federation: Federation) -> Statistics | None:
@@ -294,11 +295,13 @@ class Deployment:
 
     def _begin(self, driver: Driver, federation: Federation) -> RunFolder:
         folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment())
+        assert federation.schema is not None
         described = {
             "run": federation.run,
             "sites": list(self.names),
             "rehearsal": self.rehearsal,
             "statistics": statistics_to_facts(federation.statistics),
+            "input_type": federation.schema.input_type,
         }
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
@@ -350,7 +353,7 @@ class _Begun:
         return cls(
             described["run"],
             0 if checkpoint is None else checkpoint.round,
-            Schema(tuple(data["input_shape"]), tuple(data["class_names"])),
+            Schema(tuple(data["input_shape"]), tuple(data["class_names"]), described["input_type"]),
             statistics_from_facts(described.get("statistics")),
         )
 

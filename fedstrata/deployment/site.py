@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata._version import __version__
-from fedstrata.data import Split, datasets
+from fedstrata.data import Dataset, Split, datasets
 from fedstrata.data.channels import ChannelSums, Statistics, client_sums
 from fedstrata.data.transforms import normalisation_in
 from fedstrata.deployment.declarations import NOTHING, SUMS, Declaration, Schema
@@ -136,7 +136,7 @@ class _Member:
         """Tell what the server must know of the data, and nothing more."""
         dataset, split = self.ready.dataset, self.ready.data.split
         declaration = Declaration(
-            Schema(tuple(dataset.input_shape), tuple(dataset.class_names)),
+            Schema(tuple(dataset.input_shape), tuple(dataset.class_names), _type_of(dataset)),
             len(split.train[self.number]),
             len(split.test[self.number]),
             tuple(self.ready.declared.label_counts[self.number].tolist()),
@@ -174,6 +174,10 @@ class _Member:
         if place.exchange >= len(exchanges):
             raise ProtocolError(f"The method has no exchange number {place.exchange} before round {place.round}.")
         return exchanges[place.exchange]
+
+
+def _type_of(dataset: Dataset) -> str:
+    return str(dataset.inputs.dtype).removeprefix("torch.")
 
 
 def _normalises_by(ready: Prepared) -> str | Statistics:
@@ -286,7 +290,7 @@ class Site:
         assert folder is not None
         assert self._model is not None
         round, model, scores = self._model
-        save_model(folder, member.ready, model, {"run": self.run, "round": round, **scores})
+        save_model(folder, member.ready, member.number, round, model, scores)
         self.log(f"this site's own model after round {round} is saved in '{folder}'")
 
     def _hello(self, request: Request) -> Reply:

@@ -13,7 +13,7 @@ from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Message
-from fedstrata.stack import Stack, under
+from fedstrata.stack import Stack, Tensors, under
 from fedstrata.wire import AS_IS, quantisation_error
 
 
@@ -80,8 +80,15 @@ class Engine(Protocol):
         """
         ...
 
-    def adapted(self, round: int) -> Scores:
-        """Let every client adapt its model once more, and test it; nothing is kept."""
+    def adapted(self, round: int) -> tuple[Scores, Tensors]:
+        """Let every client adapt its model once more, and test it: the scores, and the models where they are here.
+
+        The models are stacks over all clients, on the CPU. Clients' state does not change.
+        """
+        ...
+
+    def models(self, clients: Sequence[int], round: int) -> Tensors:
+        """Return the models that some clients use after a round, as they are tested: a stack in their order."""
         ...
 
     def clients(self) -> Stack:

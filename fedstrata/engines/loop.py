@@ -183,16 +183,21 @@ class LoopEngine:
         models = (member.model(message, round) for member, message in zip(self.members, messages, strict=True))
         return self._test(models), {}
 
-    def adapted(self, round: int) -> Scores:
+    def adapted(self, round: int) -> tuple[Scores, Tensors]:
         """Let every client adapt its model once more, and test it."""
         messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
-        return self._test(
-            member.adapted_model(message, round) for member, message in zip(self.members, messages, strict=True)
-        )
+        models = [member.adapted_model(message, round) for member, message in zip(self.members, messages, strict=True)]
+        joined = concatenate(models)
+        return self._test(iter(models)), {name: tensor.cpu() for name, tensor in joined.items()}
 
     def _test(self, models: Iterator[Tensors]) -> Scores:
         scores = [self.evaluator.own_models(self.forward, model, [number]) for number, model in enumerate(models)]
         return Scores.join(scores)
+
+    def models(self, clients: Sequence[int], round: int) -> Tensors:
+        """Return the models that some clients use after a round, as they are tested."""
+        messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
+        return concatenate([self.members[client].model(messages[client], round) for client in clients])
 
     def clients(self) -> Stack:
         """Return the state of all clients, in their order."""

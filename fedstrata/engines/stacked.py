@@ -17,7 +17,7 @@ from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Declared, Message
-from fedstrata.stack import Stack, Tensors, apart, put_, take, take_first
+from fedstrata.stack import Stack, Tensors, apart, concatenate, put_, take, take_first
 from fedstrata.wire import AS_IS, encoded_sizes, quantisation_error, received
 
 
@@ -101,14 +101,21 @@ class StackedEngine:
             scores.append(self.evaluator.own_models(self.forward, models, ids))
         return Scores.join(scores), {}
 
-    def adapted(self, round: int) -> Scores:
+    def adapted(self, round: int) -> tuple[Scores, Tensors]:
         """Let every client adapt its model once more, and test it."""
         message = self._for_testing(round)
-        scores = []
+        scores, adapted = [], []
         for places, ids, rows in self._chunks(self._everybody):
             models = self.client_side.adapted_model(ids, take(self._clients, rows), message.rows(places), round)
             scores.append(self.evaluator.own_models(self.forward, models, ids))
-        return Scores.join(scores)
+            adapted.append({name: tensor.cpu() for name, tensor in models.items()})
+        return Scores.join(scores), concatenate(adapted)
+
+    def models(self, clients: Sequence[int], round: int) -> Tensors:
+        """Return the models that some clients use after a round, as they are tested."""
+        rows = torch.tensor(list(clients), device=self.setting.device)
+        message = self._for_testing(round).rows(rows)
+        return self.client_side.deployed_model(list(clients), take(self._clients, rows), message, round)
 
     def clients(self) -> Stack:
         """Return the state of all clients, in their order."""

@@ -6,26 +6,29 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedstrata.data import Dataset, Split
 from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
-from fedstrata.engines.planning import Plan, build_engine, make_plan
+from fedstrata.engines.planning import ENGINES, Plan, build_engine, make_plan
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import MetricLog, TimingLog, describe_clients
+from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
-from fedstrata.stack import Stack, Tensors, clone, under
+from fedstrata.stack import Stack, Tensors, clone, repeat, take, take_first, under
+from fedstrata.trained import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,10 @@ class Driver:
     setting: Setting
     engine: Engine
     plan: Plan
+    network: nn.Module
     reference: Tensors = field(default_factory=dict)
     best: Tensors = field(default_factory=dict)
+    adapted: Tensors = field(default_factory=dict)
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
     round: int = 0
@@ -67,9 +72,43 @@ class Driver:
     @property
     def model(self) -> Tensors:
         """The shared part of the model that the run gives: that of the best round where samples are held out to tell,
-        else the one that is tested after the last; for most methods, what the server holds.
+        else the one that is tested after the last; where clients use models of their own, what the server holds.
         """
-        return self.best or self.engine.side.tested(self.engine.server, self.round)
+        if self.best:
+            return self.best
+        if self.one_for_all and self.plan.engine in ENGINES:
+            return take_first(self.engine.models([0], self.round))
+        return self.engine.side.tested(self.engine.server, self.round)
+
+    @property
+    def headline(self) -> str:
+        """The name of the accuracies of the models that clients use in the end."""
+        return "client_adapted" if self.method.adaptation is not None else "client_after"
+
+    @property
+    def one_for_all(self) -> bool:
+        """Whether all clients use the global model as it is."""
+        if not self.setting.everybody_alike or self.method.adaptation is not None:
+            return False
+        return self.engine.side.broadcast(
+            self.engine.server, range(self.setting.clients), self.round + 1, testing=True
+        ).common
+
+    def used(self, clients: Sequence[int]) -> Tensors:
+        """Return the models that some clients use, a stack in their order; adapted, once the run is at its end."""
+        if self.best:
+            return repeat(self.best, len(clients))
+        if self.adapted:
+            return take(self.adapted, torch.tensor(list(clients)))
+        return self.engine.models(clients, self.round)
+
+    def global_model(self) -> TrainedModel:
+        """Make the global model, ready to use."""
+        return global_model(self)
+
+    def client_model(self, client: int) -> TrainedModel:
+        """Make the model that a client uses, ready to use."""
+        return client_model(self, client)
 
     @classmethod
     def prepare(
@@ -89,6 +128,7 @@ class Driver:
             ready.setting,
             engine,
             plan,
+            ready.model,
         )
 
     def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
@@ -106,7 +146,8 @@ class Driver:
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
         summary = self.summary()
         if folder is not None:
-            folder.finish(self.model, self.metrics, self.timings, summary)
+            own = models_of_clients(self) if self.plan.engine in ENGINES else None
+            folder.finish(self.model, own, global_card(self), self.metrics, self.timings, summary)
         return summary
 
     def step(self, listener: Listener | None = None) -> None:
@@ -164,7 +205,8 @@ class Driver:
         if self.experiment.validation:
             self._keep_the_best(everywhere)
         if last and self.method.adaptation is not None:
-            values |= self._note("client_adapted", self.engine.adapted(self.round))
+            scores, self.adapted = self.engine.adapted(self.round)
+            values |= self._note("client_adapted", scores)
         return values
 
     def _keep_the_best(self, everywhere: dict[str, float]) -> None:
@@ -230,7 +272,6 @@ class Driver:
 
         Where samples are held out to choose a model on, ``validated`` is the round of that model.
         """
-        headline = "client_adapted" if self.method.adaptation is not None else "client_after"
         rounds, accuracy = self.metrics.series("client_after.accuracy.mean")
         return {
             "method": str(self.method),
@@ -239,7 +280,7 @@ class Driver:
             "rounds": self.round,
             "clients": self.split.clients,
             "seed": self.experiment.seed,
-            "headline": headline,
+            "headline": self.headline,
             "final": self.metrics.latest(),
             "last_ten": self.metrics.last_ten(),
             "best": self.metrics.best(),

@@ -8,7 +8,9 @@
     checkpoints/        the newest two, for going on after an interruption
     metrics/            rounds.parquet, clients.parquet, layers.parquet: equal runs have equal bytes here
     timings.parquet     all that a clock has touched
-    model.safetensors   the final global model
+    model.safetensors   the final global model, as far as it is shared
+    model.json          what one must know to use it: architecture, preprocessing, classes, where it comes from
+    clients.safetensors where clients use models of their own: what differs in them, stacked over all clients
     summary.json        written last: where it is, the run is finished
 
 Every file appears whole or not at all, and a checkpoint is one folder that appears whole or not at all.
@@ -43,12 +45,15 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
 from fedstrata.runs.metrics import METRIC_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
+from fedstrata.trained.card import Card
+from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
 
 # Written in this order when there is no folder to rename: the experiment comes last and makes the folder a run.
 _DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.toml")
 _SPLIT_SCHEMA = pa.schema([("client", pa.int32()), ("part", pa.string()), ("position", pa.int64())])
 BEFORE_A_RUN = {"status.json", "deployment.log"}
 """What a server of real sites writes while it waits for them, before it can begin a run."""
+_CLIENTS_FILE = "clients.safetensors"
 _CHECKPOINT_VERSION = 2
 _CHECKPOINTS_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"round-(\d{6,})")
@@ -205,7 +210,24 @@ class RunFolder:
     def model(self) -> dict[str, Tensor]:
         """The weights and buffers of the final global model, on the CPU."""
         self._require_finished()
-        return files.from_safetensors(self._read("model.safetensors"), self.path / "model.safetensors")
+        return files.from_safetensors(self._read(WEIGHTS_FILE), self.path / WEIGHTS_FILE)
+
+    def card(self) -> Card:
+        """What one must know to use the models of the run."""
+        self._require_finished()
+        path = self.path / CARD_FILE
+        if not path.exists():
+            raise FedStrataError(
+                f"The run in '{self.path}' was made by a version of FedStrata that did not save how inputs are "
+                "preprocessed; repeat it to get its models."
+            )
+        return Card.from_mapping(self._read_json(CARD_FILE), path)
+
+    def models_of_clients(self) -> dict[str, Tensor] | None:
+        """What differs between the clients' models and the global one, as stacks; none where they are elsewhere."""
+        self._require_finished()
+        path = self.path / _CLIENTS_FILE
+        return files.from_safetensors(self._read(_CLIENTS_FILE), path) if path.exists() else None
 
     def save_checkpoint(
         self, round: int, state: Mapping[str, Tensor], facts: Mapping[str, Any], metrics: MetricLog, timings: TimingLog
@@ -243,7 +265,13 @@ class RunFolder:
         return self._from_newest_checkpoint(_read_checkpoint)
 
     def finish(
-        self, model: Mapping[str, Tensor], metrics: MetricLog, timings: TimingLog, summary: Mapping[str, Any]
+        self,
+        model: Mapping[str, Tensor],
+        clients: Mapping[str, Tensor] | None,
+        card: Card,
+        metrics: MetricLog,
+        timings: TimingLog,
+        summary: Mapping[str, Any],
     ) -> None:
         """Write the results; the summary comes last and marks the run as finished."""
         self._require_lock()
@@ -251,7 +279,12 @@ class RunFolder:
         for name, content in _logs_to_parquet(metrics, timings).items():
             folder = self.path if name == "timings.parquet" else self.path / "metrics"
             files.write_atomically(folder / name, content)
-        files.write_atomically(self.path / "model.safetensors", files.to_safetensors(model))
+        weights = files.to_safetensors(model)
+        files.write_atomically(self.path / WEIGHTS_FILE, weights)
+        if clients is not None:
+            files.write_atomically(self.path / _CLIENTS_FILE, files.to_safetensors(clients))
+        described = card.with_changes(hash=sha256(weights).hexdigest()).to_mapping()
+        files.write_atomically(self.path / CARD_FILE, files.to_json(described))
         files.write_atomically(self.path / "summary.json", files.to_json(summary))
 
     def _from_newest_checkpoint(self, read: Callable[[Path], T]) -> T | None:

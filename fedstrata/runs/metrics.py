@@ -151,6 +151,13 @@ class MetricLog:
                 found[metric] = float(values[rounds == round][-1])
         return found
 
+    def of_client(self, client: int, metric: str) -> float | None:
+        """Return the last value of a metric of one client, if it has any."""
+        columns = self._tables["clients"].columns
+        chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
+        values = np.array(columns["value"].words)[chosen & (np.array(columns["client"].words) == client)]
+        return float(values[-1]) if len(values) else None
+
     def latest(self) -> dict[str, float]:
         """Return the last value of each metric of the round table."""
         return {metric: float(self.series(metric)[1][-1]) for metric in self._last_round}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from direct_network import DirectNetwork
-from small_world import EXPERIMENT, SITES, ingredients, simulated
+from small_world import EXPERIMENT, SITES, Net, ingredients, simulated
 
 from fedstrata import files
 from fedstrata.cli import main
@@ -23,6 +22,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.signals import Interrupted
 from fedstrata.stack import take_first
+from fedstrata.trained import TrainedModel
 
 NAMES = [f"site-{number}" for number in range(SITES)]
 
@@ -58,12 +58,15 @@ def test_a_site_ends_with_the_model_that_it_uses(method, tmp_path):
 def test_the_card_says_what_is_needed_to_use_the_model(tmp_path):
     network = DirectNetwork(tmp_path, SITES)
     deployment(tmp_path, method="fedbn").run(network)
-    [path] = (tmp_path / "site-2").glob("*/model/card.json")
-    card = json.loads(path.read_text())
-    dataset = simulated("fedbn").dataset
-    assert (tuple(card["mean"]), tuple(card["deviation"])) == (dataset.mean, dataset.deviation)
-    assert card["class_names"] == [str(digit) for digit in range(10)]
-    assert (card["round"], card["input_shape"]) == (3, [1, 8, 8])
+    [folder] = (tmp_path / "site-2").glob("*/model")
+    simulation = simulated("fedbn")
+    model, dataset = TrainedModel.load(folder, Net), simulation.dataset
+    [step] = model.card.preprocessing
+    assert (tuple(step["mean"]), tuple(step["deviation"])) == (dataset.mean, dataset.deviation)
+    assert model.card.origin["round"] == 3
+    tested = simulation.split.test[2]
+    right = [dataset.class_names[label] for label in dataset.labels[tested]]
+    assert (model.predict(dataset.inputs[tested]) == right).mean() == pytest.approx(model.card.metrics["accuracy"])
 
 
 def test_the_model_goes_where_the_operator_wants_it(tmp_path):
@@ -116,7 +119,7 @@ def test_a_run_that_fails_ends_its_sites_with_the_reason_and_the_model_so_far(tm
         assert site.end.state == "failed"
         assert "Only 0 of the 1 needed sites" in site.end.words
         assert site.model_folder is not None
-        assert json.loads((site.model_folder / "card.json").read_text())["round"] == 1
+        assert TrainedModel.load(site.model_folder, Net).card.origin["round"] == 1
 
 
 def test_sites_of_a_server_that_is_stopped_wait_for_it(tmp_path):

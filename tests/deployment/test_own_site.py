@@ -76,6 +76,6 @@ def test_the_page_works_as_it_stands(tmp_path):
     assert "this site's own model after round 5 is saved in 'berlin-model'" in logs[1]
     assert "runs/consortium/model.safetensors" in logs[0]
     assert "fedstrata compare" not in logs[0], "a server without data suggests nothing that needs data"
-    cards = [json.loads((tmp_path / f"{name}-model" / "card.json").read_text()) for name in ("berlin", "paris")]
-    assert cards[0]["mean"] == cards[1]["mean"], "they are those of the patients of both"
-    assert cards[0]["accuracy"] > 0.8
+    cards = [json.loads((tmp_path / f"{name}-model" / "model.json").read_text()) for name in ("berlin", "paris")]
+    assert cards[0]["preprocessing"] == cards[1]["preprocessing"], "by the patients of both"
+    assert cards[0]["metrics"]["accuracy"] > 0.8

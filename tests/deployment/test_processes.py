@@ -29,6 +29,7 @@ from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
+from fedstrata.trained import TrainedModel
 
 LONGEST = 240
 EXPERIMENT = Experiment(
@@ -181,8 +182,8 @@ def test_sites_and_server_may_be_killed_at_any_time(tmp_path):
                 assert again.wait(timeout=LONGEST) == 0
                 assert [site.wait(timeout=LONGEST) for site in (first, second, third)] == [0, 0, 0]
     for name in names:
-        [card] = (tmp_path / name).glob("*/model/card.json")
-        assert json.loads(card.read_text())["round"] == rounds
+        [folder] = (tmp_path / name).glob("*/model")
+        assert TrainedModel.load(folder).card.origin["round"] == rounds
         assert "the run is finished" in (tmp_path / f"{name}.log").read_text()
     assert_same_model(us.out, simulated(experiment(rounds), len(names)))
     log = (us.out / "deployment.log").read_text()

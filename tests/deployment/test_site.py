@@ -68,7 +68,9 @@ def test_a_site_declares_sizes_and_counts_and_no_sample(tmp_path):
     assert facts["input_shape"] == [1, 8, 8]
     assert sum(facts["label_counts"]) == 9
     assert facts["class_names"] == [str(digit) for digit in range(10)]
-    assert set(facts) == {"version", "input_shape", "class_names", "size", "test_size", "label_counts", "normalises_by"}
+    assert set(facts) == {
+        "version", "input_shape", "class_names", "input_type", "size", "test_size", "label_counts", "normalises_by"
+    }  # fmt: skip
 
 
 def test_before_a_hello_a_site_asks_for_one(engine, tmp_path):

@@ -27,6 +27,7 @@ from fedstrata.engines.planning import Plan
 from fedstrata.errors import FedStrataError
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.models import load_model
 from fedstrata.runs.preparing import Ingredients
 
 NAMES = ["berlin", "paris", "rome"]
@@ -173,6 +174,27 @@ def test_the_server_keeps_them_and_tells_what_travelled(tmp_path):
     kept = json.loads((tmp_path / "run" / DEPLOYMENT_FILE).read_text())["statistics"]
     assert kept["mean"] == list(network.dataset(0).mean or ())
     assert any("samples of 3 of 3 sites" in line and "bytes" in line for line in log)
+
+
+@pytest.mark.parametrize("transforms", ["normalise", "normalise:site"])
+def test_models_know_by_what_to_normalise(transforms, tmp_path):
+    """The model of a client, from memory, from the run folder, and from the site, tells the accuracy that it had."""
+    data, split = fedstrata.from_clients(HOSPITALS, name="table")
+    settings = {**TABLE.to_mapping(), "transforms": transforms, "data": (data, split)}
+    result = fedstrata.run(**settings, out=tmp_path / "here")
+    network = Hospitals(tmp_path)
+    deployed(tmp_path, network, transforms=transforms)
+    for number in range(3):
+        folder = network.sites[number].model_folder
+        assert folder is not None
+        models = [result.client_model(number), load_model(tmp_path / "here", number), load_model(folder)]
+        expected = network.dataset(number)
+        for model in models:
+            [step] = model.card.preprocessing
+            assert (tuple(step["mean"]), tuple(step["deviation"])) == (expected.mean, expected.deviation)
+            right = [data.class_names[label] for label in data.labels[split.test[number]]]
+            reached = (model.predict(data.inputs[split.test[number]]) == right).mean()
+            assert reached == pytest.approx(model.card.metrics["accuracy"])
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])

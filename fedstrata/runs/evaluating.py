@@ -1,0 +1,76 @@
+"""Testing a model that is loaded, on data that it may never have seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.data import Dataset
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import load_data
+from fedstrata.trained import TrainedModel
+
+PARTS = ("test", "train", "all")
+
+
+def evaluate_model(
+    model: TrainedModel, path: Path, data: str | None, data_root: str | None, client: int | None, part: str
+) -> dict[str, Any]:
+    """Test a model on a part of a dataset, by default that of its run and there on its own client's samples."""
+    if part not in PARTS:
+        raise FedStrataError(f"'{part}' is no part of a dataset; possible are {', '.join(PARTS)}.")
+    experiment, own = _experiment(path, data, data_root)
+    dataset = load_data(experiment)
+    positions = _positions(dataset, part)
+    whose = "all clients"
+    if own is not None and client is not None:
+        split = own.split()
+        chosen = {"test": [split.test[client]], "train": [split.train[client]]}
+        positions = np.sort(np.concatenate(chosen.get(part, [split.train[client], split.test[client]])))
+        whose = f"client {client}"
+    if len(positions) == 0:
+        raise FedStrataError(f"There are no {part} samples of {whose} in '{experiment.data}'; choose another --part.")
+    metrics = measured(model, dataset, positions)
+    told = part if own is None else f"{part}, {whose}"
+    return {"data": experiment.data, "part": told, "samples": len(positions), "metrics": metrics}
+
+
+def measured(model: TrainedModel, dataset: Dataset, positions: np.ndarray) -> dict[str, float]:
+    """Compute accuracy and loss of a model on some samples; classes go by their names."""
+    places = {name: number for number, name in enumerate(model.class_names)}
+    labels = dataset.labels[positions]
+    there = [dataset.class_names[label] for label in sorted(set(labels.tolist()))]
+    unknown = [name for name in there if name not in places]
+    if unknown:
+        raise FedStrataError(
+            f"'{dataset.name}' has samples of the class '{unknown[0]}', which the model does not know; its classes are "
+            f"{', '.join(model.class_names)}."
+        )
+    right = torch.tensor([places.get(name, -1) for name in dataset.class_names])[labels]
+    probabilities = torch.from_numpy(model.predict_proba(dataset.inputs[positions]))
+    told = probabilities.gather(1, right[:, None]).squeeze(1)
+    return {
+        "accuracy": float((probabilities.argmax(1) == right).double().mean()),
+        "loss": float(-told.clamp_min(torch.finfo(told.dtype).tiny).log().mean()),
+    }
+
+
+def _experiment(path: Path, data: str | None, data_root: str | None) -> tuple[Experiment, RunFolder | None]:
+    """Name the data: what is given, or that of the run, whose split is then known too."""
+    root = {} if data_root is None else {"data_root": data_root}
+    if data is not None:
+        return Experiment(data=data, **root), None  # type: ignore[arg-type]
+    if not (path / "experiment.toml").exists():
+        raise FedStrataError(f"'{path}' is not the folder of a run, so that its data is not known; give --data.")
+    folder = RunFolder.open(path)
+    return folder.experiment.with_changes(dict(root)), folder
+
+
+def _positions(dataset: Dataset, part: str) -> np.ndarray:
+    chosen = {"test": dataset.test, "train": dataset.train}
+    return chosen.get(part, np.sort(np.concatenate([dataset.train, dataset.test])))

@@ -1,0 +1,172 @@
+"""The models that a run gives: the global one, and each client's own, as they are tested and ready to use."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedstrata.data import parse_transforms
+from fedstrata.data.channels import Statistics, statistics_of_clients
+from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.plugins import IMPORTS_FOLDER, load_imports
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.metrics import MetricLog
+from fedstrata.stack import Tensors, concatenate, take_first
+from fedstrata.trained import Card, TrainedModel, preprocessing_of
+from fedstrata.trained.model import Network, network_of
+
+if TYPE_CHECKING:
+    from fedstrata.runs.driver import Driver
+
+_CLIENTS_AT_ONCE = 16
+_SCORES = ("accuracy", "loss")
+_STATISTICS = ("normalise/mean", "normalise/deviation")
+"""The names of each client's own statistics, beside its tensors."""
+
+
+def global_model(driver: Driver) -> TrainedModel:
+    """Make the global model of a run: the one that is tested as ``global``, or that the server goes on with."""
+    tensors = driver.model
+    _refuse_half(str(driver.method), [name for name in driver.setting.initial if name not in tensors])
+    if not driver.one_for_all:
+        _say_it_is_shared(str(driver.method))
+    return TrainedModel.make(driver.network, tensors, global_card(driver))
+
+
+def client_model(driver: Driver, client: int) -> TrainedModel:
+    """Make the model that a client uses: the one behind the headline of the run."""
+    _refuse_unknown(client, driver.split.clients)
+    tensors = take_first(driver.used([client]))
+    card = global_card(driver)
+    if driver.setting.own_inputs:
+        own = statistics_of_clients(driver.dataset, driver.split)
+        card = card if own is None else _normalised_by(card, own[client])
+    return TrainedModel.make(driver.network, tensors, _of_client(card, client, driver.metrics, driver.headline))
+
+
+def global_card(driver: Driver) -> Card:
+    """Tell all that one must know to use the models of a run."""
+    experiment, dataset = driver.experiment, driver.dataset
+    return Card(
+        architecture=experiment.model,
+        input_shape=dataset.input_shape,
+        input_type=str(dataset.inputs.dtype).removeprefix("torch."),
+        preprocessing=preprocessing_of(dataset, parse_transforms(experiment.transforms)),
+        class_names=dataset.class_names,
+        metrics=_global_metrics(driver.metrics),
+        origin={
+            "method": str(driver.method),
+            "data": experiment.data,
+            "partition": experiment.partition,
+            "clients": driver.split.clients,
+            "round": driver.round,
+            "seed": experiment.seed,
+            "client": None,
+        },
+    )
+
+
+def models_of_clients(driver: Driver) -> Tensors:
+    """Gather the clients' models, as stacks over all clients, as far as they differ from the global one."""
+    if driver.one_for_all:
+        return {}
+    everybody = range(driver.split.clients)
+    chunks = [everybody[begin : begin + _CLIENTS_AT_ONCE] for begin in range(0, len(everybody), _CLIENTS_AT_ONCE)]
+    parts = [{name: tensor.cpu() for name, tensor in driver.used(chunk).items()} for chunk in chunks]
+    shared = {name: tensor.cpu() for name, tensor in driver.model.items()}
+    return _own_statistics(driver) | {
+        name: stack
+        for name, stack in concatenate(parts).items()
+        if name not in shared or not bool((stack == shared[name]).all())
+    }
+
+
+def _own_statistics(driver: Driver) -> Tensors:
+    """Gather the statistics by which each client normalises, beside the models, where it does by its own."""
+    own = statistics_of_clients(driver.dataset, driver.split) if driver.setting.own_inputs else None
+    rows = () if own is None else zip(*own, strict=True)
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in zip(_STATISTICS, rows, strict=False)}
+
+
+def _normalised_by(card: Card, statistics: Statistics) -> Card:
+    """Change by what a card says that inputs are normalised."""
+    own = {"step": "normalise", **{name: list(values) for name, values in statistics._asdict().items()}}
+    steps = [own if step["step"] == "normalise" else step for step in card.preprocessing]
+    return card.with_changes(preprocessing=tuple(steps if own in steps else [*steps, own]))
+
+
+def load_model(path: str | Path, client: int | None = None, network: Network | None = None) -> TrainedModel:
+    """Load a model, ready to use: from the folder of a run, or from one that was saved or exported.
+
+    Of a run, it is the global model, or the one that a client uses. A network that was made in Python is given again:
+    the module, or a function that returns it.
+    """
+    path = Path(path)
+    if not (path / "experiment.toml").exists():
+        if client is not None:
+            raise FedStrataError(f"'{path}' is not the folder of a run, so that there is no client {client} in it.")
+        return TrainedModel.load(path, network)
+    folder = RunFolder.open(path)
+    load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
+    card, shared, own = folder.card(), folder.model(), folder.models_of_clients()
+    if client is None:
+        method = str(card.origin["method"])
+        _refuse_half(method, [name for name in own or () if name not in shared])
+        if own:
+            _say_it_is_shared(method)
+    else:
+        _refuse_unknown(client, int(card.origin["clients"]))
+        if own is None:
+            raise FedStrataError(
+                f"The run in '{path}' was made on a network of sites, and the models that they use lie there; "
+                "ask the site for its folder, or leave the client out for the global model."
+            )
+        card = _of_client(card, client, folder.metrics(), folder.summary()["headline"])
+        mine = {name: stack[client] for name, stack in own.items()}
+        if all(name in mine for name in _STATISTICS):
+            mean, deviation = (tuple(mine.pop(name).tolist()) for name in _STATISTICS)
+            card = _normalised_by(card, Statistics(mean, deviation))
+        shared = {**shared, **mine}
+    return TrainedModel.make(network_of(card, shared, network), shared, card)
+
+
+def _of_client(card: Card, client: int, metrics: MetricLog, headline: str) -> Card:
+    """Change the global card into a client's."""
+    reached = {name: metrics.of_client(client, f"{headline}.{name}") for name in _SCORES}
+    return card.with_changes(
+        metrics={name: value for name, value in reached.items() if value is not None},
+        origin={**card.origin, "client": client},
+        hash=None,
+    )
+
+
+def _global_metrics(metrics: MetricLog) -> dict[str, float]:
+    latest = metrics.latest()
+    return {name: latest[f"global.{name}"] for name in _SCORES if f"global.{name}" in latest}
+
+
+def _say_it_is_shared(method: str) -> None:
+    warnings.warn(
+        f"With '{method}' clients use models of their own, which the reported accuracies are of; this is the one that "
+        "they share. Give a client for its own.",
+        FedStrataWarning,
+        stacklevel=3,
+    )
+
+
+def _refuse_half(method: str, lacking: Sequence[str]) -> None:
+    if lacking:
+        raise FedStrataError(
+            f"With '{method}' there is no global model: '{lacking[0]}'"
+            f"{f' and {len(lacking) - 1} more tensors' if len(lacking) > 1 else ''} stay at the clients. "
+            "Take the model of a client."
+        )
+
+
+def _refuse_unknown(client: int, clients: int) -> None:
+    if not 0 <= client < clients:
+        raise FedStrataError(f"There is no client {client}; the run has {clients}, from 0 to {clients - 1}.")

@@ -1,0 +1,133 @@
+"""What people have (arrays, images, files) as the tensor that a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from fedstrata.errors import FedStrataError
+from fedstrata.trained.card import Card
+
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_ARRAY_ENDINGS = (".npy",)
+
+
+def read_inputs(given: Any, card: Card) -> Tensor:
+    """Turn samples into the tensor ``[n, ...]`` that a model takes, or say what it takes instead.
+
+    ``given`` is an array or tensor of samples (or of one sample), an image or several, or the path of a file or folder:
+    a NumPy array (``.npy``), or images.
+    """
+    if isinstance(given, str | Path):
+        return _of_path(Path(given), card)
+    if isinstance(given, Image.Image):
+        return _of_images([given], card)
+    if isinstance(given, Sequence) and given and all(isinstance(one, Image.Image) for one in given):
+        return _of_images(given, card)
+    if isinstance(given, Sequence) and given and all(isinstance(one, str | Path) for one in given):
+        return torch.cat([_of_path(Path(one), card) for one in given])
+    return _of_array(given, card)
+
+
+def names_of(given: str | Path) -> list[str] | None:
+    """Name the samples of a folder of images, or of one image; those of other files only have numbers."""
+    path = Path(given)
+    if path.is_dir():
+        return [file.name for file in _images_in(path)]
+    return [path.name] if path.suffix.lower() in IMAGE_ENDINGS else None
+
+
+def _of_path(path: Path, card: Card) -> Tensor:
+    if not path.exists():
+        raise FedStrataError(f"There is no file or folder '{path}'.")
+    if path.is_dir():
+        found = _images_in(path)
+        if not found:
+            raise FedStrataError(f"There are no images in '{path}'; give a folder of images, or a file.")
+        return _of_images([_opened(file) for file in found], card)
+    ending = path.suffix.lower()
+    if ending in IMAGE_ENDINGS:
+        return _of_images([_opened(path)], card)
+    if ending in _ARRAY_ENDINGS:
+        try:
+            return _of_array(np.load(path, allow_pickle=False), card)
+        except (ValueError, OSError) as error:
+            raise FedStrataError(f"'{path}' holds no plain NumPy array: {error}.") from None
+    known = ", ".join((*_ARRAY_ENDINGS, *IMAGE_ENDINGS))
+    raise FedStrataError(f"'{path}' is of no kind that can be read; give a file that ends in {known}.")
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGE_ENDINGS)
+
+
+def _opened(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except (UnidentifiedImageError, OSError) as error:
+        raise FedStrataError(f"'{path}' cannot be read as an image: {error}.") from None
+
+
+def _of_images(images: Sequence[Image.Image], card: Card) -> Tensor:
+    shape = card.input_shape
+    if card.input_type != "uint8" or len(shape) != 3 or shape[0] not in (1, 3):
+        raise FedStrataError(f"The model takes no images, but {_wanted(card)}.")
+    channels, height, width = shape
+    pixels = []
+    for image in images:
+        if image.size != (width, height):
+            raise FedStrataError(
+                f"The model takes images of {width} x {height} pixels, and this one has "
+                f"{image.size[0]} x {image.size[1]}; resize it as the training images were."
+            )
+        array = np.array(image.convert("L" if channels == 1 else "RGB"))
+        pixels.append(array[None] if channels == 1 else array.transpose(2, 0, 1))
+    return torch.from_numpy(np.stack(pixels))
+
+
+def _of_array(given: Any, card: Card) -> Tensor:
+    try:
+        inputs = torch.as_tensor(np.asarray(given) if isinstance(given, Sequence) else given).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FedStrataError(
+            f"These inputs cannot become one tensor: {error}. The model takes {_wanted(card)}."
+        ) from None
+    if tuple(inputs.shape) == card.input_shape:
+        inputs = inputs.unsqueeze(0)
+    if tuple(inputs.shape[1:]) != card.input_shape:
+        raise FedStrataError(f"These inputs have the shape {list(inputs.shape)}, but the model takes {_wanted(card)}.")
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+        raise FedStrataError("These inputs hold a NaN or an infinity; clean or drop such samples first.")
+    if card.input_type == "uint8":
+        return _bytes(inputs, card)
+    wanted: torch.dtype = getattr(torch, card.input_type)
+    if not wanted.is_floating_point and not torch.equal(inputs.to(wanted).to(inputs.dtype), inputs):
+        raise FedStrataError(f"These inputs are not whole numbers, but the model takes {_wanted(card)}.")
+    return inputs.to(wanted)
+
+
+def _bytes(inputs: Tensor, card: Card) -> Tensor:
+    """Take bytes as they are, and numbers from 0 to 1 as scaled already; what could be either is refused."""
+    if inputs.dtype == torch.uint8 or len(inputs) == 0:
+        return inputs
+    low, high = float(inputs.min()), float(inputs.max())
+    if inputs.is_floating_point() and low >= 0 and high <= 1:
+        return inputs
+    if not inputs.is_floating_point() and low >= 0 and high <= 255:
+        return inputs.to(torch.uint8)
+    raise FedStrataError(
+        f"These inputs range from {low:g} to {high:g}, but the model takes {_wanted(card)}, or numbers from 0 to 1."
+    )
+
+
+def _wanted(card: Card) -> str:
+    numbers = "bytes from 0 to 255" if card.input_type == "uint8" else f"numbers of type {card.input_type}"
+    return f"samples of shape {list(card.input_shape)}, {numbers}"
