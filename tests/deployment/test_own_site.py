@@ -73,7 +73,7 @@ def test_the_page_works_as_it_stands(tmp_path):
     assert printed["python predict.py"] == expected
     shape = re.sub(r"[\d.]+", "N", next(text for language, _, text in blocks() if language == "text").strip())
     assert shape in re.sub(r"[\d.]+", "N", logs[1])
-    assert "this site's own model after round 5 is saved in 'berlin-model'" in logs[1]
+    assert "this site's own model after round 3 is saved in 'berlin-model'" in logs[1]
     assert "runs/consortium/model.safetensors" in logs[0]
     assert "fedstrata compare" not in logs[0], "a server without data suggests nothing that needs data"
     cards = [json.loads((tmp_path / f"{name}-model" / "model.json").read_text()) for name in ("berlin", "paris")]

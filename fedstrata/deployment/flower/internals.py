@@ -71,7 +71,7 @@ USES = {
     "SUPERLINK_NODE_ID": "the number of the server among the nodes",
     "TaskType": "SERVER_APP: what kind of task the run begins with",
     "Task": "the task of the run, in whose name the ServerApp sends",
-    "TaskIdentity": "where Message looks for run and node when one is made: class attributes that are set here",
+    "TaskIdentity": "where Message looks for its task, run and node (task_id, run_id, node_id), which are set here",
     "fleet_router": "the HTTP paths that nodes call; nothing else is served (is one of them new, or less strict?)",
     "NodeAuthMiddleware": "lets only nodes with a known key pass, by app.state.enable_supernode_auth",
     "ProtobufTranslationMiddleware": "reads and writes bodies as protobuf",
@@ -117,7 +117,6 @@ USED_PARTS = {
         "from_server_address", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages",
         "PullObject", "PushObject", "ConfirmMessageReceived",
     ),
-    "TaskIdentity": ("task_id", "run_id", "node_id"),
 }  # fmt: skip
 """Methods and attributes of these that are called or replaced."""
 
