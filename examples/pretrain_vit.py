@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fedstrata
+from fedstrata.callbacks import RoundView
 from fedstrata.files import make_folder, write_atomically
 from fedstrata.models import models
 from fedstrata.models.vit import ViTSpec
 from fedstrata.runs.devices import choose_device
-from fedstrata.runs.driver import Update
 from fedstrata.schedules import Cosine, schedules
 
 import safetensors.torch  # isort: skip - torch is imported after fedstrata has prepared the environment
@@ -64,7 +64,7 @@ def main() -> None:
         device=str(device),
         precision="bf16" if device.type == "cuda" else "fp32",
     )
-    result = fedstrata.run(experiment, listener=print_epoch)
+    result = fedstrata.run(experiment, callbacks=[print_epoch])
     facts = {"experiment": experiment.to_mapping(), "accuracy": result.summary["final"]["global.accuracy"]}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in result.model.items()}
     metadata = {"fedstrata": fedstrata.__version__, "pretraining": json.dumps(facts)}
@@ -72,7 +72,7 @@ def main() -> None:
     print(f'Saved; go on with --model "{replace(model, weights=str(options.out))}"')
 
 
-def print_epoch(update: Update) -> None:
+def print_epoch(update: RoundView) -> None:
     """Print how far training has come."""
     accuracy, loss = update.metrics["global.accuracy"], update.metrics["train.loss"]
     print(

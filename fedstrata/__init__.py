@@ -15,7 +15,9 @@ from fedstrata.spec import parameter
 
 if TYPE_CHECKING:
     from fedstrata.api import Result, load, resume, run
-    from fedstrata.data import Dataset, Split, from_arrays, from_clients
+    from fedstrata.callbacks import Callback, RoundView, StopRun
+    from fedstrata.comparing import Comparison, compare
+    from fedstrata.data import Dataset, Split, from_arrays, from_clients, from_table
     from fedstrata.layers import LayerMap
     from fedstrata.methods import (
         Clients,
@@ -32,23 +34,28 @@ if TYPE_CHECKING:
         Touches,
         Training,
     )
+    from fedstrata.scores import metric, score
     from fedstrata.trained import TrainedModel
 
 __all__ = [
-    "Clients", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept", "LayerMap", "LocalStep",
-    "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "Server", "Split", "Touches", "TrainedModel",
-    "Training", "__version__", "from_arrays", "from_clients", "load", "parameter", "resume", "run",
+    "Callback", "Clients", "Comparison", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept",
+    "LayerMap", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "RoundView", "Server",
+    "Split", "StopRun", "Touches", "TrainedModel", "Training", "__version__", "compare", "from_arrays", "from_clients",
+    "from_table", "load", "metric", "parameter", "resume", "run", "score",
 ]  # fmt: skip
 
 _HOMES = {
     "fedstrata.api": ("Result", "load", "resume", "run"),
-    "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients"),
+    "fedstrata.callbacks": ("Callback", "RoundView", "StopRun"),
+    "fedstrata.comparing": ("Comparison", "compare"),
+    "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients", "from_table"),
     "fedstrata.layers": ("LayerMap",),
     "fedstrata.methods": (
         "Clients", "Facts", "Kept", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Server",
         "Touches", "Training",
     ),
     "fedstrata.trained": ("TrainedModel",),
+    "fedstrata.scores": ("metric", "score"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -2,106 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedstrata.data import Dataset, Split, from_clients
+from fedstrata.callbacks import Callbacks
+from fedstrata.data import Dataset, Split, datasets, read_data
 from fedstrata.engines.planning import ENGINES, Plan
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
-from fedstrata.methods import Method, Part
-from fedstrata.models import ModelSpec
+from fedstrata.methods import Method, Part, methods
+from fedstrata.models import ModelSpec, models
+from fedstrata.optimisers import with_learning_rate
 from fedstrata.plugins import IMPORTS_FOLDER, load_imports
-from fedstrata.runs.driver import Driver, Listener
+from fedstrata.progress import Progress, show_if_wanted
+from fedstrata.report.summary import accuracies_as_html, summary_line
+from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.models import load_model
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.scores import Function, Metric, make_metrics
+from fedstrata.spec import Registry
 from fedstrata.trained import TrainedModel
 
-Data = Dataset | tuple[Dataset, Split] | Mapping[str, Any]
-"""A dataset, a dataset with its split, or a dict from each client's name to what it has."""
+Data = Any
+"""Whatever :func:`fedstrata.data.read_data` takes: a dataset, arrays, a table, a dict of clients, and so on."""
+Metrics = str | Metric | Function | Sequence[str | Metric | Function]
+"""What models are judged by: a text such as ``f1+auc``, a function of one's own, or several of these."""
 
 
-@dataclass(frozen=True)
+Given = str | Data | None
+"""Data as a call from Python may give it: named, or of one's own."""
+
+
+@dataclass(frozen=True, repr=False)
 class Result:
-    """What a run gave: summary, metrics, the global model (its shared part), and what clients keep, as stacks."""
+    """What a run gave: summary, metrics, the global model (its shared part), and what clients keep, as stacks.
+
+    ``experiment`` is what was run, with how the data was divided; ``split_hash`` tells splits apart.
+    """
 
     summary: dict[str, Any]
     metrics: MetricLog
     model: dict[str, Tensor]
     resident: dict[str, Tensor]
     out: Path | None
-    driver: Driver = field(repr=False, compare=False)
+    experiment: Experiment
+    split_hash: str
+    driver: Driver | None = field(default=None, compare=False)
 
     def global_model(self) -> TrainedModel:
         """Make the global model, ready to use: raw inputs in, classes out."""
-        return self.driver.global_model()
+        return load_model(self._saved()) if self.driver is None else self.driver.global_model()
 
     def client_model(self, client: int) -> TrainedModel:
         """Make the model that a client uses, the one behind the headline of the run, ready to use."""
-        return self.driver.client_model(client)
+        return load_model(self._saved(), client) if self.driver is None else self.driver.client_model(client)
+
+    def _saved(self) -> Path:
+        if self.out is None:
+            raise FedStrataError(
+                "The models of several runs are not all kept in memory; give the runs a folder: out=...."
+            )
+        return self.out
+
+    def __repr__(self) -> str:
+        """Tell the result in a line."""
+        return f"Result({summary_line(self.summary)}{'' if self.out is None else f', in {self.out}'})"
+
+    def _repr_html_(self) -> str:
+        """Draw the accuracies of the last round, for a notebook."""
+        return accuracies_as_html(self.summary)
 
 
 def run(
     experiment: Experiment | None = None,
     *,
-    data: str | Data | None = None,
+    data: Given = None,
     split: Split | None = None,
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
     method: str | Method | Part | None = None,
+    metrics: Metrics | None = None,
+    learning_rate: float | None = None,
     out: str | Path | None = None,
-    listener: Listener | None = None,
+    callbacks: Iterable[object] = (),
+    progress: bool | Progress | None = None,
     **changes: Any,
 ) -> Result:
     """Run one experiment.
 
     Start from an :class:`Experiment` (or the defaults) and change any key of it by name. ``data``, ``model`` and
-    ``method`` may also be your own objects; ``data`` is then a dataset, a dict from each client's name to what it has
-    (see :func:`from_clients`), or a dataset and its split. ``split`` is your own division of the data; without one, and
-    without a ``partition``, the sites of the data are the clients. ``imports`` are Python files
-    that register components of your own, which can then be named; the run folder keeps a copy of them. With ``out``,
-    the run folder is written there; without, nothing is.
+    ``method`` may also be your own objects; ``data`` is then a dataset, alone or with its split, arrays ``(inputs,
+    labels)``, a dataset of PyTorch or of the Hugging Face hub, a table (see :func:`from_table`), or a dict from each
+    client's name to one of these (see :func:`from_clients`). ``split`` is your own division of the data; without one,
+    and without a ``partition``, the sites of the data are the clients. ``metrics`` are what models are judged by beside
+    accuracy and loss: a text such as ``f1+auc``, functions of your own from probabilities ``[n, classes]`` and labels
+    ``[n]``, NumPy arrays both, to a number, or a list of these. ``learning_rate`` changes that of the optimiser, and
+    nothing else of it. ``imports`` are Python files that register components of your own, which can then be named; the
+    run folder keeps a copy of them. With ``out``, the run folder is written there; without, nothing is.
+
+    ``callbacks`` are called while it runs (:class:`Callback`, or a function that is called after every round).
+    ``progress`` shows how far it has come: true, false, or in notebooks only where it is left open.
 
     >>> result = run(data="digits", clients=4, rounds=1, epochs=1, model="mlp", method="fedavg")
     >>> 0 <= result.summary["final"]["client_after.accuracy.mean"] <= 1
     True
     """
-    named: dict[str, Any] = {
-        key: value for key, value in (("data", data), ("model", model), ("method", method)) if isinstance(value, str)
-    }
-    chosen = (experiment or Experiment()).with_changes({**changes, **named})
+    chosen = choose_experiment(
+        experiment, {**changes, **_named(data=data, model=model, method=method, metrics=metrics)}, learning_rate, run
+    )
     if out is not None:
         RunFolder.refuse_taken(Path(out))
     chosen = load_imports(chosen, Path())
-    simulation = Driver.prepare(chosen, _ingredients(data, split, model, method))
+    given = make_ingredients(data, split, model, method, metrics)
+    with _shown(progress, 1, chosen.rounds) as shown:
+        if shown is not progress:
+            shown.begin(f"{given.describe(chosen).method}, seed {chosen.seed}")
+        return carry_out(chosen, given, None if out is None else Path(out), callbacks, shown)
+
+
+def carry_out(
+    experiment: Experiment, given: Ingredients, out: Path | None, callbacks: Iterable[object], shown: Progress
+) -> Result:
+    """Run an experiment whose files are imported, and show how far it has come."""
+    called = Callbacks(callbacks)
+    simulation = Driver.prepare(experiment, given, tell=shown.show_doing)
+    shown.show_doing(f"round 1 of {experiment.rounds}")
     if out is None:
-        return _result(simulation, simulation.run(None, listener), None)
+        return _result(simulation, simulation.run(None, [*called, shown]), None)
     folder = RunFolder.create(
-        Path(out), simulation.experiment, simulation.dataset, simulation.split, simulation.environment()
+        out, simulation.experiment, simulation.dataset, simulation.split, simulation.environment()
     )
     with folder:
-        return _result(simulation, simulation.run(folder, listener), folder.path)
+        return _result(simulation, simulation.run(folder, [*called, shown]), folder.path)
 
 
 def resume(
     out: str | Path,
     *,
-    data: Data | None = None,
+    data: Data = None,
     split: Split | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
     method: Method | Part | None = None,
-    listener: Listener | None = None,
+    metrics: Metrics | None = None,
+    callbacks: Iterable[object] = (),
+    progress: bool | Progress | None = None,
 ) -> Result:
     """Go on with an interrupted run from its folder; objects from Python that it was made with must be given again.
 
-    Files that it imported are taken from the folder.
+    Files that it imported are taken from the folder. ``callbacks`` and ``progress`` are those of :func:`run`.
     """
-    with RunFolder.resume(Path(out)) as folder:
+    given = make_ingredients(data, split, model, method, metrics)
+    with RunFolder.open(Path(out)) as folder, _shown(progress, 1, folder.experiment.rounds) as shown:
+        if shown is not progress:
+            shown.begin(f"{folder.experiment.method}, seed {folder.experiment.seed}")
+        return carry_on(Path(out), given, callbacks, shown)
+
+
+def carry_on(out: Path, given: Ingredients, callbacks: Iterable[object], shown: Progress) -> Result:
+    """Go on with an interrupted run, and show how far it has come."""
+    called = Callbacks(callbacks)
+    with RunFolder.resume(out) as folder:
         if folder.finished:
             raise FedStrataError(f"The run in '{out}' is finished already; 'fedstrata report {out}' shows it.")
         environment = folder.environment()
@@ -114,13 +183,27 @@ def resume(
         plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
         experiment = load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
         experiment = experiment.with_changes({"device": environment["device"]})
-        simulation = Driver.prepare(experiment, _ingredients(data, split, model, method), plan)
+        simulation = Driver.prepare(experiment, given, plan, shown.show_doing)
+        if simulation.experiment.metrics != experiment.metrics:
+            raise FedStrataError(
+                f"The run in '{out}' measures {experiment.metrics or 'accuracy and loss'}; go on with the same, not "
+                f"{simulation.experiment.metrics}."
+            )
         if simulation.split.hash != folder.data()["split_hash"]:
             raise FedStrataError(
                 f"The data of the run in '{out}' has changed since it began: its split is not the same any more."
             )
+        names, known = simulation.dataset.class_names, tuple(folder.data()["class_names"])
+        if names != known:
+            other = next((name for name in names if name not in known), None)
+            raise FedStrataError(
+                f"The data of the run in '{out}' has changed since it began: "
+                + ("it lacks a class" if other is None else f"nobody trained on the label '{other}'")
+                + f"; its classes were {', '.join(known)}."
+            )
         simulation.restore(folder)
-        return _result(simulation, simulation.run(folder, listener), folder.path)
+        shown.show_doing(f"round {simulation.round + 1} of {experiment.rounds}")
+        return _result(simulation, simulation.run(folder, [*called, shown]), folder.path)
 
 
 def load(
@@ -134,15 +217,81 @@ def load(
     return load_model(path, client, network)
 
 
-def _ingredients(data: Any, split: Split | None, model: object, method: object) -> Ingredients:
-    if isinstance(data, Mapping):
-        data = from_clients(data)
-    if isinstance(data, tuple) and split is None:
-        data, split = data
-    given = {"dataset": data, "model": model, "method": method}
+def read_result(out: Path) -> Result:
+    """Read the result of a finished run from its folder, which does not hold what clients keep."""
+    folder = RunFolder.open(out)
+    return Result(
+        folder.summary(), folder.metrics(), folder.model(), {}, out, folder.experiment, folder.data()["split_hash"]
+    )
+
+
+def choose_experiment(
+    experiment: Experiment | None,
+    changes: dict[str, Any],
+    learning_rate: float | None,
+    function: Callable[..., Any],
+) -> Experiment:
+    """Change an experiment as a call of a function asks; what is none, or no key of one, is told in a sentence."""
+    if experiment is not None and not isinstance(experiment, Experiment):
+        raise FedStrataError(_no_experiment(experiment, function.__name__))
+    keys = [field.name for field in dataclasses.fields(Experiment)]
+    for key in changes:
+        if key not in keys:
+            own = [name for name, one in inspect.signature(function).parameters.items() if one.kind != one.VAR_KEYWORD]
+            raise unknown_name(f"keyword of fedstrata.{function.__name__} called", key, {*keys, *own})
+    chosen = (experiment or Experiment()).with_changes(changes)
+    if learning_rate is None:
+        return chosen
+    return chosen.with_changes({"optimiser": with_learning_rate(chosen.optimiser, learning_rate)})
+
+
+def _no_experiment(given: object, function: str) -> str:
+    if isinstance(given, str | Path) and str(given).endswith(".toml"):
+        return f"'{given}' is the name of a file; read it: {function}(Experiment.read(Path('{given}')))."
+    if isinstance(given, str):
+        first = re.split(r"[+(:]", given)[0].strip()
+        kinds: dict[str, Registry[Any]] = {"method": methods, "data": datasets, "model": models}
+        meant = next((key for key, known in kinds.items() if first in known.names()), None)
+        shown = "method='fedbn'" if meant is None else f"{meant}='{given}'"
+        return f"'{given}' is no experiment but a text; say what it names: {function}({shown})."
+    if isinstance(given, Mapping) and set(given) <= {field.name for field in dataclasses.fields(Experiment)}:
+        return f"A dict is no experiment; give its keys by name: {function}(**...), or Experiment(**...)."
+    if isinstance(given, Dataset | Mapping | tuple):
+        return f"What was given first is data, not an experiment; write {function}(data=...)."
+    if isinstance(given, Method | Part) or (isinstance(given, type) and issubclass(given, Part)):
+        return f"What was given first is a method, not an experiment; write {function}(method=...)."
+    return f"{type(given).__name__} is no experiment; give an Experiment, or its keys by name: {function}(rounds=5)."
+
+
+def _named(**given: Any) -> dict[str, str]:
+    return {key: value for key, value in given.items() if isinstance(value, str)}
+
+
+def _shown(progress: bool | Progress | None, runs: int, rounds: int) -> AbstractContextManager[Progress]:
+    """Make a display, or take one that somebody else has begun and will end."""
+    return nullcontext(progress) if isinstance(progress, Progress) else show_if_wanted(progress, runs, rounds)
+
+
+def make_ingredients(data: Any, split: Split | None, model: object, method: object, metrics: Any = None) -> Ingredients:
+    """Gather what was given as an object, and not by its name."""
+    if data is not None and not isinstance(data, str):
+        data, told = read_data(data)
+        split = told if split is None else split
+    if metrics is not None and not isinstance(metrics, str):
+        metrics = make_metrics(metrics)
+    given = {"dataset": data, "model": model, "method": method, "metrics": metrics}
     return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})
 
 
 def _result(simulation: Driver, summary: dict[str, Any], out: Path | None) -> Result:
     resident = simulation.engine.clients().group("own")
-    return Result(summary, simulation.metrics, simulation.model, resident, out, simulation)
+    return Result(
+        summary,
+        simulation.metrics,
+        simulation.model,
+        resident,
+        out,
+        simulation.experiment,
+        simulation.split.hash,
+        simulation,
+    )

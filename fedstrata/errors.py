@@ -17,6 +17,29 @@ class FedStrataWarning(UserWarning):
     """Something works, but not in the way that its name suggests."""
 
 
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """Guess which known name was meant: one that looks alike, that it is short for, or that it is made of.
+
+    >>> nearest("--lr", ["--help", "--learning-rate"]), nearest("num_clients", ["late_clients", "clients", "chunk"])
+    ('--learning-rate', 'clients')
+    >>> nearest("runn", ["resume", "run"]), nearest("nonsense", ["run"])
+    ('run', None)
+    """
+    plain = {_plain(name): name for name in known}
+    wanted = _plain(given)
+    alike = get_close_matches(wanted, plain, n=1, cutoff=0.8)
+    short_for = [name for name in plain if "-" in name and wanted == "".join(word[0] for word in name.split("-"))]
+    made_of = [name for name in plain if set(name.split("-")) < set(wanted.split("-"))]
+    begins = [name for name in plain if len(name) > 1 and wanted.startswith(name)]
+    less_alike = get_close_matches(wanted, plain, n=1, cutoff=0.5)
+    found = [*alike, *short_for, *sorted(made_of, key=len), *sorted(begins, key=len, reverse=True), *less_alike]
+    return plain[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().strip("-").replace("_", "-")
+
+
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> FedStrataError:
     """Build the error for a name that does not exist, with the nearest valid one.
 
@@ -24,6 +47,6 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> FedStrataError:
     There is no method 'fedagv'. Did you mean 'fedavg'? Known: fedavg, fedbn.
     """
     names = sorted(known)
-    near = get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    near = nearest(given, names)
+    hint = f" Did you mean '{near}'?" if near is not None else ""
     return FedStrataError(f"There is no {kind} '{given}'.{hint} Known: {', '.join(names) or 'none'}.")

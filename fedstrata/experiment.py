@@ -61,6 +61,10 @@ class Experiment(Spec):
     )
     optimiser: str = parameter("sgd(learning_rate=0.1, momentum=0.9)", "The local optimiser: sgd, adam or adamw.")
     schedule: str = parameter("constant", "How the learning rate changes from round to round.")
+    loss: str = parameter(
+        "cross-entropy",
+        "The loss that clients minimise, such as 'focal' or 'focal(weights=balanced)'; tests tell the cross entropy.",
+    )
     transforms: str = parameter(
         "normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing."
     )
@@ -92,6 +96,10 @@ class Experiment(Spec):
     evaluate_every: int = parameter(
         1, "The rounds from one evaluation to the next; the last round is always evaluated.", low=1
     )
+    metrics: str | None = parameter(
+        None,
+        "What models are judged by beside accuracy and loss, such as 'f1+auc+recall:each'; none: nothing.",
+    )
     reference_round: int = parameter(2, "The round against which the layers' inertia (cosine) is measured.", low=1)
     checkpoint_every: int = parameter(10, "The rounds from one checkpoint to the next.", low=1)
 
@@ -112,6 +120,12 @@ class Experiment(Spec):
         """Build an experiment from keys and values, refusing keys that do not exist."""
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
+            if key in ("learning_rate", "lr"):
+                raise FedStrataError(
+                    f"The learning rate is no key of an experiment but a parameter of its optimiser, in {source} too: "
+                    f"optimiser = 'sgd(learning_rate={values[key]})'; --learning-rate changes it alone, and so does "
+                    "learning_rate=... of fedstrata.run."
+                )
             if key not in known:
                 raise unknown_name(f"key in {source} called", key, known)
         return cls(**values)
@@ -146,6 +160,15 @@ class Experiment(Spec):
     def __str__(self) -> str:
         """Show the experiment as its TOML text."""
         return self.to_toml()
+
+    def __repr__(self) -> str:
+        """Show what differs from the defaults."""
+        changed = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+        return f"Experiment({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
 
 
 def _toml_value(value: str | int | float | bool | tuple[str, ...]) -> str:

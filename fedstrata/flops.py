@@ -62,15 +62,16 @@ class Flops:
     others: float
 
     @classmethod
-    def read(cls, model: nn.Module, input_shape: tuple[int, ...]) -> Flops:
+    def read(cls, model: nn.Module, input_shape: tuple[int, ...], sample: Tensor | None = None) -> Flops:
         """Count the operations of one forward pass of a copy in evaluation mode; the model is not touched.
 
+        The pass sees zeros of ``input_shape``, or ``sample``, a batch, where zeros are no valid input (token numbers).
         Products are counted wherever they are computed, by convolutions, linear and recurrent layers, attention or the
         model's own code. What is not a product counts nothing: norms, activations, pooling, looking tokens up.
         """
         name = type(model).__name__
         with undisturbed(model, name) as copy, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # not fused
-            samples = zero_samples(copy, input_shape)
+            samples = zero_samples(copy, input_shape) if sample is None else sample
             for parameter in copy.parameters():
                 parameter.requires_grad_(parameter.is_floating_point())  # without gradients attention is fused too
             products = _Products(copy)

@@ -6,8 +6,10 @@ training loop owns them.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -182,3 +184,12 @@ class AdamW(_AdamFamily):
         for name in gradients:
             parameters[name].mul_(1 - learning_rate * self.weight_decay)
         self.adam_step_(parameters, self.clipped(gradients), state, learning_rate)
+
+
+def with_learning_rate(text: str, rate: Any) -> str:
+    """Change the learning rate inside the text of an optimiser, and nothing else of it.
+
+    >>> with_learning_rate("sgd(momentum=0.9)", 0.5)
+    'sgd(learning_rate=0.5, momentum=0.9)'
+    """
+    return str(dataclasses.replace(optimisers.make(text), learning_rate=rate))

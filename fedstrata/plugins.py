@@ -8,7 +8,8 @@ experiment's file, in a call from Python or in a run folder that is resumed, and
 site only looks whether its own operator has given it the file (:func:`require_imports`).
 
 **A package** offers components under the entry points ``fedstrata.methods``, ``fedstrata.models``,
-``fedstrata.datasets`` and ``fedstrata.partitions``; registries load them when they need to.
+``fedstrata.datasets``, ``fedstrata.partitions``, ``fedstrata.losses`` and ``fedstrata.metrics``; registries load them
+when they need to.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _BASES = {
     "model": "fedstrata.models.ModelSpec",
     "dataset": "fedstrata.data.DatasetSource",
     "partition": "fedstrata.data.Partitioner",
+    "loss": "fedstrata.losses.Loss",
+    "metric": "fedstrata.scores.Metric",
+    "callback": "fedstrata.callbacks.Callback",
 }
 
 
@@ -109,7 +113,8 @@ def _register(file: ImportedFile) -> ImportedFile:
         if not registrations.made:
             raise FedStrataError(
                 f"'{file.path}' registers nothing; put @methods.register('a-name') before the class of a method, or "
-                "the like for a model, a dataset or a partition. 'fedstrata new method a-name' writes an example."
+                "the like for a model, a dataset, a partition or a callback. 'fedstrata new method a-name' writes an "
+                "example."
             )
         for (registry, name), cls in registrations.made.items():
             _check_component(f"'{file.path}'", registry, name, cls)
@@ -166,6 +171,9 @@ def _check_component(whose: str, registry: Registry[Any], name: str, cls: type) 
     what = f"{whose} registers '{getattr(cls, '__name__', cls)}' as the {registry.kind} '{name}', but"
     if not (isinstance(cls, type) and issubclass(cls, getattr(import_module(home), base))):
         raise FedStrataError(f"{what} it is not derived from {home}.{base}.")
+    if registry.kind == "callback":
+        _check_callback(what, cls)
+        return
     if any(isinstance(value, dataclasses.Field) for value in vars(cls).values()):
         raise FedStrataError(f"{what} without @dataclass(frozen=True) it has no parameters; put that before the class.")
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -177,6 +185,16 @@ def _check_component(whose: str, registry: Registry[Any], name: str, cls: type) 
     for field in fields.values():
         if field.default is dataclasses.MISSING:
             raise FedStrataError(f"{what} its parameter '{field.name}' has no default; give it one.")
+
+
+def _check_callback(what: str, cls: type) -> None:
+    from fedstrata.callbacks import refuse_misspelt
+
+    refuse_misspelt(cls)
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise FedStrataError(f"{what} it cannot be made without arguments: {error}; give them defaults.") from None
 
 
 # What experiments name ------------------------------------------------------------------------------------------------
@@ -241,6 +259,12 @@ def require_imports(imports: Sequence[str], remedy: str = "import it first") -> 
             )
         files[name] = there
     return files
+
+
+def imported_callbacks(imports: Sequence[str]) -> list[Any]:
+    """Make the callbacks that the files which an experiment names have registered."""
+    registered = [place for file in require_imports(imports).values() for place in file.registered]
+    return [registry.get(name)() for registry, name in registered if registry.kind == "callback"]
 
 
 def imported_name(text: str) -> str:

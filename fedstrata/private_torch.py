@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 Rule = Callable[..., Tensor]
@@ -163,6 +163,29 @@ class ForEach:
 
 
 for_each = ForEach(at_once)
+
+
+# Compiled modules ----------------------------------------------------------------------------------------------------
+
+_WITHIN = "_orig_mod"
+"""Where a module from ``torch.compile`` keeps the one that it was given; there is no documented way to that."""
+
+
+def within(model: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was given, or the module itself where it went through nothing."""
+    while type(model).__name__ == "OptimizedModule" and hasattr(model, _WITHIN):
+        model = getattr(model, _WITHIN)
+    return model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Take a model, and all modules in it, out of what ``torch.compile`` put around them; the model is changed."""
+    model = within(model)
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):
+            if child is not None and within(child) is not child:
+                setattr(module, name, uncompiled(child))
+    return model
 
 
 # Functions that a mode cannot look into ------------------------------------------------------------------------------

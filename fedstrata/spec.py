@@ -12,6 +12,7 @@ quote inside it is doubled. :meth:`Registry.make` reads such a text, ``str(spec)
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import inspect
 import math
@@ -20,6 +21,7 @@ import re
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,7 +30,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 
 Value = str | int | float | bool | None
 
@@ -135,6 +137,11 @@ class Registrations:
 _open_registrations: ContextVar[Registrations | None] = ContextVar("registrations", default=None)
 
 
+def is_registering() -> bool:
+    """Tell whether a file or a package is being imported for what it registers."""
+    return _open_registrations.get() is not None
+
+
 @contextmanager
 def registering(words: str) -> Iterator[Registrations]:
     """Note what is registered meanwhile, and that it comes from there; where anything fails, nothing of it stays."""
@@ -164,22 +171,30 @@ class Registry(Generic[T]):
     finders: ClassVar[list[Callable[[Registry[Any]], None]]] = []
     """What fills a registry with components of elsewhere, once, when it is listed or lacks a name."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, plural: str | None = None) -> None:
         self.kind = kind
-        self.group = f"fedstrata.{kind}s"
+        self.plural = plural or f"{kind}s"
+        self.group = f"fedstrata.{self.plural}"
         self._entries: dict[str, Entry] = {}
         self._packages_loaded = False
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Put the decorated class under ``name``.
 
-        A name that is taken is refused, unless the same class comes again: from the same file, from a copy of it, or in
-        a session where it is typed in once more.
+        A name that is taken is refused, unless the same class comes again: from the same file or from a copy of it. In
+        a notebook or another session where code is typed in, what comes later takes the place of what was typed in
+        before, with a word.
         """
 
         def decorate(cls: type[T]) -> type[T]:
             origin, there = Origin.of(cls), self._entries.get(name)
-            if there is not None and not _is_same(there, (cls, origin)):
+            if there is not None and _is_typed_in(cls) and _is_typed_in(there[0]):
+                warnings.warn(
+                    f"The {self.kind} '{name}' is the one that was just defined; it replaces the one before.",
+                    FedStrataWarning,
+                    stacklevel=2,
+                )
+            elif there is not None and not _is_same(there, (cls, origin)):
                 whose = "" if there[1] is None else f", from {there[1].words}"
                 where = "" if origin is None else f" in {origin.words}"
                 raise FedStrataError(f"There is already a {self.kind} '{name}'{whose}; choose another name{where}.")
@@ -245,7 +260,7 @@ class Registry(Generic[T]):
             return given
         calls = parse(given, self.kind)
         if len(calls) != 1:
-            raise FedStrataError(f"'{given}' names {len(calls)} {self.kind}s; give exactly one.")
+            raise FedStrataError(f"'{given}' names {len(calls)} {self.plural}; give exactly one.")
         return self.build(calls[0])
 
     def build(self, call: Call) -> T:
@@ -295,14 +310,21 @@ def describe_parameters(cls: type[Spec]) -> list[dict[str, Any]]:
     ]
 
 
+def _is_typed_in(cls: type) -> bool:
+    """Tell whether a class comes from a notebook, or another session where code is typed in and changed."""
+    if cls.__module__ == "__main__" and hasattr(builtins, "__IPYTHON__"):
+        return True
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) is None
+
+
 def _is_same(there: Entry, new: Entry) -> bool:
     """Tell whether a class is another one anew, as where its file is imported twice."""
     (one, from_one), (other, from_other) = there, new
     if one.__qualname__ != other.__qualname__ or from_one is None or from_other is None:
         return False
     first, second = from_one.file, from_other.file
-    if first is None or second is None:  # classes of an interactive session have no file
-        return first is second and one.__module__ == other.__module__
+    if first is None or second is None:
+        return False
     try:
         return first.samefile(second) or first.read_bytes() == second.read_bytes()
     except OSError:

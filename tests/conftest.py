@@ -14,6 +14,12 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait without a word: on a busy machine what is quick may take long, and would be told."""
+    monkeypatch.setattr("fedstrata.waiting.PATIENCE", 600.0)
+
+
 @pytest.fixture
 def fresh_imports() -> Iterator[None]:
     """Forget in the end what a test has imported, as a process does when it ends."""

@@ -14,8 +14,8 @@ PACKAGE = ROOT / "fedstrata"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
 """The distributions of modules that are called otherwise."""
-BROUGHT_ALONG = {"triton"}
-"""Comes with builds of PyTorch for CUDA, and is looked for before it is used."""
+BROUGHT_ALONG = {"triton", "IPython"}
+"""Come with builds of PyTorch for CUDA, and with notebooks; they are used where they are found to be there."""
 CORE = {"torch", "numpy", "pyarrow", "safetensors", "scikit-learn", "scipy", "pillow", "typer", "rich"}
 
 

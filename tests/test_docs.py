@@ -17,16 +17,18 @@ from pathlib import Path
 import pytest
 
 from fedstrata.cli import app, main
+from fedstrata.losses import losses
 from fedstrata.methods import Decision, Matter, Part, methods
+from fedstrata.scores import metrics
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-RUN = ("index.md", "write-a-method.md", "your-data-and-model.md")
+RUN = ("index.md", "losses-and-metrics.md", "while-it-runs.md", "write-a-method.md", "your-data-and-model.md")
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
     "index.md": ("fedstrata compare", "fedstrata report"),
-    "your-data-and-model.md": ("fedstrata run --data",),
+    "your-data-and-model.md": ('fedstrata run --data "image_folder',),
 }
 """What only runs with data that is not there, or takes too long for a test."""
 SMALLER = {
@@ -64,11 +66,12 @@ def blocks(page: str) -> list[Block]:
 
 @pytest.fixture
 def fresh_methods(fresh_imports: None) -> Iterator[None]:
-    """Forget the methods that a page registers."""
-    known = set(methods.names())
+    """Forget the components that a page registers."""
+    known = {registry: set(registry.names()) for registry in (methods, losses, metrics)}
     yield
-    for name in set(methods.names()) - known:
-        methods.put(name, None)
+    for registry, before in known.items():
+        for name in set(registry.names()) - before:
+            registry.put(name, None)
 
 
 @pytest.mark.usefixtures("fresh_methods")

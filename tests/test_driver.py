@@ -147,3 +147,9 @@ def test_a_run_over_real_sites_is_not_continued_as_a_simulation(tmp_path):
         driver.save(folder)
     with pytest.raises(fedstrata.FedStrataError, match="fedstrata server"):
         fedstrata.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_where_nothing_travels_no_bytes_are_counted(engine):
+    summary = fedstrata.run(EXPERIMENT, rounds=1, engine=engine, method="local").summary
+    assert (summary["bytes_up"], summary["bytes_down"]) == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import fedstrata
-from fedstrata.compare import OtherExperimentError, PlannedRun
+from fedstrata.comparing import OtherExperimentError, PlannedRun
 from fedstrata.data import datasets
 from fedstrata.deployment.protocol import OK, REFUSED, Request
 from fedstrata.deployment.server import Deployment
@@ -104,14 +105,29 @@ def test_a_file_that_python_has_imported_can_be_imported_again(tmp_path, monkeyp
         del sys.modules["as_a_module"]
 
 
-def test_what_is_typed_in_again_takes_the_place_of_what_was_there(monkeypatch):
+def test_what_is_typed_in_again_takes_the_place_of_what_was_there_with_a_word(monkeypatch):
     session = types.ModuleType("a_session_without_a_file")
     monkeypatch.setitem(sys.modules, session.__name__, session)
-    for doc in ("First.", "Second."):
-        exec(METHOD.format(name="typed", doc=doc, cls="Typed"), session.__dict__)
+    exec(METHOD.format(name="typed", doc="First.", cls="Typed"), session.__dict__)
+    for doc, cls in (("Second.", "Typed"), ("Third.", "Renamed")):
+        with pytest.warns(FedStrataWarning, match="The method 'typed' is the one that was just defined; it replaces"):
+            exec(METHOD.format(name="typed", doc=doc, cls=cls), session.__dict__)
         assert methods.describe("typed")["summary"] == doc
         assert methods.describe("typed")["origin"] == session.__name__
     methods.put("typed", None)
+
+
+def test_a_cell_of_a_notebook_replaces_only_what_another_cell_brought(monkeypatch, tmp_path):
+    import_file(write(tmp_path / "a.py"))
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    cell = {"__name__": "__main__"}
+    exec(METHOD.format(name="in-a-cell", doc="First.", cls="InACell"), cell)
+    with pytest.warns(FedStrataWarning, match="it replaces the one before"):
+        exec(METHOD.format(name="in-a-cell", doc="Second.", cls="InACell"), cell)
+    methods.put("in-a-cell", None)
+    for name, whose in (("mine", r", from a\.py"), ("fedavg", "")):
+        with pytest.raises(FedStrataError, match=f"There is already a method '{name}'{whose}; choose another name"):
+            exec(METHOD.format(name=name, doc="Mine.", cls="Mine"), cell)
 
 
 def test_another_version_takes_the_place_of_the_one_before(tmp_path):

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata.cli import main
+from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
+from fedstrata.report import read_runs, write_report
+from fedstrata.significance import comparison_rows
 
 RESULTS = Path(__file__).parents[1] / "results"
 COMPARISONS = sorted(folder for folder in RESULTS.iterdir() if folder.is_dir())
@@ -48,3 +52,55 @@ def test_every_experiment_can_be_repeated(folder):
         assert (experiment.data, experiment.model, experiment.precision) == (
             row["data"], row["model"], row["precision"],
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", COMPARISONS, ids=lambda folder: folder.name)
+def test_a_report_opens_what_is_published(folder, tmp_path):
+    runs = read_runs([folder])
+    told = {row["run"]: row for row in rows(folder / "summary.csv")}
+    assert [run.path.name for run in runs] == list(told)
+    for run in runs:
+        row = told[run.path.name]
+        assert run.summary["final"][row["accuracy"]] == float(row["last_round"])
+        assert run.summary["last_ten"][row["accuracy"]] == pytest.approx(float(row["last_ten"]), abs=1e-6)
+        assert (run.summary["bytes_up"], run.rounds_done) == (int(row["bytes_up"]), int(row["rounds"]))
+        layers = [line for line in rows(folder / "layers.csv") if line["run"] == run.path.name]
+        assert set(run.layers["layer"]) == {line["layer"] for line in layers}
+    page = write_report([folder], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Only tables of these runs were kept" in page
+    assert all(row.label.partition(" [")[0].partition("(")[0] in page for row in comparison_rows(runs))
+
+
+def test_published_runs_are_compared_as_the_readme_says():
+    found = {row.label: row for row in comparison_rows(read_runs([RESULTS / "lips-cifar100"]))}
+    lips = found["lips [data=cifar100, chunk=100]"]
+    assert (round(100 * lips.last.mean, 1), lips.last.count) == (48.1, 2)
+    assert round(100 * lips.comparison.difference.mean, 1) == 4.6
+    assert lips.seconds is None
+    cosine = next(run for run in read_runs([RESULTS / "lips-cifar100"]) if run.path.name == "fedbn-0").layers
+    assert cosine["round"].max() == 300
+    assert len(set(cosine["round"][cosine["metric"] == "cosine"])) > 20
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("", "holds published comparisons; give one of them: .*lips-cifar100'"),
+        ("digits-defaults.csv", "is a table of 58 rows with the columns method, before_0, .*README.md' tells"),
+        ("README.md", "is a file, not a run"),
+        ("lips-cifar100/rounds.csv", "is a table of a published comparison; 'fedstrata report .*lips-cifar100' shows"),
+        ("lips-cifar100/lips-0.toml", "is an experiment, not a run: 'fedstrata run .*lips-0.toml' runs it, and"),
+    ],
+)
+def test_what_is_published_beside_runs_is_answered_with_what_it_is(path, said):
+    with pytest.raises(FedStrataError, match=said):
+        read_runs([RESULTS / path])
+
+
+def test_the_command_line_opens_published_runs_and_leaves_their_folder_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(RESULTS.rglob("*"))
+    assert main(["report", str(RESULTS / "ssfl-cifar10")]) == 0
+    assert "42.9 ± 2.6" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert sorted(RESULTS.rglob("*")) == before

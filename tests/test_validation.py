@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedstrata
+from fedstrata.callbacks import RoundView
 from fedstrata.cli.showing import summary_of_run
 from fedstrata.data import from_arrays
 from fedstrata.data.held_out import hold_out_for_validation
@@ -17,7 +18,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.files import from_safetensors
 from fedstrata.models import build_model
-from fedstrata.runs.driver import Driver, Update
+from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import divide
 from fedstrata.runs.signals import Interrupted
@@ -95,12 +96,12 @@ def test_a_run_that_goes_on_keeps_the_same_model(tmp_path: Path) -> None:
     whole = fedstrata.run(BUMPY, out=tmp_path / "whole")
     chosen = whole.summary["validated_round"]
 
-    def stop(update: Update) -> None:
+    def stop(update: RoundView) -> None:
         if update.round == chosen + 1:
             raise Interrupted(2, update.round, None)
 
     with pytest.raises(Interrupted):
-        fedstrata.run(BUMPY, out=tmp_path / "parts", listener=stop)
+        fedstrata.run(BUMPY, out=tmp_path / "parts", callbacks=[stop])
     again = fedstrata.resume(tmp_path / "parts")
     assert {key: value for key, value in again.summary.items() if key != "seconds"} == {
         key: value for key, value in whole.summary.items() if key != "seconds"

@@ -10,12 +10,12 @@ import typer
 
 from fedstrata._version import __version__
 from fedstrata.cli import beginning, data, deployment, listing, running, using
+from fedstrata.cli.mistakes import explain_usage
 from fedstrata.cli.terminal import print_error, print_plain
 
 app = typer.Typer(
     name="fedstrata",
     help="Layer-wise and sparse federated learning: run methods, compare them, see what they do.",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -44,12 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             app(args=None if arguments is None else list(arguments), prog_name="fedstrata", standalone_mode=False) or 0
         )
     except Exception as error:
-        # In some versions of Typer its errors have no public base class, but all know how to word themselves.
         if not hasattr(error, "format_message"):
             raise
-        command = getattr(getattr(error, "ctx", None), "command_path", "fedstrata")
-        sentence = error.format_message()
-        print_error(f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See '{command} --help'.")
+        print_error(explain_usage(error))
         return 2
 
 

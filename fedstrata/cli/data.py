@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from fedstrata.cli.options import Json, add_command, read_experiment
-from fedstrata.cli.terminal import new_table, print_json, print_plain, results
+from fedstrata.cli.terminal import new_table, print_json, print_plain, results, telling
 from fedstrata.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -37,9 +37,10 @@ def partition(
 ) -> None:
     """Show who gets which data; nothing is trained."""
     experiment = read_experiment(None, None, changes)
-    from fedstrata.runs.preparing import divide, load_data
+    with telling(f"loading the data {experiment.data}"):
+        from fedstrata.runs.preparing import divide, load_data
 
-    dataset = load_data(experiment)
+        dataset = load_data(experiment)
     experiment, split = divide(experiment, dataset)
     if plot is not None:
         from fedstrata.report import skew_chart, write_chart

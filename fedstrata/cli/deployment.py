@@ -131,7 +131,7 @@ def deploy(
     ):
         progress.begin(f"{experiment.method}, {local} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
-        rehearse(deployment, progress.note, status, log, shaped)
+        rehearse(deployment, progress, status, log, shaped)
     models = {f"the model of {name}": model_folder(folder, name) for name in deployment.names}
     show_run(folder, None if no_report else folder / PAGE, json, quiet, models)
 
@@ -229,7 +229,7 @@ def server(
         progress.begin(f"{experiment.method}, {len(file.members)} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
-        serve(deployment, link, progress.note, status, log)
+        serve(deployment, link, progress, status, log)
     shared = {"the shared part of the model": folder / WEIGHTS_FILE}
     show_run(folder, None if no_report else folder / PAGE, json, quiet, shared, has_data=False)
     if not json and not quiet:

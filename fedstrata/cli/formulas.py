@@ -11,7 +11,8 @@ _SYMBOLS = {
     "eta": "η", "theta": "θ", "lambda": "λ", "mu": "μ", "pi": "π", "rho": "ρ", "sigma": "σ", "tau": "τ", "phi": "φ",
     "varphi": "φ", "Phi": "Φ", "psi": "ψ", "Sigma": "Σ", "ell": "ℓ", "nabla": "∇", "partial": "∂", "infty": "∞",
     "sum": "Σ", "prod": "Π", "top": "T", "leftarrow": " ← ", "rightarrow": " → ", "cdot": "·", "times": "×",
-    "odot": "⊙", "pm": "±", "le": " ≤ ", "ge": " ≥ ", "ne": " ≠ ", "in": " ∈ ", "sim": " ~ ", "propto": " ∝ ",
+    "odot": "⊙", "pm": "±", "le": " ≤ ", "ge": " ≥ ", "ne": " ≠ ", "neq": " ≠ ", "in": " ∈ ",
+    "sim": " ~ ", "propto": " ∝ ",
     "lVert": "‖\n", "rVert": "\n‖", "langle": "⟨\n", "rangle": "\n⟩", "lfloor": "⌊\n", "rfloor": "\n⌋",
     "lceil": "⌈\n", "rceil": "\n⌉", "lvert": "|\n", "rvert": "\n|", "dots": "…", "ldots": "…", "mid": " | ",
 }  # fmt: skip

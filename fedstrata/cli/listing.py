@@ -1,9 +1,10 @@
-"""The commands that tell what there is: methods, models, datasets, partitions, and the layers of a model."""
+"""The commands that tell what there is: methods, models, datasets and so on, and the layers of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.cli.completing import completing
 from fedstrata.cli.options import Imports, Json, add_command
-from fedstrata.cli.terminal import new_table, print_json, results
+from fedstrata.cli.terminal import new_table, print_json, results, telling
 from fedstrata.cli.words import readable
 from fedstrata.errors import FedStrataError, unknown_name
 
@@ -21,47 +23,50 @@ if TYPE_CHECKING:
     from fedstrata.methods import Part
     from fedstrata.spec import Registry
 
-Name = Annotated[
-    str | None,
-    typer.Argument(metavar="[NAME]", help="One of them, to see its parameters; or a pattern such as 'fed*'."),
-]
+LISTED = {
+    "methods": ("fedstrata.methods", "methods"),
+    "models": ("fedstrata.models", "models"),
+    "datasets": ("fedstrata.data", "datasets"),
+    "partitions": ("fedstrata.data", "ways to divide data among clients"),
+    "transforms": ("fedstrata.data", "transforms of inputs"),
+    "optimisers": ("fedstrata.optimisers", "optimisers of local training"),
+    "schedules": ("fedstrata.schedules", "schedules of the learning rate"),
+    "losses": ("fedstrata.losses", "losses of local training"),
+    "metrics": ("fedstrata.scores", "metrics that models are judged by"),
+}
+"""The commands that list a registry, which has the same name: where it is, and what it holds."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for function in (methods, models, datasets, partitions):
-        add_command(app, function)
+    for command in LISTED:
+        add_command(app, _lister(command))
     add_command(
         app, layers, examples=("fedstrata layers --model resnet8 --shape 3,32,32 --classes 100 --method fedbn",)
     )
 
 
-def methods(name: Name = None, imports: Imports = None, json: Json = False) -> None:
-    """List the methods, or tell all about one."""
-    from fedstrata.methods import methods as registry
+def _lister(command: str) -> Callable[..., None]:
+    """Make the command that lists a registry."""
+    home, what = LISTED[command]
+    name_of_one = Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="One of them, to see its parameters; or a pattern such as 'fed*'.",
+            autocompletion=completing(command),
+        ),
+    ]
 
-    _list(registry, name, imports, json)
+    def list_them(name: str | None = None, imports: Imports = None, json: Json = False) -> None:
+        with telling("loading PyTorch"):
+            registry = getattr(import_module(home), command)
+        _list(registry, command, name, imports, json)
 
-
-def models(name: Name = None, imports: Imports = None, json: Json = False) -> None:
-    """List the models, or tell all about one."""
-    from fedstrata.models import models as registry
-
-    _list(registry, name, imports, json)
-
-
-def datasets(name: Name = None, imports: Imports = None, json: Json = False) -> None:
-    """List the datasets, or tell all about one."""
-    from fedstrata.data import datasets as registry
-
-    _list(registry, name, imports, json)
-
-
-def partitions(name: Name = None, imports: Imports = None, json: Json = False) -> None:
-    """List the ways to divide data among clients."""
-    from fedstrata.data import partitions as registry
-
-    _list(registry, name, imports, json)
+    list_them.__name__ = command
+    list_them.__doc__ = f"List the {what}, or tell all about one."
+    list_them.__annotations__["name"] = name_of_one
+    return list_them
 
 
 def layers(
@@ -81,20 +86,22 @@ def layers(
     json: Json = False,
 ) -> None:
     """Show the layers of a model as methods see them."""
-    from fedstrata.experiment import Experiment
-    from fedstrata.layers import LayerMap
-    from fedstrata.methods import Method
-    from fedstrata.models import build_model
-    from fedstrata.plugins import import_files
-    from fedstrata.runs.preparing import load_data
+    with telling("loading PyTorch"):
+        from fedstrata.experiment import Experiment
+        from fedstrata.layers import LayerMap
+        from fedstrata.methods import Method
+        from fedstrata.models import build_model
+        from fedstrata.plugins import import_files
+        from fedstrata.runs.preparing import load_data
 
     import_files(imports or ())
     if shape is None:
-        dataset = load_data(Experiment(data=data, data_root=data_root))
-        input_shape, count = dataset.input_shape, dataset.classes
+        with telling(f"loading the data {data}"):
+            dataset = load_data(Experiment(data=data, data_root=data_root))
+        input_shape, count, trial = dataset.input_shape, dataset.classes, dataset.trial
     else:
-        input_shape, count = read_shape(shape), classes
-    found = LayerMap.read(build_model(model, input_shape, count, seed=0), input_shape)
+        input_shape, count, trial = read_shape(shape), classes, None
+    found = LayerMap.read(build_model(model, input_shape, count, 0, trial), input_shape, trial)
     personal = frozenset[str]() if method is None else Method.make(method).personal(found)
     rows: list[dict[str, Any]] = [
         {**row, **({} if method is None else {"personal": _share(layer.names, personal)})}
@@ -138,20 +145,21 @@ def _share(names: tuple[str, ...], personal: frozenset[str]) -> str:
     return "all" if kept == len(names) else "" if kept == 0 else "a part"
 
 
-def _list(registry: Registry[Any], pattern: str | None, imports: Sequence[Path] | None, json: bool) -> None:
+def _list(
+    registry: Registry[Any], command: str, pattern: str | None, imports: Sequence[Path] | None, json: bool
+) -> None:
     from fedstrata.plugins import import_files
 
     import_files(imports or ())
     names = registry.names(pattern or "*")
     if not names:
         raise unknown_name(registry.kind, pattern or "", registry.names())
-    described = [_describe(registry, name) for name in names]
     if json:
-        print_json(described)
-    elif pattern is not None and len(described) == 1:
-        _print_details(described[0])
+        print_json([_describe(registry, name) for name in names])
+    elif pattern is not None and len(names) == 1:
+        _print_details(_describe(registry, names[0]))
     else:
-        _print_list(described, registry.kind)
+        _print_list([{**registry.describe(name), **_family(registry, name)} for name in names], registry.kind, command)
 
 
 def _describe(registry: Registry[Any], name: str) -> dict[str, Any]:
@@ -159,6 +167,11 @@ def _describe(registry: Registry[Any], name: str) -> dict[str, Any]:
 
     cls = registry.get(name)
     return {**registry.describe(name), **(method_facts(cls()) if issubclass(cls, Part) else {})}
+
+
+def _family(registry: Registry[Any], name: str) -> dict[str, Any]:
+    facts = getattr(registry.get(name), "facts", None)
+    return {} if facts is None else {"family": facts.family}
 
 
 def method_facts(method: Part) -> dict[str, Any]:
@@ -204,7 +217,7 @@ def _example_layers() -> LayerMap:
     return LayerMap.read(build_model("cnn", (1, 8, 8), 10, seed=0), (1, 8, 8))
 
 
-def _print_list(described: list[dict[str, Any]], kind: str) -> None:
+def _print_list(described: list[dict[str, Any]], kind: str, command: str) -> None:
     """Print one line for each component, under its family where there are families."""
     families: dict[str | None, list[dict[str, Any]]] = {}
     for entry in described:
@@ -223,7 +236,7 @@ def _print_list(described: list[dict[str, Any]], kind: str) -> None:
                 Text(entry["name"], style="bold"), Text.assemble(readable(entry["summary"]), (origin, "dim italic"))
             )
         results.print(table)
-    hint = f"\n'fedstrata {kind}s NAME' tells the parameters of one."
+    hint = f"\n'fedstrata {command} NAME' tells the parameters of one."
     if kind == "method":
         hint += " Methods are combined with '+', such as 'fedbn+fedprox(mu=0.01)'."
     results.print(Text(hint, style="dim"))

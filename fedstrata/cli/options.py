@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
+import shlex
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fedstrata.cli.terminal import guarded
+from fedstrata.cli.completing import REGISTRY_OF_KEY, completing, names_in_sources
+from fedstrata.cli.terminal import guarded, telling
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 
@@ -111,7 +114,11 @@ def add_command(
 
 
 def read_experiment(
-    path: Path | None, settings: Sequence[str] | None, changes: dict[str, Any], learning_rate: str | None = None
+    path: Path | None,
+    settings: Sequence[str] | None,
+    changes: dict[str, Any],
+    learning_rate: str | None = None,
+    quiet: bool = False,
 ) -> Experiment:
     """Put an experiment together: the file (or the defaults), then ``--set``, then single options.
 
@@ -120,28 +127,23 @@ def read_experiment(
     """
     from fedstrata.plugins import IMPORTS_FOLDER, imported_name, load_imports
 
+    if path is not None and not path.exists() and re.split(r"[+(:]", str(path))[0] in names_in_sources("methods"):
+        raise FedStrataError(f"There is no file '{path}'; to run the method, write --method {shlex.quote(str(path))}.")
     start = Experiment() if path is None else Experiment.read(path)
     experiment = start.with_changes(dict(map(read_setting, settings or ())))
     given = {file.name: str(file) for file in changes.get("imports", ())}
     kept = [text for text in experiment.imports if imported_name(text) not in given]
     experiment = experiment.with_changes({**changes, "imports": (*kept, *given.values())})
     places = [Path()] if path is None else [path.parent, path.parent / IMPORTS_FOLDER]
-    experiment = load_imports(experiment, *places)
-    return experiment if learning_rate is None else with_learning_rate(experiment, learning_rate)
+    with telling(f"importing {', '.join(map(imported_name, experiment.imports))}", quiet or not experiment.imports):
+        experiment = load_imports(experiment, *places)
+    if learning_rate is None:
+        return experiment
+    with telling("loading PyTorch", quiet):
+        from fedstrata.optimisers import with_learning_rate
 
-
-def with_learning_rate(experiment: Experiment, text: str) -> Experiment:
-    """Change the learning rate inside the text of the optimiser.
-
-    >>> with_learning_rate(Experiment(optimiser="sgd(momentum=0.9)"), "0.5").optimiser
-    'sgd(learning_rate=0.5, momentum=0.9)'
-    """
-    from fedstrata.optimisers import optimisers
-
-    rate: Any = _as_number(float, text)
-    return experiment.with_changes(
-        {"optimiser": str(dataclasses.replace(optimisers.make(experiment.optimiser), learning_rate=rate))}
-    )
+    changed = with_learning_rate(experiment.optimiser, _as_number(float, learning_rate))
+    return experiment.with_changes({"optimiser": changed})
 
 
 def read_setting(text: str) -> tuple[str, Any]:
@@ -204,7 +206,10 @@ def _option(field: dataclasses.Field[Any]) -> inspect.Parameter:
     choices = field.metadata.get("choices")
     metavar = "|".join(choices) if choices else "N" if int in kinds else "X" if float in kinds else "TEXT"
     default = None if field.default is None else str(field.default)
-    return _keyword(field.name, Annotated[str | None, typer.Option(flag, metavar=metavar, help=text)], default)
+    registry = REGISTRY_OF_KEY.get(field.name)
+    complete = None if registry is None else completing(registry)
+    option = typer.Option(flag, metavar=metavar, help=text, autocompletion=complete)
+    return _keyword(field.name, Annotated[str | None, option], default)
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli.completing import completing
 from fedstrata.cli.options import (
     EXPERIMENT_KEYS,
     ExperimentFile,
@@ -22,8 +23,12 @@ from fedstrata.cli.options import (
     add_command,
     read_experiment,
 )
-from fedstrata.cli.terminal import Stopped, messages
+from fedstrata.cli.terminal import Stopped, messages, telling
+from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
+
+if TYPE_CHECKING:
+    from fedstrata.comparing import PlannedRun
 
 PAGE = "report.html"
 
@@ -70,10 +75,11 @@ def run(
 
     Everything about it is kept in a folder, from which it can be resumed, compared and reported.
     """
-    experiment = read_experiment(experiment_file, settings, changes, learning_rate)
-    from fedstrata import api
-    from fedstrata.cli.showing import show_run
-    from fedstrata.progress import show_progress
+    experiment = read_experiment(experiment_file, settings, changes, learning_rate, quiet)
+    with telling("loading PyTorch", quiet):
+        from fedstrata import api
+        from fedstrata.cli.showing import show_run
+        from fedstrata.progress import show_progress
 
     folder = out or unused_folder(experiment)
     with (
@@ -81,7 +87,7 @@ def run(
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
     ):
         progress.begin(f"{experiment.method}, seed {experiment.seed}")
-        api.run(experiment, out=folder, listener=progress.note)
+        api.run(experiment, out=folder, progress=progress)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 
@@ -95,11 +101,12 @@ def resume(
 
     The result is the same as without the interruption.
     """
-    from fedstrata import api
-    from fedstrata.cli.showing import show_run
-    from fedstrata.compare import PlannedRun
-    from fedstrata.progress import show_progress
-    from fedstrata.runs.folder import RunFolder
+    with telling("loading PyTorch", quiet):
+        from fedstrata import api
+        from fedstrata.cli.showing import show_run
+        from fedstrata.comparing import PlannedRun
+        from fedstrata.progress import show_progress
+        from fedstrata.runs.folder import RunFolder
 
     planned = PlannedRun.find(RunFolder.open(folder).experiment, folder)
     with (
@@ -107,14 +114,21 @@ def resume(
         show_progress(messages, 1, planned.rounds_left, quiet) as progress,
     ):
         progress.begin(planned.name)
-        api.resume(folder, listener=progress.note)
+        api.resume(folder, progress=progress)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 
 def compare(
     changes: dict[str, Any],
-    methods: Annotated[str, typer.Argument(help="The methods, such as 'fedavg, fedbn, fedprox(mu=0.01)', or 'all'.")],
-    experiment_file: ExperimentFile = None,
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHODS... [EXPERIMENT.TOML]",
+            help="The methods, such as 'fedavg, fedbn, fedprox(mu=0.01)', or 'all'; and a file with the keys of an "
+            "experiment, if its name ends in .toml.",
+            autocompletion=completing("methods"),
+        ),
+    ],
     seeds: Annotated[int, typer.Option(help="How many seeds to run each method with, from --seed on.")] = 1,
     out: Annotated[
         Path | None,
@@ -133,14 +147,18 @@ def compare(
 
     The outcome is a table and a report. Interrupted, it goes on where it was when it is called again in the same way.
     """
-    experiment = read_experiment(experiment_file, settings, changes, learning_rate)
-    from fedstrata import compare as comparison
-    from fedstrata.cli.showing import show_comparison
-    from fedstrata.progress import show_progress
+    files = [Path(text) for text in methods if text.endswith(".toml")]
+    if len(files) > 1:
+        raise FedStrataError(f"A comparison takes the file of one experiment, not of {len(files)}; keep one of them.")
+    experiment = read_experiment(files[0] if files else None, settings, changes, learning_rate, quiet)
+    with telling("loading PyTorch", quiet):
+        from fedstrata import comparing
+        from fedstrata.cli.showing import show_comparison
+        from fedstrata.progress import show_progress
 
-    texts = comparison.read_methods(methods)
-    folder = out or comparable_folder(experiment, texts, seeds)
-    planned = comparison.plan(experiment, texts, seeds, folder)
+    texts = comparing.read_methods(", ".join(text for text in methods if not text.endswith(".toml")))
+    with telling(f"looking for finished runs and loading the data {experiment.data}", quiet):
+        planned, folder = planned_runs(experiment, texts, seeds, out)
     to_do = [one for one in planned if one.state != "finished"]
     if len(to_do) < len(planned) and not quiet:
         messages.print(
@@ -151,18 +169,24 @@ def compare(
         stoppable("the same command", folder),
         show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet) as progress,
     ):
-        comparison.perform(planned, lambda one: progress.begin(one.name), progress.note)
-    show_comparison([one.path for one in planned], None if no_report else folder / PAGE, json, quiet, out=folder)
+        comparing.perform(planned, progress)
+    folders = [one.path for one in planned if one.path is not None]
+    show_comparison(folders, None if no_report else folder / PAGE, json, quiet, out=folder)
 
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold such folders.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Folders of runs, folders that hold such folders, or published ones as in results/."
+        ),
     ],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The page to write; by default report.html, inside the folder if there is only one."
+            "--output",
+            "-o",
+            help="The page to write; by default report.html, inside the folder if only one of runs is given.",
         ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
@@ -173,32 +197,39 @@ def report(
 
     The page is one file that needs no network; the table of the runs is printed too.
     """
-    from fedstrata.cli.showing import show_comparison
+    with telling("loading what reads and draws runs", quiet):
+        from fedstrata.cli.showing import show_comparison
 
-    show_comparison(
-        run_folders(runs), output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE)), json, quiet, title=title
-    )
+    folders = run_folders(runs)
+    beside = len(runs) == 1 and (folders[0] / "experiment.toml").exists()
+    show_comparison(folders, output or (runs[0] / PAGE if beside else Path(PAGE)), json, quiet, title=title)
 
 
 def unused_folder(experiment: Experiment) -> Path:
     """Find a folder in ``runs/`` that does not exist yet, named after method, data and seed."""
-    from fedstrata.compare import file_name, numbered
+    from fedstrata.comparing import file_name, numbered
 
     name = f"{file_name(experiment.method)}-{file_name(experiment.data)}-seed{experiment.seed}"
     return next(path for path in numbered(Path("runs") / name) if not path.exists())
 
 
-def comparable_folder(experiment: Experiment, methods: Sequence[str], seeds: int) -> Path:
-    """Find the first of runs/compare, runs/compare-2 and so on that holds nothing, or runs of the same experiment."""
-    from fedstrata.compare import OtherExperimentError, numbered, plan
+def planned_runs(
+    experiment: Experiment, methods: Sequence[str], seeds: int, out: Path | None
+) -> tuple[list[PlannedRun], Path]:
+    """Plan the runs of a comparison in a folder.
 
-    for path in numbered(Path("runs/compare")):
-        try:
-            plan(experiment, methods, seeds, path)
-        except OtherExperimentError:
-            continue
-        break
-    return path
+    By default it is the first of runs/compare, runs/compare-2 and so on that holds nothing, or runs of the same
+    experiment. The data is loaded once, also to tell experiments apart.
+    """
+    from fedstrata.comparing import OtherExperimentError, numbered, plan
+    from fedstrata.runs.preparing import Ingredients, NamedData
+
+    given = Ingredients(named=NamedData())
+    for path in numbered(Path("runs/compare")) if out is None else ():
+        with suppress(OtherExperimentError):
+            return plan(experiment, methods, seeds, path, given), path
+    assert out is not None
+    return plan(experiment, methods, seeds, out, given), out
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:

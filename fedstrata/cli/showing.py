@@ -14,9 +14,11 @@ from rich.text import Text
 from fedstrata.cli.terminal import messages, new_table, print_json, results
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import require_imports
-from fedstrata.report import read_run, rich_table, write_report
+from fedstrata.report import read_run, read_runs, rich_table, write_report
 from fedstrata.report.formats import data_size, duration, plural
-from fedstrata.report.labels import LABELS, meaning, short_name
+from fedstrata.report.further import STATISTICS, asked_for
+from fedstrata.report.labels import meaning, short_name
+from fedstrata.report.summary import accuracies
 from fedstrata.significance import Row, comparison_rows, epsilon_spent, notes
 
 
@@ -60,14 +62,15 @@ def show_comparison(
     out: Path | None = None,
 ) -> None:
     """Write the report over several runs, which lie in ``out`` if they were made together, and print their table."""
-    rows = comparison_rows([read_run(folder) for folder in folders])
+    runs = read_runs(folders)
+    rows = comparison_rows(runs)
     _write_page(folders, page, title)
     if json:
         print_json(
             {
                 "methods": [comparison_as_data(row) for row in rows],
                 "notes": notes(rows),
-                "runs": [str(folder) for folder in folders],
+                "runs": [str(run.path) for run in runs],
                 "report": None if page is None else str(page),
                 "out": None if out is None else str(out),
             }
@@ -99,20 +102,36 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
         f"{experiment.model}, seed {experiment.seed}, {plural(summary['rounds'], 'round')}: "
         f"{duration(summary['seconds'])}, {data_size(summary['bytes_up'])} up, {data_size(summary['bytes_down'])} down"
     )
-    final = summary["final"]
-    labels = [label for label in LABELS if f"{label}.accuracy" in final or f"{label}.accuracy.mean" in final]
-    labels.sort(key=lambda label: label != summary["headline"])
     headings = ("mean", "std over\nclients", "worst 10 %\nof clients")
     table = new_table("accuracy in the last round, in %", *headings, right=headings)
-    for label in labels:
-        values = [final.get(f"{label}.accuracy.{statistic}") for statistic in ("mean", "std", "worst10")]
-        values[0] = final.get(f"{label}.accuracy", values[0])
+    for label, values in accuracies(summary).items():
         table.add_row(short_name(label), *map(_percent, values), style="bold" if label == summary["headline"] else "")
     explained = Text(f"{short_name(summary['headline'])}: {meaning(summary['headline'])}", style="dim")
     spent = epsilon_spent(summary)
     privacy = [] if spent is None else [Text(f"epsilon spent by the client that took part most often: {spent:.3g}")]
+    ended = f"stopped after round {summary['rounds']} of {experiment.rounds}: {summary.get('stopped')}"
+    stopped = [] if "stopped" not in summary else [Text(ended)]
     chosen = [] if "validated" not in summary else [Text(_chosen(summary))]
-    return Group(head, setting, *privacy, *chosen, "", table, "", explained)
+    return Group(head, setting, *stopped, *privacy, *chosen, "", table, *_further(summary), "", explained)
+
+
+def _further(summary: Mapping[str, Any]) -> list[RenderableType]:
+    """Set what was asked for beside accuracy and loss, of the headline's model and of the global one."""
+    final, label = summary["final"], summary["headline"]
+    asked = asked_for(final, label)
+    if not asked:
+        return []
+    table = new_table(
+        "in the last round", "all\nsamples", "mean", "std over\nclients", "worst 10 %\nof clients", "clients\nwithout",
+        right=("all\nsamples", "mean", "std over\nclients", "worst 10 %\nof clients", "clients\nwithout"),
+    )  # fmt: skip
+    for name in asked:
+        *values, without = [final.get(f"{label}.{name}.{statistic}") for statistic in STATISTICS]
+        table.add_row(name, *("" if value is None else f"{value:.3f}" for value in values), f"{without or 0:.0f}")
+        if f"global.{name}" in final:
+            value = final[f"global.{name}"]
+            table.add_row(f"{name}, global model", "" if value is None else f"{value:.3f}")
+    return ["", table]
 
 
 def _chosen(summary: Mapping[str, Any]) -> str:

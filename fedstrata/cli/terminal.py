@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.waiting import Waiting
 
 results = Console(highlight=False)
 messages = Console(stderr=True, highlight=False)
@@ -57,6 +58,24 @@ def print_error(sentence: str) -> None:
 
 def _print_line(word: str, sentence: str, style: str) -> None:
     messages.print(Text.assemble((f"{word}:", style), " ", " ".join(sentence.split())), soft_wrap=True)
+
+
+@contextmanager
+def telling(what: str, quiet: bool = False) -> Iterator[None]:
+    """Tell on standard error what is being done: at once in a terminal, elsewhere only where it takes long."""
+    if quiet:
+        yield
+        return
+    if messages.is_terminal:
+        with messages.status(what):
+            yield
+        return
+    waiting = Waiting(lambda words: messages.print(Text(words), soft_wrap=True))
+    waiting.begin(what)
+    try:
+        yield
+    finally:
+        waiting.end()
 
 
 @contextmanager

@@ -88,6 +88,10 @@ def evaluate(
     part: Annotated[
         str, typer.Option(metavar="test|train|all", help="Which samples: those for testing, for training, or all.")
     ] = "test",
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Further metrics beside accuracy and loss, joined by '+', such as 'f1+auc'."),
+    ] = None,
     imports: Imports = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -100,7 +104,7 @@ def evaluate(
 
     loaded = _loaded(model, client, imports)
     with messages.status("testing"):
-        found = evaluate_model(loaded, model, data, data_root, client, part)
+        found = evaluate_model(loaded, model, data, data_root, client, part, metrics)
     if json:
         print_json(found)
     elif not quiet:

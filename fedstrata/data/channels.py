@@ -72,6 +72,15 @@ class ChannelSums:
         counts, sums, squares = zip(*((part.count, part.sums, part.squares) for part in parts), strict=True)
         return cls(sum(counts), *(tuple(map(sum, zip(*all_of_them, strict=True))) for all_of_them in (sums, squares)))
 
+    def keeping(self, changed: Sequence[bool]) -> ChannelSums:
+        """Leave channels as they are that are not to be changed: their mean will be 0 and their deviation 1."""
+        one = self.count * 2**POINT
+        return ChannelSums(
+            self.count,
+            tuple(value if change else 0 for value, change in zip(self.sums, changed, strict=True)),
+            tuple(value if change else one for value, change in zip(self.squares, changed, strict=True)),
+        )
+
     def numbers(self) -> tuple[list[float], list[float]]:
         """Give the sums as ordinary numbers."""
         sums, squares = ([float(Fraction(one, 2**POINT)) for one in part] for part in (self.sums, self.squares))
@@ -120,10 +129,10 @@ def _sums_of_clients(dataset: Dataset, split: Split) -> list[ChannelSums]:
 
 
 def client_sums(dataset: Dataset, split: Split, client: int) -> ChannelSums:
-    """Add up the channels of one client's training samples."""
+    """Add up the channels of one client's training samples; of a table, only the columns that are quantities."""
     sums = ChannelSums.of(dataset.inputs[torch.from_numpy(split.train[client])])
     assert sums is not None, "only data with channels has statistics"
-    return sums
+    return sums if dataset.table is None else sums.keeping(dataset.table.quantities)
 
 
 def with_statistics_of_all(dataset: Dataset, split: Split) -> Dataset:

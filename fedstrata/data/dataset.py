@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,16 +11,21 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 
+if TYPE_CHECKING:
+    from fedstrata.data.tables import Table
+
 
 @dataclass(frozen=True)
 class Dataset:
     """All samples of a classification task in one pool, which splits and batches index into.
 
     ``inputs`` is ``[n, ...]``: images as uint8 ``[n, channels, height, width]`` in 0..255 (scaled to [0, 1] when a
-    batch is made) or any floating-point features; ``labels`` is int64 ``[n]``. ``train`` and ``test`` are positions in
+    batch is made), any floating-point features, or whole numbers of any other type, such as the numbers of tokens,
+    which reach the model as they are; ``labels`` is int64 ``[n]``. ``train`` and ``test`` are positions in
     the pool. ``sites`` names the natural owner of each sample (a hospital, a writer), where there is one. ``mean`` and
     ``deviation`` are per channel, for the ``normalise`` transform; ``estimated`` tells that they were computed from the
     training samples of this pool, so that they are not published constants, which are the same for everybody.
+    ``table`` tells how rows became inputs, where the samples come from a table.
     """
 
     name: str
@@ -33,9 +39,19 @@ class Dataset:
     deviation: tuple[float, ...] | None = None
     estimated: bool = False
     notes: str = field(default="", compare=False)
+    table: Table | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.check()
+
+    def __repr__(self) -> str:
+        """Tell the data in a line."""
+        shape, kind = list(self.inputs.shape[1:]), str(self.inputs.dtype).removeprefix("torch.")
+        sites = "" if self.sites is None else f", {len(np.unique(self.sites))} sites"
+        return (
+            f"Dataset({self.name}: {len(self.train)} samples for training and {len(self.test)} for testing, "
+            f"{shape} {kind}, {self.classes} classes{sites})"
+        )
 
     @property
     def classes(self) -> int:
@@ -46,6 +62,16 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(self.inputs.shape[1:])
+
+    @property
+    def whole_numbers(self) -> bool:
+        """Whether inputs are whole numbers, such as those of tokens, rather than images or features."""
+        return not self.inputs.is_floating_point() and self.inputs.dtype != torch.uint8
+
+    @property
+    def trial(self) -> Tensor | None:
+        """Two training samples to try a model on where inputs are whole numbers; none where zeros will do."""
+        return self.inputs[torch.from_numpy(np.resize(self.train, 2))] if self.whole_numbers else None
 
     def check(self) -> None:
         """Refuse data that training would only turn into nonsense."""

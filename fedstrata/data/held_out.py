@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
@@ -33,6 +34,22 @@ def hold_out_for_testing(groups: np.ndarray, fraction: float) -> tuple[np.ndarra
         if count > 0:
             held[members[((np.arange(count) + 0.5) * len(members) / count).astype(np.int64)]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def groups_of(labels: Tensor, sites: np.ndarray | None) -> np.ndarray:
+    """Number the combinations of label and site, for :func:`hold_out_for_testing`."""
+    if sites is None:
+        return labels.numpy()
+    _, numbers = np.unique(sites, return_inverse=True)
+    groups: np.ndarray = labels.numpy() * (numbers.max() + 1) + numbers.reshape(-1)
+    return groups
+
+
+def checked_fraction(fraction: float) -> float:
+    """Let a fraction to hold out pass that leaves something to train on."""
+    if not 0 <= fraction < 1:
+        raise FedStrataError(f"The test fraction {fraction} is outside what is possible: at least 0 and less than 1.")
+    return fraction
 
 
 def hold_out_for_validation(dataset: Dataset, samples: int, seed: int) -> tuple[Dataset, np.ndarray]:

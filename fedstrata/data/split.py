@@ -28,6 +28,13 @@ class Split:
                     "use fewer clients, more data or a milder skew."
                 )
 
+    def __repr__(self) -> str:
+        """Tell the split in a line."""
+        return (
+            f"Split({self.clients} clients, {sum(self.sizes)} samples for training and {sum(map(len, self.test))} for "
+            f"testing, hash {self.hash})"
+        )
+
     @property
     def clients(self) -> int:
         """How many clients there are."""

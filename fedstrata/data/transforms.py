@@ -65,7 +65,7 @@ class Normalise(Transform):
     sites find them by adding up their sums before the first round. ``normalise:site`` takes those of each client's own
     training samples, which never leave it. ``normalise:imagenet`` is for weights that were trained on ImageNet, such as
     DINO's. ``normalise(mean='0.5', deviation='0.25')`` takes numbers that are known beforehand, for all channels or,
-    with spaces between them, for each. Nothing is done to data without channels (tokens, sequences).
+    with spaces between them, for each. Nothing is done to data without channels (sequences, whole numbers).
     """
 
     statistics: str = parameter("dataset", "Whose mean and deviation.", choices=("dataset", "site", "imagenet"))
@@ -119,7 +119,7 @@ class Normalise(Transform):
     def apply(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, dataset: Dataset) -> Tensor:
         """Change the inputs."""
         mean, deviation = self.numbers(dataset)
-        if mean is None or deviation is None:
+        if mean is None or deviation is None or not inputs.is_floating_point():
             return inputs
         shape = (-1, *[1] * (inputs.dim() - 3))
         means = constant(mean, inputs.dtype, inputs.device).reshape(shape)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.data import Dataset, Split
 from fedstrata.data.channels import Statistics
@@ -16,7 +17,8 @@ from fedstrata.deployment.facts import statistics_from_facts, statistics_to_fact
 from fedstrata.engines.server import ServerSide
 from fedstrata.methods import Declared
 
-INPUT_TYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INPUT_TYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", *FLOATS)
 """The types that samples may have."""
 NOTHING, SUMS = "nothing", "sums"
 """What samples are normalised by, if not by published constants: by nothing, or by what all sites' sums tell."""
@@ -29,6 +31,18 @@ class Schema:
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
     input_type: str = "float32"
+    columns: str = ""
+    """A digest of the inputs that a table's columns and categories become, in their order; empty without a table."""
+
+    @property
+    def whole_numbers(self) -> bool:
+        """Whether inputs are whole numbers, such as those of tokens."""
+        return self.input_type not in ("uint8", *FLOATS)
+
+    @property
+    def trial(self) -> Tensor | None:
+        """Two samples to try a model on where inputs are whole numbers: ones, as zeros may stand for nothing at all."""
+        return torch.ones(2, *self.input_shape, dtype=torch.int64) if self.whole_numbers else None
 
     def __str__(self) -> str:
         """Write it in words."""
@@ -52,6 +66,7 @@ class Declaration:
             "input_shape": list(self.schema.input_shape),
             "class_names": list(self.schema.class_names),
             "input_type": self.schema.input_type,
+            "columns": self.schema.columns,
             "size": self.size,
             "test_size": self.test_size,
             "label_counts": list(self.label_counts),
@@ -74,7 +89,7 @@ class Declaration:
         )
         if len(counts) != len(names) or sum(counts) != size:
             raise RefusedReply(f"it declares {size} samples, but label counts of {sum(counts)}")
-        schema = Schema(shape, tuple(names), facts["input_type"])
+        schema = Schema(shape, tuple(names), facts["input_type"], str(facts.get("columns", ""))[:64])
         return cls(schema, size, test_size, counts, _read_normalisation(facts, shape))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedstrata.deployment.checks import Layout, check_weights, layout, odd_ones_out, read_reply
 from fedstrata.deployment.declarations import with_declarations
-from fedstrata.deployment.facts import cost_from_facts, number_in, scores_from_facts
+from fedstrata.deployment.facts import cost_from_facts, number_in, read_scores
 from fedstrata.deployment.federation import Federation
 from fedstrata.deployment.protocol import BEGINNING, Place, Reply, Request
 from fedstrata.engines.client import ClientSide
@@ -25,7 +26,7 @@ from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Message
 from fedstrata.runs.preparing import Prepared
 from fedstrata.stack import Stack, Tensors, take_first
-from fedstrata.wire import AS_IS, encode, received
+from fedstrata.wire import AS_IS, bytes_sent, encode, received
 
 if TYPE_CHECKING:
     from fedstrata.deployment.secure.rounds import SecureRounds
@@ -34,8 +35,8 @@ ENGINE = "network"
 """The name of this engine, where run folders tell with which one a run was made."""
 Announced = tuple[PartExchange, Message, int]
 """What was announced to a site, and before which round."""
-GlobalTest = Callable[[Message, Sequence[Announced], int], dict[str, float]]
-"""Accuracy and loss of the model broadcast after a round, at a client that has heard the announcements so far, on the
+GlobalTest = Callable[[Message, Sequence[Announced], int], tuple[Scores, dict[str, float]]]
+"""The scores of the model broadcast after a round, at a client that has heard the announcements so far, on the
 server's own test set, where the server has one.
 """
 
@@ -99,8 +100,8 @@ class NetworkEngine:
             place = Place.announcement(round, index)
             told = {site: self._announcement(exchange, place, site) for site in self._everybody}
             self.federation.ask(told, lambda site, reply: None)
-            up += sum(answers[site][1] for site in usual)
-            down += sum(len(request.payload) for request in (*asked.values(), *told.values()))
+            up += bytes_sent(answers[site][1] for site in usual)
+            down += bytes_sent(len(request.payload) for request in (*asked.values(), *told.values()))
         return up, down
 
     def round(
@@ -124,7 +125,7 @@ class NetworkEngine:
         def read(site: int, reply: Reply) -> tuple[Layout, int]:
             losses[site] = number_in(reply.facts, "loss")
             costs[site] = cost_from_facts(reply.facts)
-            scores[site] = scores_from_facts(site, reply.facts.get("scores") if evaluate else {})
+            scores[site] = read_scores(self.side, site, reply.facts.get("scores") if evaluate else {})
             known = self.central.side.masks_known(self.server, [site], round, upload=True)
             message, size = self._read(reply, round, known)
             if self.setting.upload_values != AS_IS:
@@ -146,8 +147,8 @@ class NetworkEngine:
             sent=frozenset(sent.tensors),
             loss=torch.tensor([losses[site] for site in usual], dtype=torch.float64),
             cost=Cost.join([costs[site] for site in usual]),
-            bytes_up=sum(replies[site][1] for site in usual),
-            bytes_down=sum(len(request.payload) for request in asked.values()),
+            bytes_up=bytes_sent(replies[site][1] for site in usual),
+            bytes_down=bytes_sent(len(request.payload) for request in asked.values()),
             before=Scores.join([scores[site] for site in usual]) if evaluate else None,
             errors=errors,
         )
@@ -164,7 +165,8 @@ class NetworkEngine:
         heard = [
             (exchange, self._announced(exchange, place, 0), place.round) for place, exchange in self._last(round + 1)
         ]
-        return scores, self.test(broadcast, heard, round)
+        tested, everywhere = self.test(broadcast, heard, round)
+        return replace(scores, of_all=tested.of_all), everywhere
 
     def adapted(self, round: int) -> tuple[Scores, Tensors]:
         """Let every site adapt its model once more, and test it."""
@@ -173,7 +175,7 @@ class NetworkEngine:
 
     def _tested(self, kind: str, round: int, messages: Sequence[bytes]) -> Scores:
         asked = self._requests(kind, Place(round + 1), self._everybody, messages)
-        found = self.federation.ask(asked, lambda site, reply: scores_from_facts(site, reply.facts.get("scores")))
+        found = self.federation.ask(asked, lambda site, reply: read_scores(self.side, site, reply.facts.get("scores")))
         return Scores.join(list(found.values()))
 
     @property
@@ -255,10 +257,10 @@ def global_test(ready: Prepared) -> GlobalTest:
     forward = LoopForward(ready.model, ready.setting.head)
     evaluator, side = Evaluator(ready.setting, ready.data), ClientSide(ready.setting, forward, ready.data)
 
-    def test(broadcast: Message, heard: Sequence[Announced], round: int) -> dict[str, float]:
+    def test(broadcast: Message, heard: Sequence[Announced], round: int) -> tuple[Scores, dict[str, float]]:
         anybody = side.first_state([0])
         for exchange, announcement, before in heard:
             anybody = side.adopt([0], anybody, exchange, announcement, before)
-        return evaluator.common_model(forward, take_first(side.deployed_model([0], anybody, broadcast, round)))[1]
+        return evaluator.common_model(forward, take_first(side.deployed_model([0], anybody, broadcast, round)))
 
     return test

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from fedstrata.data.channels import Statistics
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.protocol import ProtocolError
 from fedstrata.engines.evaluation import Scores
+from fedstrata.engines.server import ServerSide
 from fedstrata.flops import Cost
+from fedstrata.scores import Metric
 
 
 def finite_or_none(value: float) -> float | None:
@@ -50,24 +52,59 @@ def cost_from_facts(facts: Mapping[str, Any]) -> Cost:
     return Cost(*(torch.tensor([number], dtype=torch.float64) for number in numbers))
 
 
-def scores_to_facts(scores: Scores) -> dict[str, Any]:
-    """Write one site's scores; a site without test samples has none."""
+def scores_to_facts(scores: Scores, metrics: Sequence[Metric] = (), classes_too: bool = True) -> dict[str, Any]:
+    """Write one site's scores; a site without test samples has none.
+
+    Without ``classes_too``, what metrics tell of single classes stays here, as if it were not defined.
+    """
     if not scores.clients:
         return {}
-    return {
+    facts: dict[str, Any] = {
         "accuracy": finite_or_none(float(scores.accuracy[0])),
         "loss": finite_or_none(float(scores.loss[0])),
     }
+    if metrics:
+        facts["metrics"] = {
+            str(metric): _numbers_or_none(scores.further[str(metric)][0])
+            if classes_too or not metric.tells_of_classes
+            else None
+            for metric in metrics
+        }
+    return facts
 
 
-def scores_from_facts(site: int, facts: Any) -> Scores:
-    """Read a site's scores; none where it has no test samples."""
+def _numbers_or_none(values: np.ndarray) -> float | list[float | None] | None:
+    return [finite_or_none(value) for value in values.tolist()] if values.ndim else finite_or_none(float(values))
+
+
+def scores_from_facts(site: int, facts: Any, metrics: Sequence[Metric] = (), classes: int = 0) -> Scores:
+    """Read a site's scores; none where it has no test samples. What it does not tell of a metric is NaN."""
     if not isinstance(facts, dict):
         raise RefusedReply("its scores are missing")
     if not facts:
         return Scores((), np.empty(0), np.empty(0))
-    numbers = number_in(facts, "accuracy", 0.0, 1.0), number_in(facts, "loss")
-    return Scores((site,), *(np.array([number]) for number in numbers))
+    accuracy, loss = number_in(facts, "accuracy", 0.0, 1.0), number_in(facts, "loss")
+    told = facts.get("metrics", {})
+    if not isinstance(told, dict) or set(told) != {str(metric) for metric in metrics}:
+        raise RefusedReply("its metrics are not those that were asked for")
+    further = {str(metric): _read_metric(told, metric, classes)[None] for metric in metrics}
+    return Scores((site,), np.array([accuracy]), np.array([loss]), further)
+
+
+def read_scores(side: ServerSide, site: int, facts: Any) -> Scores:
+    """Read a site's scores as the run asks for them."""
+    return scores_from_facts(site, facts, side.setting.metrics, side.declared.label_counts.shape[1])
+
+
+def _read_metric(told: Mapping[str, Any], metric: Metric, classes: int) -> np.ndarray:
+    name, shape = str(metric), (classes,) * metric.axes
+    if told[name] is None:
+        return np.full(shape, math.nan)
+    if not shape:
+        return np.array(number_in(told, name))
+    if not isinstance(told[name], list) or len(told[name]) != classes:
+        raise RefusedReply(f"its {name} is no list of a number for each class")
+    return np.array([math.nan if value is None else number_in({name: value}, name) for value in told[name]])
 
 
 def statistics_to_facts(statistics: Statistics | None) -> dict[str, Any] | None:

@@ -273,6 +273,14 @@ class Federation:
     def _declare(self, site: int, reply: Reply) -> None:
         declared = Declaration.read(reply.facts)
         self.schema = self.schema or declared.schema
+        if declared.schema.whole_numbers != self.schema.whole_numbers:
+            one, others = ("whole", "any") if declared.schema.whole_numbers else ("any", "whole")
+            raise RefusedReply(f"its inputs are {one} numbers, those of the other sites {others} numbers")
+        if declared.schema == replace(self.schema, columns=declared.schema.columns) != self.schema:
+            raise RefusedReply(
+                "its table has other columns or categories than those of the other sites; all must use one encoding, "
+                "as in table(label=..., encoding=columns.json)"
+            )
         if declared.schema != self.schema:
             raise RefusedReply(f"its samples have {declared.schema}, instead of {self.schema}")
         usual = next(iter(self.declarations.values()), declared).normalises_by

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedstrata.callbacks import Listener
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.flower.serving import serve
 from fedstrata.deployment.flower.superlink import ServerCertificate, SuperLink
@@ -21,7 +22,6 @@ from fedstrata.deployment.link import Link, ShapedLinks
 from fedstrata.deployment.server import Deployment
 from fedstrata.errors import FedStrataError
 from fedstrata.plugins import require_imports
-from fedstrata.runs.driver import Listener
 from fedstrata.runs.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"

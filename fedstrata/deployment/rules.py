@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedstrata.errors import FedStrataError
+from fedstrata.scores import Metric
 from fedstrata.spec import Spec, parameter
 
 EXACT_BITS = 32
 """With at least this many bits, rounding is hardly more than that of single precision."""
 FEWEST_SITES = 3
 """With fewer sites a sum hides too little: of two, each could subtract its own upload."""
+FEWEST_OF_A_CLASS = 10
+"""With fewer test samples of some class, a site tells nothing of single classes: that would tell of single people."""
+
+
+def refuse_matrices(metrics: Iterable[Metric]) -> None:
+    """Refuse metrics that count single samples of a site; server and site both insist on it."""
+    for metric in metrics:
+        if metric.axes > 1:
+            raise FedStrataError(
+                f"The metric '{metric}' counts single samples, which sites do not tell; leave it out, or take "
+                "'recall:each' or 'f1:each', which they tell where they have enough samples of every class."
+            )
+
+
+def tells_of_classes(label_counts: Sequence[int]) -> bool:
+    """Tell whether a site's test samples, by class, are enough to tell something of its single classes.
+
+    It is all or nothing: what was told of the other classes would give away that of a small one, beside their mean.
+    """
+    return all(count == 0 or count >= FEWEST_OF_A_CLASS for count in label_counts)
 
 
 @dataclass(frozen=True)

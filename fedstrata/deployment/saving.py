@@ -21,6 +21,7 @@ def save_model(
         input_type=str(dataset.inputs.dtype).removeprefix("torch."),
         preprocessing=preprocessing_of(dataset, ready.data.transforms),
         class_names=dataset.class_names,
+        table=None if dataset.table is None else dataset.table.to_mapping(),
         metrics={name: value for name, value in scores.items() if value is not None},
         origin={
             "method": experiment.method,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata import files
+from fedstrata.callbacks import Listener, RoundView
 from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.transforms import normalisation_in
@@ -25,7 +26,7 @@ from fedstrata.deployment.facts import statistics_from_facts, statistics_to_fact
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
 from fedstrata.deployment.pooling import OTHER_WAYS, agree
 from fedstrata.deployment.protocol import SECURE_KINDS
-from fedstrata.deployment.rules import EXACT_BITS, Rules
+from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.proxy import server_proxy
@@ -34,11 +35,12 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Declared, Method
 from fedstrata.plugins import require_imports
-from fedstrata.runs.driver import Driver, Listener, Update
+from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
 from fedstrata.runs.signals import Interrupted
+from fedstrata.scores import make_metrics
 from fedstrata.wire import AS_IS
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class Deployment:
         require_imports(self.experiment.imports)
         method = self.method
         refuse_misfits(self.experiment, method)
+        refuse_matrices(make_metrics(self.experiment.metrics or ()))
         if method.needs.proxy and not self.rehearsal:
             raise FedStrataError(
                 f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "
@@ -138,10 +141,12 @@ class Deployment:
             **({"secure_aggregation": self._secrecy()} if self.rules.secure else {}),
         }
         try:
-            dataset = self.ingredients.dataset or load_data(experiment)
+            dataset = load_data(experiment) if self.ingredients.dataset is None else self.ingredients.dataset
         except FedStrataError:
             return {**told, "data": f"{experiment.data}, which is not on this machine; the sites will declare theirs"}
-        _, setting = make_setting(experiment, self.method, self.ingredients, dataset.input_shape, dataset.classes)
+        _, setting = make_setting(
+            experiment, self.method, self.ingredients, dataset.input_shape, dataset.classes, dataset.trial
+        )
         sent = sum(setting.initial[name].nbytes for name in setting.shared)
         summed = self.method.objection_to_summing is None  # then a sum in double precision stands for all replies
         copies = 6 if summed else len(self.names) + 5
@@ -212,7 +217,7 @@ class Deployment:
             if self.rules.secure:
                 log(self._secrecy())
             driver.restore(folder)
-            summary = driver.run(folder, self._noting_traffic(driver, listener))
+            summary = driver.run(folder, [self._noting_traffic(driver), *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
             federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")
             return summary
@@ -230,7 +235,9 @@ class Deployment:
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
             dataset = dataset if statistics is None else with_statistics(dataset, statistics)
-            network, setting = make_setting(experiment, self.method, own, schema.input_shape, len(schema.class_names))
+            network, setting = make_setting(
+                experiment, self.method, own, schema.input_shape, len(schema.class_names), schema.trial
+            )
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
         else:
@@ -302,20 +309,19 @@ class Deployment:
             "rehearsal": self.rehearsal,
             "statistics": statistics_to_facts(federation.statistics),
             "input_type": federation.schema.input_type,
+            "columns": federation.schema.columns,
         }
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
 
-    def _noting_traffic(self, driver: Driver, listener: Listener | None) -> Listener:
+    def _noting_traffic(self, driver: Driver) -> Listener:
         """Note with every round what the network has carried for it."""
         before = dict(self.traffic())
 
-        def note(update: Update) -> None:
+        def note(update: RoundView) -> None:
             carried = dict(self.traffic())
             driver.metrics.add_round(update.round, {name: carried[name] - before.get(name, 0.0) for name in carried})
             before.update(carried)
-            if listener is not None:
-                listener(update)
 
         return note
 
@@ -353,7 +359,12 @@ class _Begun:
         return cls(
             described["run"],
             0 if checkpoint is None else checkpoint.round,
-            Schema(tuple(data["input_shape"]), tuple(data["class_names"]), described["input_type"]),
+            Schema(
+                tuple(data["input_shape"]),
+                tuple(data["class_names"]),
+                described.get("input_type", "float32"),
+                described.get("columns", ""),
+            ),
             statistics_from_facts(described.get("statistics")),
         )
 

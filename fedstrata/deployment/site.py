@@ -11,9 +11,11 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fedstrata._version import __version__
@@ -36,7 +38,7 @@ from fedstrata.deployment.protocol import (
     Stage,
     digest,
 )
-from fedstrata.deployment.rules import SecureRules, SiteRules
+from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, SiteRules, refuse_matrices, tells_of_classes
 from fedstrata.deployment.saving import save_model
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
 from fedstrata.deployment.statistics import sums_to_facts, to_pieces
@@ -84,7 +86,7 @@ class SiteData:
                 [text],
                 f"get it from the server's operator, read it, and start the client with --import {imported_name(text)}",
             )
-        if self.data is None and getattr(datasets.make(experiment.data), "path", None) is not None:
+        if self.data is None and datasets.make(experiment.data).names_files:
             raise FedStrataError(
                 f"The server names a folder of this machine ('{experiment.data}'); only the site itself may do that, "
                 "with --data or --data-root."
@@ -99,7 +101,7 @@ class SiteData:
                     "start the sites in the order of the sites file."
                 )
             return _with_own_statistics(prepare(experiment, self.ingredients.with_secret()), number)
-        dataset = self.ingredients.dataset or load_data(experiment)
+        dataset = load_data(experiment) if self.ingredients.dataset is None else self.ingredients.dataset
         # Every client of the split is this site: the server's numbering holds, and no other site's data is needed.
         split = Split((dataset.train,) * sites, (dataset.test,) * sites)
         own = replace(self.ingredients.with_secret(), dataset=dataset, split=split)
@@ -119,6 +121,7 @@ class _Member:
     """
 
     def __init__(self, ready: Prepared, number: int, statistics: Statistics | None) -> None:
+        refuse_matrices(ready.setting.metrics)
         self.normalises_by = _normalises_by(ready)
         self.knows_statistics = self.normalises_by != SUMS or statistics is not None
         if self.normalises_by == SUMS and statistics is not None:
@@ -136,7 +139,7 @@ class _Member:
         """Tell what the server must know of the data, and nothing more."""
         dataset, split = self.ready.dataset, self.ready.data.split
         declaration = Declaration(
-            Schema(tuple(dataset.input_shape), tuple(dataset.class_names), _type_of(dataset)),
+            _schema(dataset),
             len(split.train[self.number]),
             len(split.test[self.number]),
             tuple(self.ready.declared.label_counts[self.number].tolist()),
@@ -160,7 +163,15 @@ class _Member:
 
     def scores(self, model: Tensors) -> dict[str, Any]:
         """Test a model on the site's own test samples."""
-        return scores_to_facts(self.evaluator.own_models(self.forward, model, [self.number]))
+        scores, metrics = self.evaluator.own_models(self.forward, model, [self.number]), self.ready.setting.metrics
+        return scores_to_facts(scores, metrics, self.tells_of_classes)
+
+    @cached_property
+    def tells_of_classes(self) -> bool:
+        """Whether there are test samples enough to tell something of single classes."""
+        own = self.ready.data.split.test[self.number]
+        labels = self.ready.dataset.labels.numpy()[own]
+        return tells_of_classes(np.bincount(labels, minlength=self.ready.dataset.classes).tolist())
 
     def summed(self, reply: Message) -> Message:
         """Take out of a reply what a server adds up that sees only sums: the shared tensors."""
@@ -176,8 +187,11 @@ class _Member:
         return exchanges[place.exchange]
 
 
-def _type_of(dataset: Dataset) -> str:
-    return str(dataset.inputs.dtype).removeprefix("torch.")
+def _schema(dataset: Dataset) -> Schema:
+    """Tell what this site's samples must have in common with those of the others."""
+    columns = "" if dataset.table is None else digest("\n".join(dataset.table.inputs).encode())
+    kind = str(dataset.inputs.dtype).removeprefix("torch.")
+    return Schema(tuple(dataset.input_shape), tuple(dataset.class_names), kind, columns)
 
 
 def _normalises_by(ready: Prepared) -> str | Statistics:
@@ -314,6 +328,12 @@ class Site:
                 f"takes part in the run {request.run} as site {number + 1} of {sites}: {ready.experiment.method}, "
                 f"{ready.experiment.rounds} rounds, with {samples} training samples"
             )
+            kept = [str(metric) for metric in ready.setting.metrics if metric.tells_of_classes]
+            if kept and not member.tells_of_classes:
+                self.log(
+                    f"keeps {', '.join(kept)} to itself: of some class it has fewer than {FEWEST_OF_A_CLASS} test "
+                    "samples"
+                )
             self.teller.waits_for = "the other sites to come"
         elif not member.knows_statistics:
             member = _Member(member.ready, number, statistics)

@@ -24,7 +24,7 @@ from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Declared, Message
 from fedstrata.stack import Stack, Tensors, concatenate, take, take_first
-from fedstrata.wire import AS_IS, decode, encode, quantisation_error
+from fedstrata.wire import AS_IS, bytes_sent, decode, encode, quantisation_error
 
 
 class LoopClient:
@@ -141,8 +141,8 @@ class LoopEngine:
             announcements = self.central.conclude(exchange, replies, round)
             for member, announcement in zip(self.members, announcements, strict=True):
                 member.adopt(exchange, announcement, round)
-            up += sum(map(len, replies))
-            down += sum(map(len, (*messages, *announcements)))
+            up += bytes_sent(map(len, replies))
+            down += bytes_sent(map(len, (*messages, *announcements)))
         return up, down
 
     def round(
@@ -155,7 +155,7 @@ class LoopEngine:
         for client, message in zip(participants, messages, strict=True):
             reply, outcome = self.members[client].answer(message, round, losses_so_far)
             collector.add(client, self.central.decoded(reply, client, round))
-            bytes_up += len(reply)
+            bytes_up += bytes_sent([len(reply)])
             losses.append(outcome.loss)
             costs.append(outcome.cost)
             if self.setting.upload_values != AS_IS:
@@ -170,7 +170,7 @@ class LoopEngine:
             loss=torch.cat(losses),
             cost=Cost.join(costs),
             bytes_up=bytes_up,
-            bytes_down=sum(map(len, messages)),
+            bytes_down=bytes_sent(map(len, messages)),
             before=Scores.join(scores) if evaluate else None,
             errors=errors,
         )

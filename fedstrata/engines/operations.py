@@ -291,6 +291,41 @@ def _embedding(
     return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
 
 
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Look the rows of each bag up and join them; the generic rule goes through the clients one by one.
+
+    A bag of nothing but padding is zero, as it is in PyTorch. Bags of unequal length, given by their offsets, are left
+    to the generic rule.
+    """
+    if offsets is not None or input.dim() != 2 or max_norm is not None:
+        return F.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+            include_last_offset, padding_idx,
+        )  # fmt: skip
+    rows = F.embedding(input, weight, None, None, norm_type, scale_grad_by_freq, sparse)
+    counted = torch.ones_like(input, dtype=torch.bool) if padding_idx is None else input != padding_idx % len(weight)
+    counted = counted.unsqueeze(-1)
+    if mode == "max":
+        best = rows.masked_fill(~counted, -math.inf).max(1).values
+        return torch.where(counted.any(1), best, best.new_zeros(()))
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    total = torch.where(counted, rows, rows.new_zeros(())).sum(1)
+    return total if mode == "sum" else total / counted.sum(1).clamp(min=1)
+
+
 def _rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
@@ -313,4 +348,4 @@ GPU_OPERATIONS: Operations = {
 
 CPU_OPERATIONS: Operations = {F.scaled_dot_product_attention: attention}
 
-CORRECTED_OPERATIONS: Operations = {F.embedding: _embedding, F.rrelu: _rrelu}
+CORRECTED_OPERATIONS: Operations = {F.embedding: _embedding, F.embedding_bag: _embedding_bag, F.rrelu: _rrelu}

@@ -20,7 +20,6 @@ from fedstrata.engines.server import ServerSide
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.stacked import StackedEngine
 from fedstrata.errors import FedStrataError, FedStrataWarning
-from fedstrata.losses import cross_entropy
 from fedstrata.methods import Declared
 from fedstrata.stack import repeat
 
@@ -143,9 +142,10 @@ def _trial_step(setting: Setting, forward: Forward, data: DeviceData, clients: i
     keys = torch.zeros(clients, 2, dtype=torch.int64, device=setting.device)
     with torch.autocast(setting.device.type, dtype=torch.bfloat16, enabled=setting.precision == "bf16"):
         outputs, _ = forward(parameters, buffers, inputs, keys, training=True)
-    torch.autograd.grad(
-        cross_entropy(outputs.to(data.dtype), labels).sum(), list(parameters.values()), allow_unused=True
-    )
+    outputs = outputs.to(data.dtype)
+    counts = torch.ones(clients, outputs.shape[-1], device=setting.device)
+    loss = setting.loss(outputs, labels, counts).sum()
+    torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
 
 
 def _parameters(setting: Setting) -> dict[str, Tensor]:

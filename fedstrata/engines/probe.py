@@ -52,7 +52,8 @@ class DataProbe:
             own = {name: tensor.detach().requires_grad_() for name, tensor in taken.items()}
             effective = self.trainer.setting.method.effective(self.clients.rows(rows), own, batch.step)
             outputs, _ = self.trainer.forward(effective, take(buffers, rows), inputs, keys, training=True)
-            loss = cross_entropy(outputs, labels).mean(1).sum()
+            counts = self.clients.rows(rows).label_counts
+            loss = self.trainer.setting.loss(outputs, labels, counts).sum()
             for name, gradient in zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True):
                 if batches is None:
                     gradient = gradient * align(self._part(batch), gradient).to(gradient.dtype)

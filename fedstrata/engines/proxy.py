@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.setting import Setting
-from fedstrata.losses import cross_entropy
 from fedstrata.rng import fold, key
 from fedstrata.stack import Tensors, repeat
 
@@ -38,7 +38,13 @@ class DataProxy:
         initial = repeat({name: self.setting.initial[name] for name in self.setting.layers.buffer_names}, clients)
         keys = torch.tensor([key(self.setting.seed, "proxy")] * clients, device=self.setting.device)
         outputs, after = self.forward(parameters, {**initial, **buffers}, inputs, fold(keys, step), training=True)
-        return cross_entropy(outputs, labels).mean(1), after
+        return self.setting.loss(outputs, labels, self._counts.expand(clients, -1)), after
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        """How many samples of each class there are."""
+        labels = self.data.labels[torch.from_numpy(self.samples).to(self.setting.device)]
+        return torch.bincount(labels, minlength=self.data.dataset.classes)
 
 
 def server_proxy(setting: Setting, forward: Forward, data: DeviceData) -> DataProxy | None:

@@ -9,9 +9,11 @@ import torch
 from fedstrata.engines.batches import Work
 from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
+from fedstrata.losses import Loss
 from fedstrata.methods.contract.composition import Method, PartExchange
 from fedstrata.optimisers import Optimiser
 from fedstrata.schedules import Schedule
+from fedstrata.scores import Metric
 from fedstrata.stack import Tensors
 
 
@@ -19,8 +21,9 @@ from fedstrata.stack import Tensors
 class Setting:
     """All that stays the same over a run, and that every client and the server know.
 
-    ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. Only ``secret`` is
-    each one's own, where server and clients are not one process: noise drawn with it cannot be told.
+    ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. ``metrics`` are
+    those that the experiment asks for beside accuracy and loss. Only ``secret`` is each one's own, where server and
+    clients are not one process: noise drawn with it cannot be told.
     """
 
     method: Method
@@ -31,6 +34,7 @@ class Setting:
     resident: frozenset[str]
     optimiser: Optimiser
     schedule: Schedule
+    loss: Loss
     work: Work
     rounds: int
     seed: int
@@ -42,6 +46,7 @@ class Setting:
     upload_values: str = "as-is"
     download_values: str = "as-is"
     own_inputs: bool = False
+    metrics: tuple[Metric, ...] = ()
     secret: str = field(default="", repr=False)
 
     def present(self, round: int) -> range:

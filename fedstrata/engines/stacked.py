@@ -18,7 +18,7 @@ from fedstrata.engines.setting import Setting
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Declared, Message
 from fedstrata.stack import Stack, Tensors, apart, concatenate, put_, take, take_first
-from fedstrata.wire import AS_IS, encoded_sizes, quantisation_error, received
+from fedstrata.wire import AS_IS, bytes_sent, encoded_sizes, quantisation_error, received
 
 
 class StackedEngine:
@@ -133,7 +133,7 @@ class StackedEngine:
     def _bytes(
         self, message: Message, clients: Sequence[int], known: Tensors | None = None, values: str = AS_IS
     ) -> int:
-        return sum(encoded_sizes(message, len(clients), known, values))
+        return bytes_sent(encoded_sizes(message, len(clients), known, values))
 
     def _chunks(self, participants: Sequence[int]) -> Iterator[tuple[Tensor | None, list[int], Tensor | None]]:
         """Divide participants into chunks: their places in the message, their numbers, their rows in the state.

@@ -185,7 +185,7 @@ class Trainer:
             number=batch.step,
             repeat=repeat,
         )
-        return step, method.loss(clients, step), after
+        return step, method.loss(clients, step, self.setting.loss(outputs, labels, clients.label_counts)), after
 
 
 def _remembering(clients: Clients, changed: Stack, rows: Tensor | None, learned: Tensors) -> Clients:

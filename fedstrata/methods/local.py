@@ -14,7 +14,10 @@ from fedstrata.methods.contract.registry import methods
 @methods.register("local")
 @dataclass(frozen=True)
 class Local(Part):
-    """Every client trains its own model; nothing is ever sent (called "Separate" in LIPS)."""
+    """Every client trains its own model; nothing is ever sent (called "Separate" in LIPS).
+
+    So a run reports 0 bytes; on a real network the server still asks for each round, in messages that hold nothing.
+    """
 
     facts: ClassVar[Facts] = Facts("averaging", "The baseline without federation")
     touches: ClassVar[Touches] = Touches(

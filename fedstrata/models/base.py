@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.models.trial import copied, forward, undisturbed, zero_samples
+from fedstrata.private_torch import uncompiled
 from fedstrata.rng import torch_seed
 from fedstrata.spec import Registry, Spec
 
@@ -42,7 +44,8 @@ def build_model(
     ``given`` is a name such as ``cnn(norm=group)``, a spec, a module (copied with its weights, so that the given one
     never changes) or a function that returns a module and takes either nothing or ``(input_shape, classes)``. Weights
     are drawn on the CPU, from ``seed`` alone; the random numbers of the rest of the program are not touched. The check
-    uses two samples of zeros, or ``sample``, a batch of inputs, where zeros are no valid input (token numbers).
+    uses two samples of zeros, or ``sample``, a batch of inputs, where zeros are no valid input (token numbers). A model
+    that went through ``torch.compile`` is taken as it was before: engines run it in a way of their own.
 
     >>> model = build_model("mlp(hidden=16)", (1, 8, 8), classes=10, seed=0)
     >>> sum(parameter.numel() for parameter in model.parameters())
@@ -52,6 +55,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(torch_seed(seed, "model"))
         model = _construct(source, input_shape, classes)
+    model = uncompiled(model)
     name = source.name if isinstance(source, ModelSpec) else type(model).__name__
     _check(model, name, zero_samples(model, input_shape) if sample is None else sample, classes)
     return model
@@ -107,5 +111,18 @@ def _check(model: nn.Module, name: str, samples: Tensor, classes: int) -> None:
     if list(output.shape) != expected:
         raise FedStrataError(
             f"The model '{name}' turns {len(samples)} samples into an output of shape {list(output.shape)}, but the "
-            f"data has {classes} classes and needs {expected}; give its last layer {classes} outputs."
+            f"data has {classes} classes and needs {expected}; give its last layer {classes} outputs, or name all "
+            "classes with class_names=... where the data lacks some."
+        )
+    if not output.is_floating_point():
+        raise FedStrataError(
+            f"The model '{name}' returns {str(output.dtype).removeprefix('torch.')} values, from which nothing can be "
+            "learned; it must return class scores, not the class itself."
+        )
+    if classes > 1 and bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(()).to(output)):
+        warnings.warn(
+            f"The outputs of the model '{name}' are probabilities, as after a softmax; the loss takes scores and "
+            "applies one itself, so that the model would learn slowly: leave the last softmax out.",
+            FedStrataWarning,
+            stacklevel=2,
         )

@@ -46,9 +46,14 @@ def forward(model: nn.Module, samples: Tensor, name: str) -> Any:
     try:
         return model(samples)
     except Exception as error:
+        hint = (
+            ""
+            if samples.is_floating_point()
+            else " Whole numbers stay whole numbers, as tokens must; give inputs that are quantities as float32."
+        )
         raise FedStrataError(
             f"The model '{name}' cannot take inputs of shape {tuple(samples.shape[1:])} and type {samples.dtype}: "
-            f"{first_line(error)}"
+            f"{first_line(error)}{hint}"
         ) from error
 
 

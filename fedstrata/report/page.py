@@ -10,9 +10,12 @@ from fedstrata._version import __version__
 from fedstrata.errors import FedStrataError
 from fedstrata.report import charts, formats, sections, settings
 from fedstrata.report.document import document
+from fedstrata.report.further import further
 from fedstrata.report.labels import short_name
 from fedstrata.report.markup import Markup, element, join
-from fedstrata.report.reading import Run, read_run
+from fedstrata.report.opening import read_runs
+from fedstrata.report.published import PublishedRun
+from fedstrata.report.reading import Run
 from fedstrata.report.results import results
 from fedstrata.report.view import Section, View
 from fedstrata.significance import Estimate, accuracy_or_nothing
@@ -24,7 +27,7 @@ def write_report(runs: Sequence[Path], output: Path, title: str | None = None) -
     Without the extra ``report`` the page has its tables but no charts, and says how to get them.
     """
     output = Path(output)
-    content = report([read_run(path) for path in runs], title, with_charts=charts.charts_are_possible())
+    content = report(read_runs(runs), title, with_charts=charts.charts_are_possible())
     files.make_folder(output.parent)
     files.write_atomically(output, content)
     return output
@@ -40,6 +43,7 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     view = View.of(started, title)
     parts = [
         results(view),
+        further(view),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),
@@ -63,7 +67,7 @@ def _header(view: View, empty: Sequence[Run], with_charts: bool) -> Markup:
         formats.plural(len(view.groups), "method"),
         _range([len(group.runs) for group in view.groups], "seed") + (" each" if len(view.groups) > 1 else ""),
         *(_shared(view, key) for key in ("data", "partition", "model")),
-        _range([len(run.data["sizes"]) for run in view.runs], "client"),
+        _range([run.experiment.get("clients", len(run.data.get("sizes", ()))) for run in view.runs], "client"),
         _range([int(run.experiment["rounds"]) for run in view.runs], "round"),
     ]
     warnings = [
@@ -80,6 +84,14 @@ def _header(view: View, empty: Sequence[Run], with_charts: bool) -> Markup:
             for run in group.repeated
         ),
     ]
+    warnings += [
+        f"{view.names()[run.path]} was stopped after round {run.summary['rounds']} of {run.experiment['rounds']}: "
+        f"{run.summary['stopped']}."
+        for run in view.runs
+        if "stopped" in run.summary
+    ]
+    if any(isinstance(run, PublishedRun) for run in view.runs):
+        warnings.append("Only tables of these runs were kept: nothing of single clients, of the split or of times.")
     if not with_charts:
         warnings.append(
             f"This page has tables only. For the charts: {charts.HOW_TO_GET_CHARTS}, and then write the report again."

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 
 from fedstrata import files
 from fedstrata.runs.folder import RunFolder
-from fedstrata.runs.metrics import METRIC_SCHEMAS, TimingLog
+from fedstrata.runs.metrics import CLASSES, CLASSES_SCHEMA, METRIC_SCHEMAS, TimingLog
 
+_SCHEMAS = {**METRIC_SCHEMAS, CLASSES: CLASSES_SCHEMA}
 _HEADLINES_OF_AN_UNFINISHED_RUN = ("client_adapted", "client_after", "global_on_clients", "global")
 
 
@@ -88,6 +89,13 @@ class Run:
         return {name: table.column(name).to_numpy() for name in table.column_names}
 
     @cached_property
+    def classes(self) -> Mapping[str, np.ndarray]:
+        """The columns of the table of single classes, which is empty where none were asked for."""
+        has_file = (self.path / "metrics" / f"{CLASSES}.parquet").exists()
+        table = self._table(CLASSES) if has_file or not self.finished else CLASSES_SCHEMA.empty_table()
+        return {name: table.column(name).to_numpy() for name in table.column_names}
+
+    @cached_property
     def summary(self) -> Mapping[str, Any]:
         """The summary of the run; of an unfinished one, the same numbers up to its newest checkpoint."""
         if self.finished:
@@ -118,9 +126,9 @@ class Run:
     def _table(self, name: str) -> pa.Table:
         """Read one table of metrics; of a finished run straight from its file, which may hold millions of rows."""
         if not self.finished:
-            return self.folder.metrics().to_tables()[name]
+            return self.folder.metrics().to_tables().get(name, _SCHEMAS[name].empty_table())
         path = self.path / "metrics" / f"{name}.parquet"
-        return files.from_parquet(files.read_bytes(path), METRIC_SCHEMAS[name], path)
+        return files.from_parquet(files.read_bytes(path), _SCHEMAS[name], path)
 
 
 def read_run(path: Path) -> Run:

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedstrata.report import formats
 from fedstrata.report.labels import LABELS, label_of, meaning, short_name
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, table
 from fedstrata.report.view import Section, View
+from fedstrata.runs.metrics import POOLED, UNDEFINED
 from fedstrata.significance import Estimate, Row, estimate, highest, metric_value, notes
 
+_STATISTICS = {
+    "mean": "mean", "std": "std over clients", "worst10": "worst 10 %", POOLED: "all samples",
+    UNDEFINED: "clients without",
+}  # fmt: skip
 _Shown = tuple[Column, Callable[[Row], Cell | str]]
 
 
 def results(view: View) -> Section:
     """The table that a reader looks for first, with the notes without which it could be misread."""
-    rows = view.rows
+    return Section("results", "Results", join((comparison_table(view.rows), _all_numbers(view))))
+
+
+def comparison_table(rows: Sequence[Row], sortable: bool = True) -> Markup:
+    """Set the rows of a comparison as a table, with notes below it."""
     headlines = list(dict.fromkeys(row.headline for row in rows))
-    columns = _columns(view, headlines)
+    columns = _columns(rows, headlines)
     cells = [[write(row) for _, write in columns] for row in rows]
     measured = [f"Accuracy: {short_name(headlines[0]).lower()}. {meaning(headlines[0])}"] if len(headlines) == 1 else []
     body = (
-        table("Accuracy, traffic and time of each method", [column for column, _ in columns], cells),
+        table("Accuracy, traffic and time of each method", [column for column, _ in columns], cells, sortable),
         element("ul", *(element("li", note) for note in [*measured, *notes(rows)]), class_="notes"),
-        _all_numbers(view),
     )
-    return Section("results", "Results", join(body))
+    return join(body)
 
 
-def _columns(view: View, headlines: list[str]) -> list[_Shown]:
+def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
     """The columns with what each shows of a row; columns that would say the same everywhere are left out."""
-    rows = view.rows
     best = highest(rows)
 
     def accuracy(name: str) -> Callable[[Row], Cell]:
@@ -135,10 +142,10 @@ def _all_numbers(view: View) -> Markup | None:
 
 
 def _measure(metric: str) -> str:
-    kind = "accuracy" if ".accuracy" in metric else "loss"
-    return f"{short_name(label_of(metric))}: {kind}"
+    label, _, rest = metric.partition(".")
+    kind = rest.rsplit(".", 1)[0] if rest.rsplit(".", 1)[-1] in _STATISTICS else rest
+    return f"{short_name(label)}: {kind}"
 
 
 def _statistic(metric: str) -> str:
-    words = {"mean": "mean", "std": "std over clients", "worst10": "worst 10 %"}
-    return words.get(metric.rsplit(".", 1)[-1], "value")
+    return _STATISTICS.get(metric.rsplit(".", 1)[-1], "value")

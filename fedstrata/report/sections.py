@@ -64,9 +64,11 @@ def clients(view: View, with_charts: bool) -> Section | None:
     return Section("clients", "Clients", place, {"clients": charts.clients(rows, view.methods, view.chosen, shown)})
 
 
-def data(view: View, with_charts: bool) -> Section:
+def data(view: View, with_charts: bool) -> Section | None:
     """Which client has how much of what."""
     found = series.splits(view.groups)
+    if not found:
+        return None
     first = found[0]
     columns = [
         Column("Split", numeric=False),

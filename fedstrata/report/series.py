@@ -213,10 +213,10 @@ class SplitCounts:
 
 
 def splits(groups: Groups) -> list[SplitCounts]:
-    """List the distinct splits of the runs, in the order in which they appear."""
+    """List the distinct splits of the runs that tell of it, in the order in which they appear."""
     found: dict[str, Run] = {}
     for group in groups:
-        for run in group.runs:
+        for run in (run for run in group.runs if "label_counts" in run.data):
             found.setdefault(run.split_hash, run)
     datasets = {str(run.data["dataset"]) for run in found.values()}
     partitions = {str(run.experiment.get("partition")) for run in found.values()}

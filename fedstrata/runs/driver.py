@@ -6,13 +6,15 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from fedstrata.callbacks import Callbacks, RoundView
 from fedstrata.data import Dataset, Split
 from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
@@ -21,29 +23,16 @@ from fedstrata.engines.planning import ENGINES, Plan, build_engine, make_plan
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
-from fedstrata.methods import Method
+from fedstrata.methods import Method, Server
+from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.folder import RunFolder, describe_environment
-from fedstrata.runs.metrics import MetricLog, TimingLog, describe_clients
+from fedstrata.runs.metrics import EVERYBODY, POOLED, UNDEFINED, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
+from fedstrata.scores import Metric, compute
 from fedstrata.stack import Stack, Tensors, clone, repeat, take, take_first, under
 from fedstrata.trained import TrainedModel
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a progress display may show after a round."""
-
-    method: str
-    seed: int
-    round: int
-    rounds: int
-    seconds: float
-    metrics: dict[str, float]
-
-
-Listener = Callable[[Update], None]
 
 
 @dataclass
@@ -63,6 +52,11 @@ class Driver:
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
     round: int = 0
+    warned: set[str] = field(default_factory=set)
+    stopped: str | None = None
+    """Why a callback ended the run before its last round, if one did."""
+    seconds: float = 0.0
+    """How long the last round took."""
 
     @property
     def method(self) -> Method:
@@ -74,8 +68,10 @@ class Driver:
         """The shared part of the model that the run gives: that of the best round where samples are held out to tell,
         else the one that is tested after the last; where clients use models of their own, what the server holds.
         """
-        if self.best:
-            return self.best
+        return self.best or self._tested()
+
+    def _tested(self) -> Tensors:
+        """Return the shared part of the model that is tested after this round."""
         if self.one_for_all and self.plan.engine in ENGINES:
             return take_first(self.engine.models([0], self.round))
         return self.engine.side.tested(self.engine.server, self.round)
@@ -112,10 +108,18 @@ class Driver:
 
     @classmethod
     def prepare(
-        cls, experiment: Experiment, ingredients: Ingredients | None = None, plan: Plan | None = None
+        cls,
+        experiment: Experiment,
+        ingredients: Ingredients | None = None,
+        plan: Plan | None = None,
+        tell: Callable[[str], None] = lambda words: None,
     ) -> Driver:
-        """Prepare a simulation: load and divide the data, build the model, choose the engine; misfits are refused."""
-        ready = prepare(experiment, ingredients)
+        """Prepare a simulation: load and divide the data, build the model, choose the engine; misfits are refused.
+
+        ``tell`` hears in a few words what is being done.
+        """
+        ready = prepare(experiment, ingredients, tell)
+        tell("choosing an engine")
         plan = plan or make_plan(
             experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared
         )
@@ -131,27 +135,37 @@ class Driver:
             ready.model,
         )
 
-    def run(self, folder: RunFolder | None = None, listener: Listener | None = None) -> dict[str, Any]:
+    def run(self, folder: RunFolder | None = None, callbacks: Iterable[object] = ()) -> dict[str, Any]:
         """Do the remaining rounds and return the summary.
 
-        With a folder, checkpoints are saved on the way and the results at the end.
+        With a folder, checkpoints are saved on the way and the results at the end. Callbacks are those that are given,
+        after those that imported files have registered.
         """
+        called = Callbacks([*imported_callbacks(self.experiment.imports), *callbacks])
         with stop_requests() as stop:
-            while self.round < self.experiment.rounds:
-                self.step(listener)
-                due = self.round % self.experiment.checkpoint_every == 0 or self.round == self.experiment.rounds
+            while not self.ended:
+                self.step(called)
+                due = self.round % self.experiment.checkpoint_every == 0 or self.ended
                 if folder is not None and (due or stop):
                     self.save(folder)
-                if stop and self.round < self.experiment.rounds:
+                if stop and not self.ended:
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
+        if self.round < self.experiment.rounds:
+            self._test_early_end()
         summary = self.summary()
         if folder is not None:
             own = models_of_clients(self) if self.plan.engine in ENGINES else None
             folder.finish(self.model, own, global_card(self), self.metrics, self.timings, summary)
+        called.at_end(self._view(self.metrics.of_round(self.round)), summary)
         return summary
 
-    def step(self, listener: Listener | None = None) -> None:
-        """Do one round, and evaluate it if it is due."""
+    @property
+    def ended(self) -> bool:
+        """Whether there is no round to do: all are done, or a callback has ended the run."""
+        return self.stopped is not None or self.round >= self.experiment.rounds
+
+    def step(self, callbacks: Callbacks | None = None) -> None:
+        """Do one round, evaluate it if it is due, and show it to the callbacks."""
         began = time.perf_counter()
         self.round += 1
         last = self.round == self.experiment.rounds
@@ -176,10 +190,9 @@ class Driver:
         }
         self._warn_if_diverged(report)
         if last:
-            for remark in self.method.remarks(view):
-                warnings.warn(remark, FedStrataWarning, stacklevel=2)
+            self._remark(view)
         if evaluate:
-            values |= self._evaluate(report, last)
+            values |= self._evaluate(report.before, last)
         self.metrics.add_round(self.round, values)
         of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
         for metric, numbers in (self._layer_metrics(before, report) | of_layers).items():
@@ -187,19 +200,55 @@ class Driver:
         self._synchronise()
         self.timings.add(self.round, "train", trained - began)
         self.timings.add(self.round, "evaluate", time.perf_counter() - trained)
-        if listener is not None:
-            seconds = time.perf_counter() - began
-            listener(
-                Update(str(self.method), self.experiment.seed, self.round, self.experiment.rounds, seconds, values)
+        if callbacks is not None:
+            self.seconds = time.perf_counter() - began
+            asked = callbacks.after_round(self._view(values, evaluate))
+            if asked is not None and not last:
+                self.stopped = str(asked) or "a callback asked for it"
+
+    def _view(self, values: Mapping[str, float], evaluated: bool = True) -> RoundView:
+        method, seed, rounds = str(self.method), self.experiment.seed, self.experiment.rounds
+        return RoundView(method, seed, self.round, rounds, self.seconds, values, evaluated, self)
+
+    def tested_model(self, round: int) -> Tensors:
+        """Copy the shared part of the model that is tested after a round; refused once that round is over."""
+        self._refuse_past(round)
+        return clone(self._tested())
+
+    def ready_model(self, round: int, client: int | None) -> TrainedModel:
+        """Make a model ready to use, the global one or a client's; refused once that round is over."""
+        self._refuse_past(round)
+        return self.global_model() if client is None else self.client_model(client)
+
+    def _refuse_past(self, round: int) -> None:
+        if round != self.round:
+            raise FedStrataError(
+                f"The model of round {round} is gone, the run has come to round {self.round}; take a model while the "
+                "callback is called, and keep that."
             )
 
-    def _evaluate(self, report: RoundReport, last: bool) -> dict[str, float]:
+    def _test_early_end(self) -> None:
+        """Test and say what belongs to a last round, where the run was ended before it."""
+        participants = self.engine.side.select(self.experiment.participation, self.round)
+        self._remark(self.engine.side.view(self.engine.server, participants, self.round))
+        if self.round % self.experiment.evaluate_every:
+            values = self._evaluate(None, last=True)
+        elif self.method.adaptation is not None:
+            scores, self.adapted = self.engine.adapted(self.round)
+            values = self._note("client_adapted", scores)
+        else:
+            return
+        self.metrics.add_round(self.round, values)
+
+    def _evaluate(self, before: Scores | None, last: bool) -> dict[str, float]:
         values: dict[str, float] = {}
         after, everywhere = self.engine.after(self.round)
-        if report.before is not None:
-            values |= self._note("client_before", report.before)
+        if before is not None:
+            values |= self._note("client_before", before)
         values |= self._note("client_after", after)
         values |= everywhere
+        for metric, numbers in after.of_all.items():
+            self.metrics.add_classes(self.round, metric, EVERYBODY, numbers)
         if "global.accuracy" in everywhere:
             values |= self._note("global_on_clients", after)
         if self.experiment.validation:
@@ -218,7 +267,7 @@ class Driver:
             )
         before = self.metrics.series("validation.accuracy")[1].tolist()
         if everywhere["validation.accuracy"] > max(before, default=-math.inf):
-            self.best = clone(self.engine.side.tested(self.engine.server, self.round))
+            self.best = clone(self._tested())
 
     def _layer_metrics(self, before: Tensors, report: RoundReport) -> dict[str, dict[str, float]]:
         """Measure the layers that travelled: their update, and their cosine to the reference round."""
@@ -238,7 +287,45 @@ class Driver:
             self.metrics.add_clients(self.round, f"{label}.{metric}", scores.clients, numbers.tolist())
             described = describe_clients(numbers, higher_is_better=metric == "accuracy")
             values |= {f"{label}.{metric}.{name}": value for name, value in described.items()}
+        pooled = {} if scores.pooled is None else compute(*scores.pooled, self.setting.metrics)
+        for one in self.setting.metrics:
+            values |= self._note_further(f"{label}.{one}", one, scores, pooled.get(str(one)))
         return values
+
+    def _note_further(self, metric: str, kind: Metric, scores: Scores, pooled: np.ndarray | None) -> dict[str, float]:
+        """Log what was asked for beside accuracy and loss, and sum it up over the clients that it is defined for."""
+        numbers = scores.further[str(kind)]
+        if kind.axes:
+            for client, own in zip(scores.clients, numbers, strict=True):
+                self.metrics.add_classes(self.round, metric, client, own)
+            if pooled is not None:
+                self.metrics.add_classes(self.round, metric, EVERYBODY, pooled)
+            return {}
+        self.metrics.add_clients(self.round, metric, scores.clients, numbers.tolist())
+        undefined = np.isnan(numbers) & np.isfinite(scores.loss)  # of a diverged model it is not hidden
+        described = describe_clients(numbers[~undefined], higher_is_better=kind.higher_is_better is not False)
+        if kind.higher_is_better is None:
+            del described["worst10"]
+        if undefined.any() and str(kind) not in self.warned:
+            self.warned.add(str(kind))
+            self._warn_of_undefined(kind, scores.clients, undefined)
+        told = {**described, UNDEFINED: float(undefined.sum()), **({} if pooled is None else {POOLED: float(pooled)})}
+        return {f"{metric}.{name}": value for name, value in told.items()}
+
+    def _warn_of_undefined(self, kind: Metric, clients: Sequence[int], undefined: np.ndarray) -> None:
+        first, count = clients[int(undefined.argmax())], int(undefined.sum())
+        needs = f": it needs {kind.defined_for} among the test samples" if kind.defined_for else ""
+        rest = "their mean is over the others" if count < len(clients) else "it has no mean over clients"
+        warnings.warn(
+            f"The metric '{kind}' is not defined for {count} of {len(clients)} clients, of which client {first} is the "
+            f"first{needs}; {rest}.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
+
+    def _remark(self, view: Server) -> None:
+        for remark in self.method.remarks(view):
+            warnings.warn(remark, FedStrataWarning, stacklevel=2)
 
     def _warn_if_diverged(self, report: RoundReport) -> None:
         bad = (~torch.isfinite(report.loss)).nonzero().flatten().tolist()
@@ -255,7 +342,8 @@ class Driver:
         """Save a checkpoint of the rounds so far."""
         state = pack(self.engine.server, self.engine.clients()) | under("reference", self.reference)
         state |= under("best", self.best)
-        folder.save_checkpoint(self.round, state, {}, self.metrics, self.timings)
+        facts = {} if self.stopped is None else {"stopped": self.stopped}
+        folder.save_checkpoint(self.round, state, facts, self.metrics, self.timings)
 
     def restore(self, folder: RunFolder) -> None:
         """Go on from the newest whole checkpoint, or from the beginning where there is none."""
@@ -266,11 +354,13 @@ class Driver:
         self.engine.restore(*unpack(state))
         self.reference, self.best = state.group("reference"), state.group("best")
         self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
+        self.stopped = checkpoint.facts.get("stopped")
 
     def summary(self) -> dict[str, Any]:
         """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name.
 
-        Where samples are held out to choose a model on, ``validated`` is the round of that model.
+        Where samples are held out to choose a model on, ``validated`` is the round of that model. Where a callback has
+        ended the run before its last round, ``stopped`` says why.
         """
         rounds, accuracy = self.metrics.series("client_after.accuracy.mean")
         return {
@@ -286,6 +376,7 @@ class Driver:
             "best": self.metrics.best(),
             "best_round": int(rounds[accuracy.argmax()]) if len(rounds) else None,
             **self._validated(),
+            **({} if self.stopped is None else {"stopped": self.stopped}),
             **self.metrics.traffic(),
             "seconds": sum(self.timings.totals().values()),
             "parameters": sum(self.setting.initial[name].numel() for name in self.setting.layers.parameter_names),

@@ -8,24 +8,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.data import Dataset
+from fedstrata.data import Dataset, datasets
+from fedstrata.data.datasets.table import TableFiles
+from fedstrata.data.tables import Table
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import load_data
+from fedstrata.scores import ALWAYS, score
 from fedstrata.trained import TrainedModel
 
 PARTS = ("test", "train", "all")
 
 
 def evaluate_model(
-    model: TrainedModel, path: Path, data: str | None, data_root: str | None, client: int | None, part: str
+    model: TrainedModel,
+    path: Path,
+    data: str | None = None,
+    data_root: str | None = None,
+    client: int | None = None,
+    part: str = "test",
+    metrics: str | None = None,
 ) -> dict[str, Any]:
-    """Test a model on a part of a dataset, by default that of its run and there on its own client's samples."""
+    """Test a model on a part of a dataset, by default that of its run and there on its own client's samples.
+
+    ``metrics`` are further ones beside accuracy and loss, such as ``f1+auc``.
+    """
     if part not in PARTS:
         raise FedStrataError(f"'{part}' is no part of a dataset; possible are {', '.join(PARTS)}.")
     experiment, own = _experiment(path, data, data_root)
-    dataset = load_data(experiment)
+    dataset = _loaded(experiment, model)
     positions = _positions(dataset, part)
     whose = "all clients"
     if own is not None and client is not None:
@@ -35,13 +47,15 @@ def evaluate_model(
         whose = f"client {client}"
     if len(positions) == 0:
         raise FedStrataError(f"There are no {part} samples of {whose} in '{experiment.data}'; choose another --part.")
-    metrics = measured(model, dataset, positions)
+    found = measured(model, dataset, positions, metrics)
     told = part if own is None else f"{part}, {whose}"
-    return {"data": experiment.data, "part": told, "samples": len(positions), "metrics": metrics}
+    return {"data": experiment.data, "part": told, "samples": len(positions), "metrics": found}
 
 
-def measured(model: TrainedModel, dataset: Dataset, positions: np.ndarray) -> dict[str, float]:
-    """Compute accuracy and loss of a model on some samples; classes go by their names."""
+def measured(
+    model: TrainedModel, dataset: Dataset, positions: np.ndarray, metrics: str | None = None
+) -> dict[str, float]:
+    """Judge a model on some samples by accuracy, loss and further metrics; classes go by their names."""
     places = {name: number for number, name in enumerate(model.class_names)}
     labels = dataset.labels[positions]
     there = [dataset.class_names[label] for label in sorted(set(labels.tolist()))]
@@ -52,12 +66,16 @@ def measured(model: TrainedModel, dataset: Dataset, positions: np.ndarray) -> di
             f"{', '.join(model.class_names)}."
         )
     right = torch.tensor([places.get(name, -1) for name in dataset.class_names])[labels]
-    probabilities = torch.from_numpy(model.predict_proba(dataset.inputs[positions]))
-    told = probabilities.gather(1, right[:, None]).squeeze(1)
-    return {
-        "accuracy": float((probabilities.argmax(1) == right).double().mean()),
-        "loss": float(-told.clamp_min(torch.finfo(told.dtype).tiny).log().mean()),
-    }
+    return score(model.predict_proba(dataset.inputs[positions]), right, "+".join(filter(None, (*ALWAYS, metrics))))
+
+
+def _loaded(experiment: Experiment, model: TrainedModel) -> Dataset:
+    """Load the data; the rows of tables become inputs as for the model, not as they would by themselves."""
+    source = None if experiment.data.startswith("python:") else datasets.make(experiment.data)
+    if model.card.table is None or not isinstance(source, TableFiles):
+        return load_data(experiment)
+    root = None if experiment.data_root is None else Path(experiment.data_root)
+    return source.load_as(Table.from_mapping(model.card.table), root)
 
 
 def _experiment(path: Path, data: str | None, data_root: str | None) -> tuple[Experiment, RunFolder | None]:

@@ -6,7 +6,8 @@
     data.json           the data in numbers: classes, sizes, label counts
     split.parquet       who holds which samples
     checkpoints/        the newest two, for going on after an interruption
-    metrics/            rounds.parquet, clients.parquet, layers.parquet: equal runs have equal bytes here
+    metrics/            rounds.parquet, clients.parquet, layers.parquet: equal runs have equal bytes here; and
+                        classes.parquet where numbers of single classes were asked for
     timings.parquet     all that a clock has touched
     model.safetensors   the final global model, as far as it is shared
     model.json          what one must know to use it: architecture, preprocessing, classes, where it comes from
@@ -44,7 +45,7 @@ from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
-from fedstrata.runs.metrics import METRIC_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
+from fedstrata.runs.metrics import CLASSES, CLASSES_SCHEMA, METRIC_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
 from fedstrata.trained.card import Card
 from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
 
@@ -193,7 +194,9 @@ class RunFolder:
     def metrics(self) -> MetricLog:
         """All that was measured: of the whole run if it is finished, else up to its newest checkpoint."""
         if self.finished:
-            return _metrics_from_parquet(lambda name: self._read(f"metrics/{name}"), self.path / "metrics")
+            place = self.path / "metrics"
+            has_classes = (place / f"{CLASSES}.parquet").exists()
+            return _metrics_from_parquet(lambda name: self._read(f"metrics/{name}"), place, has_classes)
         return self._from_newest_checkpoint(_metrics_of_checkpoint) or MetricLog()
 
     def timings(self) -> TimingLog:
@@ -364,6 +367,7 @@ def _describe(
         "split_hash": split.hash,
         "input_shape": dataset.input_shape,
         "samples": len(dataset.inputs),
+        **({"whole_numbers": True} if dataset.whole_numbers else {}),
     }
     imported = require_imports(experiment.imports)
     return {
@@ -426,10 +430,11 @@ def _logs_to_parquet(metrics: MetricLog, timings: TimingLog) -> dict[str, bytes]
     return {f"{name}.parquet": files.to_parquet(table) for name, table in tables.items()}
 
 
-def _metrics_from_parquet(read: Callable[[str], bytes], folder: Path) -> MetricLog:
-    names = {name: f"{name}.parquet" for name in METRIC_SCHEMAS}
+def _metrics_from_parquet(read: Callable[[str], bytes], folder: Path, has_classes: bool) -> MetricLog:
+    schemas = {**METRIC_SCHEMAS, CLASSES: CLASSES_SCHEMA} if has_classes else METRIC_SCHEMAS
+    names = {name: f"{name}.parquet" for name in schemas}
     return MetricLog.from_tables(
-        {name: files.from_parquet(read(file), METRIC_SCHEMAS[name], folder / file) for name, file in names.items()}
+        {name: files.from_parquet(read(file), schemas[name], folder / file) for name, file in names.items()}
     )
 
 
@@ -483,7 +488,8 @@ def _is_whole(folder: Path) -> bool:
 
 def _metrics_of_checkpoint(folder: Path) -> MetricLog:
     manifest = _read_manifest(folder)
-    return _metrics_from_parquet(lambda name: _read_verified(folder, manifest, name), folder)
+    has_classes = f"{CLASSES}.parquet" in manifest["files"]
+    return _metrics_from_parquet(lambda name: _read_verified(folder, manifest, name), folder, has_classes)
 
 
 def _timings_of_checkpoint(folder: Path) -> TimingLog:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from fedstrata import scores
+
 METRIC_SCHEMAS: Mapping[str, pa.Schema] = {
     "rounds": pa.schema([("round", pa.int32()), ("metric", pa.string()), ("value", pa.float64())]),
     "clients": pa.schema(
@@ -24,6 +26,23 @@ METRIC_SCHEMAS: Mapping[str, pa.Schema] = {
         [("round", pa.int32()), ("layer", pa.string()), ("metric", pa.string()), ("value", pa.float64())]
     ),
 }
+CLASSES = "classes"
+CLASSES_SCHEMA: pa.Schema = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.int32()),
+        ("metric", pa.string()),
+        ("class", pa.int32()),
+        ("predicted", pa.int32()),
+        ("value", pa.float64()),
+    ]
+)
+"""Numbers of single classes, a table that is there only where an experiment asks for some.
+
+The client :data:`EVERYBODY` stands for all samples together. ``predicted`` is the column of a confusion matrix, whose
+zeros are left out, and else :data:`EVERYBODY` too. What is not defined is left out.
+"""
+EVERYBODY = -1
 TIMING_SCHEMA: pa.Schema = pa.schema([("round", pa.int32()), ("phase", pa.string()), ("seconds", pa.float64())])
 
 
@@ -84,7 +103,7 @@ class _Rows:
 
 
 class MetricLog:
-    """All metrics of a run: of rounds, of clients in rounds, of layers in rounds.
+    """All metrics of a run: of rounds, of clients in rounds, of layers in rounds, of classes where they are asked for.
 
     >>> log = MetricLog()
     >>> log.add_round(1, {"accuracy": 0.5, "loss": 1.0})
@@ -95,7 +114,13 @@ class MetricLog:
 
     def __init__(self) -> None:
         self._tables = {name: _Rows(schema) for name, schema in METRIC_SCHEMAS.items()}
+        self._classes = _Rows(CLASSES_SCHEMA)
         self._last_round: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        """Tell the log in a line."""
+        rounds = max(self._last_round.values(), default=0)
+        return f"MetricLog({len(self._last_round)} metrics, up to round {rounds}; see series, latest and to_tables)"
 
     def add_round(self, round: int, values: Mapping[str, float]) -> None:
         """Note metrics of a whole round; each metric at most once a round."""
@@ -121,15 +146,38 @@ class MetricLog:
         numbers = [float(value) for value in values.values()]
         self._tables["layers"].extend(round, len(numbers), layer=values, metric=[metric] * len(numbers), value=numbers)
 
+    def add_classes(self, round: int, metric: str, client: int, values: np.ndarray) -> None:
+        """Note one metric of all classes, or a confusion matrix, of one client or of :data:`EVERYBODY`."""
+        told = ~np.isnan(values) if values.ndim == 1 else ~np.isnan(values) & (values != 0)
+        places = np.argwhere(told).tolist()
+        self._classes.extend(
+            round,
+            len(places),
+            client=[client] * len(places),
+            metric=[metric] * len(places),
+            **{
+                "class": [place[0] for place in places],
+                "predicted": [place[1] if len(place) > 1 else EVERYBODY for place in places],
+                "value": values[told].tolist(),
+            },
+        )
+
     def to_tables(self) -> dict[str, pa.Table]:
-        """Return the tables ``rounds``, ``clients`` and ``layers``, in the order in which the rows were added."""
-        return {name: rows.to_table() for name, rows in self._tables.items()}
+        """Return the tables ``rounds``, ``clients`` and ``layers``, in the order in which the rows were added.
+
+        Where there are numbers of single classes, there is the table ``classes`` too.
+        """
+        tables = {name: rows.to_table() for name, rows in self._tables.items()}
+        classes = self._classes.to_table()
+        return {**tables, CLASSES: classes} if len(classes) else tables
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, pa.Table]) -> MetricLog:
         """Continue from the tables of :meth:`to_tables`."""
         log = cls()
         log._tables = {name: _Rows.from_table(tables[name], schema) for name, schema in METRIC_SCHEMAS.items()}
+        if CLASSES in tables:
+            log._classes = _Rows.from_table(tables[CLASSES], CLASSES_SCHEMA)
         columns = log._tables["rounds"].columns
         names = list(columns["metric"].texts)
         for round, metric in zip(columns["round"].words, columns["metric"].words, strict=True):
@@ -195,6 +243,10 @@ class TimingLog:
     def __init__(self) -> None:
         self._rows = _Rows(TIMING_SCHEMA)
 
+    def __repr__(self) -> str:
+        """Tell the log in a line."""
+        return f"TimingLog({', '.join(f'{phase} {seconds:.1f} s' for phase, seconds in self.totals().items())})"
+
     def add(self, round: int, phase: str, seconds: float) -> None:
         """Note the time of one phase in one round."""
         self._rows.extend(round, 1, phase=[phase], seconds=[float(seconds)])
@@ -220,13 +272,27 @@ class TimingLog:
 def higher_is_better(metric: str) -> bool | None:
     """Read off a metric's name which way is up: an accuracy should be high, a loss low; for others there is no better.
 
+    Of metrics that an experiment asked for (:mod:`fedstrata.scores`), they themselves know.
+
     >>> higher_is_better("global_accuracy"), higher_is_better("loss"), higher_is_better("accuracy_std")
     (True, False, None)
+    >>> higher_is_better("client_after.f1.mean"), higher_is_better("global.brier")
+    (True, False)
     """
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
-    if "std" in words:
+    if words & {"std", UNDEFINED}:
         return None
+    name = re.match(r"\w+\.([A-Za-z][\w-]*)", metric)
+    known = None if name is None else scores.metrics.registered(name.group(1))
+    if known is not None:
+        return known.higher_is_better
     return True if "accuracy" in words else False if "loss" in words else None
+
+
+UNDEFINED = "undefined"
+"""How many clients have no number, because their test samples do not define it."""
+POOLED = "pooled"
+"""The number of all clients' test samples together, each tested by its own client's model."""
 
 
 def describe_clients(values: Sequence[float] | np.ndarray, *, higher_is_better: bool = True) -> dict[str, float]:

@@ -57,6 +57,7 @@ def global_card(driver: Driver) -> Card:
         input_type=str(dataset.inputs.dtype).removeprefix("torch."),
         preprocessing=preprocessing_of(dataset, parse_transforms(experiment.transforms)),
         class_names=dataset.class_names,
+        table=None if dataset.table is None else dataset.table.to_mapping(),
         metrics=_global_metrics(driver.metrics),
         origin={
             "method": str(driver.method),

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
 from fedstrata.data.channels import Statistics, statistics_of_clients, with_statistics, with_statistics_of_all
+from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
 from fedstrata.data.transforms import Transform, normalisation_in
 from fedstrata.engines.batches import DeviceData, Work
@@ -24,12 +25,15 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
+from fedstrata.losses import CrossEntropy, losses
 from fedstrata.methods import Declared, Method, Outline, Part
 from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
 from fedstrata.plugins import require_imports
+from fedstrata.private_torch import within
 from fedstrata.runs.devices import DTYPES, choose_device, set_precision
 from fedstrata.schedules import schedules
+from fedstrata.scores import Metric, describe_metrics, further_metrics, make_metrics
 from fedstrata.wire import AS_IS
 
 DEFAULT_CLIENTS = 20
@@ -38,7 +42,7 @@ DEFAULT_PARTITION = "dirichlet:0.1"
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Python objects that replace what an experiment would name: a user's own data, split, model or method.
+    """Python objects that replace what an experiment would name: a user's own data, split, model, method or metrics.
 
     ``secret`` is what a server or a site of a deployment knows for itself; nothing in a simulation is secret.
     """
@@ -47,11 +51,20 @@ class Ingredients:
     split: Split | None = None
     model: nn.Module | ModelSpec | Callable[..., nn.Module] | None = None
     method: Method | Part | None = None
+    metrics: tuple[Metric, ...] | None = None
+    named: NamedData | None = None
+    """Where the dataset that an experiment names is kept once it is loaded, if several runs use it."""
     secret: str | None = field(default=None, repr=False)
+
+    def load(self, experiment: Experiment) -> Dataset:
+        """Take the dataset that was given, or load the one that the experiment names."""
+        if self.dataset is not None:
+            return self.dataset
+        return load_data(experiment) if self.named is None else self.named.load(experiment)
 
     def make_method(self, experiment: Experiment) -> Method:
         """Make the method: the object that was given, or the one that the experiment names."""
-        return Method.make(self.method or experiment.method)
+        return Method.make(experiment.method if self.method is None else self.method)
 
     def with_secret(self) -> Ingredients:
         """Draw a secret, unless one was given.
@@ -73,11 +86,14 @@ class Ingredients:
             )
         if self.method is not None:
             changes["method"] = str(self.method)
+        if self.metrics is not None:
+            changes["metrics"] = describe_metrics(self.metrics) or None
         return experiment.with_changes(changes)
 
 
 def _name_of(value: object) -> str:
-    return str(getattr(value, "__name__", type(value).__name__))
+    plain = within(value) if isinstance(value, nn.Module) else value
+    return str(getattr(plain, "__name__", type(plain).__name__))
 
 
 @dataclass(frozen=True)
@@ -99,15 +115,23 @@ class Prepared:
         )
 
 
-def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> Prepared:
-    """Load the data, divide it and build the model; whatever does not fit is refused here."""
+def prepare(
+    experiment: Experiment, ingredients: Ingredients | None = None, tell: Callable[[str], None] = lambda words: None
+) -> Prepared:
+    """Load the data, divide it and build the model; whatever does not fit is refused here.
+
+    ``tell`` hears in a few words what is being done.
+    """
     require_imports(experiment.imports)
     ingredients = ingredients or Ingredients()
     method = ingredients.make_method(experiment)
     experiment = ingredients.describe(experiment)
     refuse_misfits(experiment, method)
+    if ingredients.metrics is None:
+        make_metrics(experiment.metrics or ())
     transforms = parse_transforms(experiment.transforms)
-    dataset = ingredients.dataset or load_data(experiment)
+    tell(f"loading the data {experiment.data}")
+    dataset = ingredients.load(experiment)
     for transform in transforms:
         transform.check(dataset)
     if experiment.validation and ingredients.split is not None:
@@ -115,10 +139,14 @@ def prepare(experiment: Experiment, ingredients: Ingredients | None = None) -> P
             f"validation = {experiment.validation} holds samples out before the data is divided, but the split comes "
             "from Python; leave validation out, or let a partition divide the data."
         )
-    experiment, split = (experiment, ingredients.split) if ingredients.split else divide(experiment, dataset)
+    tell("dividing the data")
+    split = ingredients.split
+    if split is None:
+        experiment, split = divide(experiment, dataset)
     experiment = experiment.with_changes({"clients": split.clients})
     refuse_odd_joining(experiment, method)
-    model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes)
+    tell(f"building the model {experiment.model}")
+    model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes, dataset.trial)
     refuse_odd_validation(experiment, setting)
     normalisation = normalisation_in(transforms)
     if normalisation is not None and normalisation.of_everybody:
@@ -192,6 +220,7 @@ def refuse_misfits(experiment: Experiment, method: Method) -> None:
         )
     optimisers.make(experiment.optimiser)
     schedules.make(experiment.schedule)
+    refuse_unused_loss(experiment, method)
     normalisation = normalisation_in(parse_transforms(experiment.transforms))
     if method.needs.proxy and normalisation is not None and normalisation.of_each:
         raise FedStrataError(
@@ -201,14 +230,36 @@ def refuse_misfits(experiment: Experiment, method: Method) -> None:
     choose_device(experiment.device)
 
 
+def refuse_unused_loss(experiment: Experiment, method: Method) -> None:
+    """Refuse a loss that nobody would train with, because the method has one of its own."""
+    loss, decider = losses.make(experiment.loss), method.decides_loss
+    if decider is not None and loss != CrossEntropy():
+        raise FedStrataError(
+            f"The loss '{loss}' would have no effect: '{decider.name}' decides the local loss itself; leave the loss "
+            "out, or choose another method."
+        )
+
+
 def make_setting(
-    experiment: Experiment, method: Method, ingredients: Ingredients, input_shape: tuple[int, ...], classes: int
+    experiment: Experiment,
+    method: Method,
+    ingredients: Ingredients,
+    input_shape: tuple[int, ...],
+    classes: int,
+    trial: Tensor | None = None,
 ) -> tuple[nn.Module, Setting]:
-    """Build the model for samples of some shape, and gather what everybody in the run knows; no data is needed."""
+    """Build the model for samples of some shape, and gather what everybody in the run knows; no data is needed.
+
+    The model is tried on zeros, or on ``trial``, two samples, where inputs are whole numbers.
+    """
     device = choose_device(experiment.device)
     set_precision(experiment.precision, experiment.deterministic)
-    model = build_model(ingredients.model or experiment.model, input_shape, classes, experiment.seed)
-    layers = LayerMap.read(model, input_shape)
+    given = experiment.model if ingredients.model is None else ingredients.model
+    model = build_model(given, input_shape, classes, experiment.seed, trial)
+    layers = LayerMap.read(model, input_shape, trial)
+    loss = losses.make(experiment.loss)
+    loss.check(classes)
+    metrics = further_metrics(experiment.metrics or () if ingredients.metrics is None else ingredients.metrics, classes)
     optimiser = optimisers.make(experiment.optimiser)
     for note in method.notes(Outline(layers, experiment.rounds, optimiser)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
@@ -222,12 +273,13 @@ def make_setting(
     return model, Setting(
         method=method,
         layers=layers,
-        flops=Flops.read(model, input_shape),
+        flops=Flops.read(model, input_shape, None if trial is None else trial.to(device)),
         initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
         personal=personal,
         resident=personal | method.resident(layers),
         optimiser=optimiser,
         schedule=schedules.make(experiment.schedule),
+        loss=loss,
         work=Work(
             experiment.epochs,
             experiment.steps,
@@ -245,6 +297,7 @@ def make_setting(
         precision=experiment.precision,
         device=device,
         own_inputs=normalisation is not None and normalisation.of_each,
+        metrics=metrics,
         secret=ingredients.secret or "",
     )
 
@@ -252,8 +305,28 @@ def make_setting(
 def load_data(experiment: Experiment) -> Dataset:
     """Load the dataset that an experiment names."""
     _refuse_python(experiment.data, "data")
+    if experiment.data.lower().endswith(TABLE_ENDINGS) and "(" not in experiment.data and ":" not in experiment.data:
+        raise FedStrataError(
+            f"'{experiment.data}' is a file; write table(path={experiment.data}, label=..., site=...) with the names "
+            "of its columns for the class and, if there is one, the owner of a row."
+        )
     root = None if experiment.data_root is None else Path(experiment.data_root)
     return datasets.make(experiment.data).load(root)
+
+
+class NamedData:
+    """Loads a dataset when an experiment first names it, and keeps it for those that name it too."""
+
+    def __init__(self) -> None:
+        self._loaded: tuple[tuple[str, str | None], Dataset] | None = None
+
+    def load(self, experiment: Experiment) -> Dataset:
+        """Load the dataset that an experiment names, unless it was the last one to be loaded."""
+        wanted = experiment.data, experiment.data_root
+        if self._loaded is None or self._loaded[0] != wanted:
+            self._loaded = None  # so that two are never held at once
+            self._loaded = wanted, load_data(experiment)
+        return self._loaded[1]
 
 
 def divide(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, Split]:

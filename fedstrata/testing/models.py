@@ -24,24 +24,30 @@ def check_model(
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module],
     input_shape: tuple[int, ...] = (1, 8, 8),
     classes: int = 10,
+    tokens: int | None = None,
 ) -> None:
     """Check that a model can be federated: built for the shape, its layers found, trained by either engine alike.
 
     Give a model, a function that builds one from ``(input_shape, classes)``, or a registered name. A model that can
-    only be trained one client after another passes, too; engines say so when they run it.
+    only be trained one client after another passes, too; engines say so when they run it. With ``tokens``, inputs are
+    whole numbers below it, as for a model of texts.
 
     >>> check_model("mlp")
     """
+    generator = torch.Generator().manual_seed(0)
+    if tokens is None:
+        inputs, trial = torch.randn(_SAMPLES, *input_shape, generator=generator), None
+    else:
+        inputs = torch.randint(0, tokens, (_SAMPLES, *input_shape), generator=generator)
+        trial = inputs[:2]
     try:
-        built = build_model(model, input_shape, classes, seed=0)
-        layers = LayerMap.read(built, input_shape)
+        built = build_model(model, input_shape, classes, 0, trial)
+        layers = LayerMap.read(built, input_shape, trial)
     except FedStrataError as error:
         raise AssertionError(f"the model cannot be built: {error}") from error
     require(layers.weighted, "the model has no layers with weights")
     unused = [layer.name for layer in layers.unused]
     require(not unused, f"the forward pass never meets {unused[:3]}, so that nothing would train them")
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(_SAMPLES, *input_shape, generator=generator)
     data = from_arrays(inputs, torch.arange(_SAMPLES) % classes, class_names=tuple(map(str, range(classes))))
     experiment = Experiment(
         rounds=1,

@@ -27,9 +27,10 @@ class Card:
     """What stands beside the weights of a model.
 
     ``architecture`` is the text from which FedStrata builds the network, or ``python:Name`` for a module of the user's
-    own. ``preprocessing`` is done to inputs of ``input_shape`` and ``input_type`` in its order. ``metrics`` are what
-    the model reached on test samples, ``origin`` tells where it comes from (method, data, client, round), and ``hash``
-    is the SHA-256 of the file with the weights.
+    own. ``preprocessing`` is done to inputs of ``input_shape`` and ``input_type`` in its order; ``table`` tells before
+    it how the rows of a table become such inputs (:class:`fedstrata.data.Table`). ``metrics`` are what the model
+    reached on test samples, ``origin`` tells where it comes from (method, data, client, round), and ``hash`` is the
+    SHA-256 of the file with the weights.
     """
 
     architecture: str
@@ -37,6 +38,7 @@ class Card:
     input_type: str
     preprocessing: tuple[Step, ...]
     class_names: tuple[str, ...]
+    table: Mapping[str, Any] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
     hash: str | None = None

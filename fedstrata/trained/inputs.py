@@ -1,8 +1,8 @@
-"""What people have (arrays, images, files) as the tensor that a model takes."""
+"""What people have (arrays, images, tables, files) as the tensor that a model takes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,24 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from fedstrata.data.tables import Table
 from fedstrata.errors import FedStrataError
 from fedstrata.trained.card import Card
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _ARRAY_ENDINGS = (".npy",)
+_TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 
 def read_inputs(given: Any, card: Card) -> Tensor:
     """Turn samples into the tensor ``[n, ...]`` that a model takes, or say what it takes instead.
 
     ``given`` is an array or tensor of samples (or of one sample), an image or several, or the path of a file or folder:
-    a NumPy array (``.npy``), or images.
+    a NumPy array (``.npy``), or images. A model of tables takes the rows of one: a data frame, an Arrow table, a dict
+    of columns, a CSV or Parquet file.
     """
+    if card.table is not None and _is_table(given):
+        return Table.from_mapping(card.table).encode(given)
     if isinstance(given, str | Path):
         return _of_path(Path(given), card)
     if isinstance(given, Image.Image):
@@ -33,6 +38,14 @@ def read_inputs(given: Any, card: Card) -> Tensor:
     if isinstance(given, Sequence) and given and all(isinstance(one, str | Path) for one in given):
         return torch.cat([_of_path(Path(one), card) for one in given])
     return _of_array(given, card)
+
+
+def _is_table(given: Any) -> bool:
+    """Tell rows of a table, with names of columns, from arrays of inputs."""
+    if isinstance(given, str | Path):
+        return str(given).lower().endswith(_TABLE_ENDINGS)
+    rows = isinstance(given, Sequence) and len(given) > 0 and all(isinstance(one, Mapping) for one in given)
+    return rows or isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names")
 
 
 def names_of(given: str | Path) -> list[str] | None:
@@ -59,7 +72,7 @@ def _of_path(path: Path, card: Card) -> Tensor:
             return _of_array(np.load(path, allow_pickle=False), card)
         except (ValueError, OSError) as error:
             raise FedStrataError(f"'{path}' holds no plain NumPy array: {error}.") from None
-    known = ", ".join((*_ARRAY_ENDINGS, *IMAGE_ENDINGS))
+    known = ", ".join((*_ARRAY_ENDINGS, *(_TABLE_ENDINGS if card.table else ()), *IMAGE_ENDINGS))
     raise FedStrataError(f"'{path}' is of no kind that can be read; give a file that ends in {known}.")
 
 
@@ -130,4 +143,5 @@ def _bytes(inputs: Tensor, card: Card) -> Tensor:
 
 def _wanted(card: Card) -> str:
     numbers = "bytes from 0 to 255" if card.input_type == "uint8" else f"numbers of type {card.input_type}"
-    return f"samples of shape {list(card.input_shape)}, {numbers}"
+    rows = "rows of a table, or " if card.table else ""
+    return f"{rows}samples of shape {list(card.input_shape)}, {numbers}"

@@ -35,7 +35,7 @@ class TrainedModel(nn.Module):
 
     Called with raw inputs ``[n, ...]``, as they are in the data (bytes for images of bytes), it returns the scores
     ``[n, classes]``. :meth:`predict` and :meth:`predict_proba` work as in scikit-learn, and also take single samples,
-    images, and files. ``network`` is the plain network, which takes inputs that are preprocessed already.
+    images, tables, and files. ``network`` is the plain network, which takes inputs that are preprocessed already.
     """
 
     def __init__(self, network: nn.Module, card: Card) -> None:
@@ -198,7 +198,7 @@ def network_of(card: Card, tensors: Mapping[str, Tensor], given: Network | None 
 def _built(source: Network | ModelSpec, card: Card) -> nn.Module:
     """Build a network for the inputs that a card tells of, and try it on samples of their type."""
     whole = card.input_type not in ("uint8", "float16", "float32", "float64")
-    sample = torch.zeros((2, *card.input_shape), dtype=getattr(torch, card.input_type)) if whole else None
+    sample = torch.ones((2, *card.input_shape), dtype=getattr(torch, card.input_type)) if whole else None
     return build_model(source, card.input_shape, len(card.class_names), 0, sample)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -117,6 +117,15 @@ def encoded_sizes(
     for entry in numbers:
         sizes += _sizes(entry, message.numbers[entry.name], None, None)
     return [int(size) for size in sizes]
+
+
+def bytes_sent(sizes: Iterable[int]) -> int:
+    """Add up the bytes of some messages. One that holds nothing counts nothing: nothing of it needs to be sent.
+
+    >>> bytes_sent([len(encode(Message()))])
+    0
+    """
+    return sum(size for size in sizes if size != _BYTES_OF_NOTHING)
 
 
 def received(message: Message, values: str) -> Message:
@@ -311,3 +320,6 @@ def _not_a_tensor(raw: Any) -> WireError:
 def _check_one_client(message: Message) -> None:
     if not message.common:
         raise FedStrataError("One message at a time can be encoded; pick a client's with 'rows'.")
+
+
+_BYTES_OF_NOTHING = FRAME_BYTES + len(_description([], []))

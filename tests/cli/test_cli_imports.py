@@ -10,6 +10,7 @@ from cli_calls import TINY, Call
 from typer.main import get_command
 
 from fedstrata.cli import app
+from fedstrata.cli.listing import LISTED
 from fedstrata.methods import methods
 from fedstrata.runs.folder import RunFolder
 
@@ -86,8 +87,8 @@ def test_every_command_that_names_components_can_import_some() -> None:
         for name, command in get_command(app).commands.items()
         if any("--import" in parameter.opts for parameter in command.params)
     }
-    naming = {"run", "compare", "methods", "models", "datasets", "partitions", "layers", "partition"}
-    assert able == naming | {"server", "client", "deploy"}
+    naming = {"run", "compare", "layers", "partition", *LISTED}
+    assert able == naming | {"predict", "evaluate", "export"} | {"server", "client", "deploy"}
 
 
 def test_run_report_and_resume(call: Call, file: Path, tmp_path: Path) -> None:

@@ -2,22 +2,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from typing import ClassVar
 
 import pytest
 from cli_calls import Call
 
-from fedstrata.cli.listing import method_facts, read_shape
+from fedstrata.cli import main
+from fedstrata.cli.completing import REGISTRY_OF_KEY, completing, names_in_sources
+from fedstrata.cli.listing import LISTED, method_facts, read_shape
 from fedstrata.cli.words import readable
-from fedstrata.data import datasets, partitions
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Facts, Method, Part, methods
-from fedstrata.models import models
 
 
 @pytest.mark.parametrize(
-    ("command", "registry"),
-    [("methods", methods), ("models", models), ("datasets", datasets), ("partitions", partitions)],
+    ("command", "registry"), [(name, getattr(import_module(home), name)) for name, (home, _) in LISTED.items()]
 )
 def test_lists_name_everything(call: Call, command: str, registry: object) -> None:
     names = registry.names()  # type: ignore[attr-defined]
@@ -30,8 +30,7 @@ def test_lists_name_everything(call: Call, command: str, registry: object) -> No
 
 
 @pytest.mark.parametrize(
-    ("command", "registry"),
-    [("methods", methods), ("models", models), ("datasets", datasets), ("partitions", partitions)],
+    ("command", "registry"), [(name, getattr(import_module(home), name)) for name, (home, _) in LISTED.items()]
 )
 def test_every_single_one_can_be_shown(call: Call, command: str, registry: object) -> None:
     for name in registry.names():  # type: ignore[attr-defined]
@@ -130,8 +129,9 @@ def test_shapes() -> None:
     assert read_shape("3x32x32") == read_shape("3, 32, 32") == (3, 32, 32)
 
 
-@pytest.mark.parametrize("registry", [methods, models, datasets, partitions], ids=lambda registry: registry.kind)
-def test_no_command_of_tex_is_left_in_what_is_told(registry) -> None:
+@pytest.mark.parametrize("listed", LISTED)
+def test_no_command_of_tex_is_left_in_what_is_told(listed: str) -> None:
+    registry = getattr(import_module(LISTED[listed][0]), listed)
     for name in registry.names():
         told = registry.describe(name)
         for text in (told["description"], *(one["meaning"] for one in told["parameters"])):
@@ -141,3 +141,39 @@ def test_no_command_of_tex_is_left_in_what_is_told(registry) -> None:
 def test_docstrings_become_readable() -> None:
     assert readable(r":math:`v \leftarrow \beta v + \Delta`, see :class:`Part`") == "v ← β v + Δ, see Part"
     assert readable("two\nlines\n\n    kept\n    as is") == "two lines\n\n    kept\n    as is"
+
+
+@pytest.mark.parametrize("command", LISTED)
+def test_names_that_a_shell_completes_are_those_of_the_registry(command: str) -> None:
+    registry = getattr(import_module(LISTED[command][0]), command)
+    own = [name for name in registry.names() if registry.origin(name) is None]
+    assert list(names_in_sources(command)) == sorted(own)
+    assert set(REGISTRY_OF_KEY.values()) <= set(LISTED)
+
+
+def test_a_shell_completes_options_names_and_what_comes_after_a_plus_or_a_comma(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def completed(words: str) -> list[str]:
+        monkeypatch.setenv("_FEDSTRATA_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        with pytest.raises(SystemExit):
+            main([])
+        return capsys.readouterr().out.split()
+
+    assert completed("fedstrata resu") == ["resume"]
+    assert completed("fedstrata run --learn") == ["--learning-rate"]
+    assert completed("fedstrata run --method fedb") == ["fedbabu", "fedbn"]
+    assert completed("fedstrata run --data dig") == ["digits"]
+    assert completed("fedstrata compare fedav") == ["fedavg", "fedavg-ft", "fedavgm"]
+    assert completed("fedstrata schedules exp") == ["exponential"]
+    assert completing("methods")("fedavg, fedbn+li") == ["fedavg, fedbn+lips"]
+    assert completing("transforms")("nothing") == []
+
+
+def test_lists_that_need_no_torch_come_without_it(call: Call) -> None:
+    text = call("schedules", "exponential").out
+    assert text.startswith("exponential\n")
+    assert "exponential(decay=0.998)" in text
+    assert "'fedstrata optimisers NAME' tells the parameters of one." in call("optimisers").out

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import re
+import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_calls import TINY, Call
 
 from fedstrata import api
+from fedstrata.callbacks import RoundView
 from fedstrata.cli.running import run_folders, unused_folder
 from fedstrata.cli.showing import next_command
+from fedstrata.data.datasets.digits import Digits
 from fedstrata.experiment import Experiment
-from fedstrata.runs.driver import Update
 
 
 def read_toml(path: Path) -> dict[str, object]:
@@ -124,14 +127,14 @@ def test_a_finished_run_is_neither_overwritten_nor_resumed(call: Call, tmp_path:
 
 
 def test_resume_ends_as_if_there_had_been_no_interruption(call: Call) -> None:
-    def interrupt(update: Update) -> None:
+    def interrupt(update: RoundView) -> None:
         if update.round == 3:
             raise KeyboardInterrupt
 
     whole = call("run", *TINY, "--rounds", "4", "--out", "whole", "--no-report", "--json").json
     experiment = Experiment.read(Path("whole/experiment.toml")).with_changes({"checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
-        api.run(experiment, out="broken", listener=interrupt)
+        api.run(experiment, out="broken", callbacks=[interrupt])
     resumed = call("resume", "broken", "--json", "--no-report")
     assert resumed.code == 0
     assert resumed.json["final"] == whole["final"]
@@ -200,3 +203,56 @@ def test_the_next_command_has_the_settings_of_this_one() -> None:
         "fedstrata compare 'fedavg, fedbn' --seeds 3 --clients 5 "
         "--partition 'dirichlet(alpha=0.3, samples=40)' --deterministic"
     )
+
+
+def test_methods_of_a_comparison_may_stand_one_by_one_beside_a_file(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text('model = "mlp(hidden=8)"\nclients = 3\nrounds = 1\nepochs = 1\n')
+    listed = call(
+        "compare", "fedavg", "local,fedprox(mu=0.1)", "small.toml", "--out", "c", "--no-report", "--json"
+    ).json
+    assert [row["method"] for row in listed["methods"]] == ["fedavg", "local", "fedprox(mu=0.1)"]
+    assert "clients = 3" in Path("c/local-seed0/experiment.toml").read_text()
+
+
+def test_a_comparison_loads_its_data_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+    original = Digits.load
+    monkeypatch.setattr(Digits, "load", lambda self, root=None: loads.append(root) or original(self, root))
+    arguments = ("compare", "fedavg, local", *TINY, "--rounds", "1", "--seeds", "2", "--no-report", "--quiet")
+    assert call(*arguments).code == 0
+    assert len(loads) == 1
+    # Again, with runs there to be recognised, and another experiment in the folder that is looked at first.
+    assert call(*arguments, "--rounds", "2").code == 0
+    assert len(loads) == 2
+
+
+def test_what_takes_long_is_told_on_standard_error(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(self: Digits, root: Path | None = None) -> Any:
+        time.sleep(0.3)
+        return original(self, root)
+
+    original = Digits.load
+    monkeypatch.setattr(Digits, "load", slow)
+    monkeypatch.setattr("fedstrata.waiting.PATIENCE", 0.1)
+    told = call("run", *TINY, "--rounds", "1", "--out", "a", "--json", "--no-report")
+    assert told.json["rounds"] == 1
+    assert "fedavg, seed 0: loading the data digits\n" in told.err
+    assert "loading the data digits\n" in call("partition", "--json").err
+    assert call("run", *TINY, "--rounds", "1", "--out", "b", "--quiet", "--no-report").err == ""
+
+
+def test_an_imported_callback_ends_a_run_which_says_so(call: Call, tmp_path: Path, fresh_imports: None) -> None:
+    (tmp_path / "enough.py").write_text(
+        "from fedstrata.callbacks import Callback, StopRun, callbacks\n\n"
+        "@callbacks.register('enough')\n"
+        "class Enough(Callback):\n"
+        "    def on_evaluate(self, view):\n"
+        "        print('looking')\n"
+        "        if view.round == 2:\n"
+        "            raise StopRun('two rounds are enough')\n"
+    )
+    assert call("run", *TINY, "--rounds", "5", "--import", "enough.py", "--out", "b", "--json").json["rounds"] == 2
+    outcome = call("run", *TINY, "--rounds", "5", "--import", "enough.py", "--out", "a")
+    assert (outcome.code, outcome.err.splitlines()[0]) == (0, "looking")
+    assert "stopped after round 2 of 5: two rounds are enough" in outcome.out
+    assert "was stopped after round 2 of 5: two rounds are enough." in Path("a/report.html").read_text()

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata import compare
+from fedstrata import comparing
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import methods
+from fedstrata.progress import Silence
 
 TINY = Experiment(model="mlp(hidden=8)", clients=3, epochs=1, rounds=4, engine="stacked", checkpoint_every=1)
 
@@ -17,19 +18,19 @@ class Kill(BaseException):
 
 
 def test_methods_are_read_checked_and_counted_once() -> None:
-    assert compare.read_methods("fedavg,fedprox( mu=0.5 ), fedavg,") == ["fedavg", "fedprox(mu=0.5)"]
-    assert compare.read_methods("all") == methods.names()
+    assert comparing.read_methods("fedavg,fedprox( mu=0.5 ), fedavg,") == ["fedavg", "fedprox(mu=0.5)"]
+    assert comparing.read_methods("all") == methods.names()
     with pytest.raises(FedStrataError, match="Did you mean 'fedavg'"):
-        compare.read_methods("fedavg, fedavgg")
+        comparing.read_methods("fedavg, fedavgg")
 
 
 def test_file_names_are_safe_for_shells() -> None:
-    assert compare.file_name("a(b='c d', e=1)") == "a-b=-c-d-e=1"
-    assert compare.file_name("../..") == "run"
+    assert comparing.file_name("a(b='c d', e=1)") == "a-b=-c-d-e=1"
+    assert comparing.file_name("../..") == "run"
 
 
 def test_runs_are_planned_seed_by_seed(tmp_path: Path) -> None:
-    planned = compare.plan(Experiment(seed=5), ["fedavg", "fedbn"], 2, tmp_path)
+    planned = comparing.plan(Experiment(seed=5), ["fedavg", "fedbn"], 2, tmp_path)
     assert [run.name for run in planned] == ["fedavg, seed 5", "fedbn, seed 5", "fedavg, seed 6", "fedbn, seed 6"]
     assert {run.state for run in planned} == {"new"}
     assert planned[3].path == tmp_path / "fedbn-seed6"
@@ -42,30 +43,27 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
 
     texts = ["fedavg", "local", "fedbn"]
     with pytest.raises(Kill), pytest.warns(UserWarning, match="no normalisation"):
-        compare.perform(compare.plan(TINY, texts, 1, tmp_path), lambda run: None, kill_in_the_second_run)
-    planned = compare.plan(TINY, texts, 1, tmp_path)
+        comparing.perform(comparing.plan(TINY, texts, 1, tmp_path), Silence(3, 12), [kill_in_the_second_run])
+    planned = comparing.plan(TINY, texts, 1, tmp_path)
     assert [run.state for run in planned] == ["finished", "unfinished", "new"]
     assert [run.rounds_left for run in planned] == [0, 2, 4]
-    begun = []
     rounds = []
     with pytest.warns(UserWarning, match="no normalisation"):
-        compare.perform(
-            planned, lambda run: begun.append(run.name), lambda update: rounds.append((update.method, update.round))
-        )
-    assert begun == ["local, seed 0", "fedbn, seed 0"]
+        results = comparing.perform(planned, Silence(2, 6), [lambda view: rounds.append((view.method, view.round))])
+    assert [result.summary["method"] for result in results] == texts
     assert rounds[:3] == [("local", 3), ("local", 4), ("fedbn", 1)]
-    assert {run.state for run in compare.plan(TINY, texts, 1, tmp_path)} == {"finished"}
+    assert {run.state for run in comparing.plan(TINY, texts, 1, tmp_path)} == {"finished"}
 
 
 def test_the_number_of_clients_is_found_again_when_it_was_left_open(tmp_path: Path) -> None:
     experiment = TINY.with_changes({"clients": None, "rounds": 1, "partition": "iid"})
-    compare.perform(compare.plan(experiment, ["fedavg"], 1, tmp_path), lambda run: None, lambda update: None)
-    assert [run.state for run in compare.plan(experiment, ["fedavg"], 1, tmp_path)] == ["finished"]
-    with pytest.raises(compare.OtherExperimentError, match="clients is 20 there, not 5"):
-        compare.plan(experiment.with_changes({"clients": 5}), ["local"], 1, tmp_path)
+    comparing.perform(comparing.plan(experiment, ["fedavg"], 1, tmp_path), Silence(1, 1))
+    assert [run.state for run in comparing.plan(experiment, ["fedavg"], 1, tmp_path)] == ["finished"]
+    with pytest.raises(comparing.OtherExperimentError, match="clients is 20 there, not 5"):
+        comparing.plan(experiment.with_changes({"clients": 5}), ["local"], 1, tmp_path)
 
 
 def test_what_decides_no_number_does_not_make_another_experiment(tmp_path: Path) -> None:
-    compare.perform(compare.plan(TINY, ["fedavg"], 1, tmp_path), lambda run: None, lambda update: None)
+    comparing.perform(comparing.plan(TINY, ["fedavg"], 1, tmp_path), Silence(1, 4))
     changed = TINY.with_changes({"checkpoint_every": 2, "data_root": "elsewhere"})
-    assert compare.plan(changed, ["fedavg"], 1, tmp_path)[0].state == "finished"
+    assert comparing.plan(changed, ["fedavg"], 1, tmp_path)[0].state == "finished"

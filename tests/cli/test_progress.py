@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import io
+from time import sleep
 
 import pytest
 from rich.console import Console
 
-from fedstrata.progress import Lines, Live, Silence, TimeLeft, show_progress
-from fedstrata.runs.driver import Update
+from fedstrata.callbacks import RoundView
+from fedstrata.progress import Lines, Live, Notebook, Silence, TimeLeft, show_if_wanted, show_progress
 
 
-def update(round: int, rounds: int = 4, accuracy: float | None = 0.5, seconds: float = 2.0, **metrics: float) -> Update:
+def update(
+    round: int, rounds: int = 4, accuracy: float | None = 0.5, seconds: float = 2.0, **metrics: float
+) -> RoundView:
     values = {**metrics, **({} if accuracy is None else {"client_after.accuracy.mean": accuracy})}
-    return Update("fedavg", 0, round, rounds, seconds, values)
+    return RoundView("fedavg", 0, round, rounds, seconds, values)
 
 
 def test_time_left_is_the_rounds_left_times_their_mean_without_the_first() -> None:
@@ -30,7 +33,8 @@ def test_lines_come_now_and_then_and_at_the_end() -> None:
     progress.begin("fedavg, seed 0")
     for round, time in ((1, 5.0), (2, 11.0), (3, 12.0), (4, 13.0)):
         now[0] = time
-        progress.note(update(round, accuracy=round / 10))
+        progress.on_round(update(round, accuracy=round / 10))
+    progress.on_end(update(4, accuracy=0.4), {})
     assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "fedavg, seed 0: round 2/4, accuracy 20.0 %, 4.0 s left",
         "fedavg, seed 0: accuracy 40.0 %, 8.0 s",
@@ -41,15 +45,15 @@ def test_rounds_without_evaluation_show_the_last_accuracy() -> None:
     progress = Silence(1, 2)
     progress.begin("fedavg, seed 0")
     assert "accuracy –" in progress.outcome()
-    progress.note(update(1, accuracy=0.25))
-    progress.note(update(2, accuracy=None))
+    progress.on_round(update(1, accuracy=0.25))
+    progress.on_round(update(2, accuracy=None))
     assert "accuracy 25.0 %" in progress.outcome()
 
 
 def test_after_a_final_adaptation_its_accuracy_is_shown() -> None:
     progress = Silence(1, 1)
     progress.begin("fedavg-ft, seed 0")
-    progress.note(update(1, rounds=1, accuracy=0.25, **{"client_adapted.accuracy.mean": 0.75}))
+    progress.on_round(update(1, rounds=1, accuracy=0.25, **{"client_adapted.accuracy.mean": 0.75}))
     assert "accuracy 75.0 %" in progress.outcome()
 
 
@@ -66,8 +70,67 @@ def test_the_live_display_leaves_a_line_per_run_and_gives_the_cursor_back() -> N
     with Live(2, 2, Console(file=file, force_terminal=True, width=100, color_system=None)) as progress:
         for name in ("fedavg, seed 0", "fedbn, seed 0"):
             progress.begin(name)
-            progress.note(update(1, rounds=1, accuracy=0.5, seconds=1.5))
+            progress.on_round(update(1, rounds=1, accuracy=0.5, seconds=1.5))
+            progress.on_end(update(1, rounds=1), {})
     text = file.getvalue()
     assert "✓ fedavg, seed 0: accuracy 50.0 %, 1.5 s" in text
     assert "✓ fedbn, seed 0: accuracy 50.0 %, 1.5 s" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_a_bar_below_a_cell_moves_now_and_then_and_leaves_a_line() -> None:
+    shown: list[str] = []
+    now = [0.0]
+    progress = Notebook(2, 8, shown.append, clock=lambda: now[0])
+    for name in ("fedavg, seed 0", "<b>, seed 0"):
+        progress.begin(name)
+        for round in (1, 2, 3, 4):
+            now[0] += 0.15
+            progress.on_round(update(round, accuracy=round / 10))
+        progress.on_end(update(4), {})
+    bar = '<progress value="{}"></progress> run {} of 2, {}, seed 0: {}'
+    assert shown == [
+        bar.format("0.000", 1, "fedavg", "preparing"),
+        bar.format("0.250", 1, "fedavg", "round 2/4, accuracy 20.0 %, 12 s left"),
+        bar.format("0.500", 1, "fedavg", "round 4/4, accuracy 40.0 %, 8.0 s left"),
+        bar.format("0.500", 2, "&lt;b&gt;", "preparing"),
+        bar.format("0.750", 2, "&lt;b&gt;", "round 2/4, accuracy 20.0 %, 4.0 s left"),
+        bar.format("1.000", 2, "&lt;b&gt;", "round 4/4, accuracy 40.0 %, 0.0 s left"),
+        "2 runs, 16 s",
+    ]
+    single = Notebook(1, 4, shown.append)
+    single.begin("fedavg, seed 0")
+    single.on_end(update(4), {})
+    assert shown[-1] == "fedavg, seed 0: accuracy 50.0 %, 0.0 s"
+
+
+def test_in_a_notebook_progress_is_shown_unless_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.progress._below_the_cell", lambda: print)
+    original = Console.__init__
+    monkeypatch.setattr(Console, "__init__", lambda self, **given: original(self, **given, force_jupyter=True))
+    assert [type(show_if_wanted(wanted, 1, 1)) for wanted in (None, True, False)] == [Notebook, Notebook, Silence]
+
+
+def test_in_a_script_progress_is_shown_only_where_it_is_asked_for() -> None:
+    assert [type(show_if_wanted(wanted, 1, 1)) for wanted in (None, True, False)] == [Silence, Lines, Silence]
+
+
+def test_what_takes_long_before_the_first_round_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.waiting.PATIENCE", 0.05)
+    console = Console(file=io.StringIO(), width=200)
+    with Lines(1, 4, console) as progress:
+        progress.begin("fedavg, seed 0")
+        progress.show_doing("loading the data digits")
+        sleep(0.2)
+        progress.show_doing("building the model cnn")
+        progress.on_round(update(1))
+    sleep(0.1)
+    assert console.file.getvalue() == "fedavg, seed 0: loading the data digits\n"  # type: ignore[attr-defined]
+
+
+def test_rounds_that_a_run_did_not_come_to_are_not_waited_for() -> None:
+    progress = Silence(2, 8)
+    progress.begin("fedavg, seed 0")
+    progress.on_round(update(1))
+    progress.on_end(update(1), {"stopped": "enough"})
+    assert (progress.left.rounds, progress.left.seconds) == (4, 8.0)

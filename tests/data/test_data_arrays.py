@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedstrata.data import from_arrays, from_clients
+from fedstrata.data import Split, from_arrays, from_clients, parse_transforms
 from fedstrata.data.channels import channel_statistics
-from fedstrata.errors import FedStrataError
+from fedstrata.engines.batches import DeviceData
+from fedstrata.errors import FedStrataError, FedStrataWarning
 
 LABELS = [0, 1, 0, 1, 0, 1, 0, 1]
 
@@ -47,7 +50,10 @@ def test_arrays_of_any_kind(kind: str) -> None:
 
 
 def test_given_test_arrays_are_the_test_part() -> None:
-    dataset = from_arrays(torch.zeros(3, 1, 2, 2), [0, 1, 2], torch.ones(2, 1, 2, 2), [3, 0], class_names=list("abcde"))
+    with pytest.warns(FedStrataWarning, match="The label 'd' is only in the test samples of the dataset 'arrays'"):
+        dataset = from_arrays(
+            torch.zeros(3, 1, 2, 2), [0, 1, 2], torch.ones(2, 1, 2, 2), [3, 0], class_names=list("abcde")
+        )
     assert dataset.train.tolist() == [0, 1, 2]
     assert dataset.test.tolist() == [3, 4]
     assert dataset.classes == 5
@@ -79,6 +85,71 @@ def test_pairs_from_a_torch_dataset_a_generator_and_pictures() -> None:
     assert dataset.inputs[2, :, 0, 0].tolist() == [2, 10, 20]
 
 
+@pytest.mark.parametrize(
+    ("labels", "names", "numbers"),
+    [
+        ([1, 2, 3, 1], ("1", "2", "3"), [0, 1, 2, 0]),
+        ([-1, 1, 1, -1], ("-1", "1"), [0, 1, 1, 0]),
+        (["ill", "well", "ill", "well"], ("ill", "well"), [0, 1, 0, 1]),
+        (np.array(["b", "a", "b", "a"]), ("a", "b"), [1, 0, 1, 0]),
+        (pd.Series(["b", "a", "b", "a"]), ("a", "b"), [1, 0, 1, 0]),
+        (pd.Categorical(["b", "a", "b", "a"]), ("a", "b"), [1, 0, 1, 0]),
+        (pd.Series([10, 9, 10, 9]), ("9", "10"), [1, 0, 1, 0]),
+        ([True, False, True, False], ("False", "True"), [1, 0, 1, 0]),
+        ([2.0, 1.0, 2.0, 1.0], ("1", "2"), [1, 0, 1, 0]),
+        (torch.tensor([[5], [7], [5], [7]]), ("5", "7"), [0, 1, 0, 1]),
+    ],
+)
+def test_labels_of_any_kind(labels: object, names: tuple[str, ...], numbers: list[int]) -> None:
+    for dataset in (from_arrays(torch.rand(4, 2), labels), from_clients({"a": (torch.rand(4, 2), labels)})[0]):
+        assert dataset.class_names == names
+        assert dataset.labels.tolist() == numbers
+
+
+def test_labels_are_names_of_classes_or_number_them() -> None:
+    for labels, names, numbers in (
+        ([1, 2], ("1", "2", "3"), [0, 1]),
+        ([1, 2], ("a", "b", "c"), [1, 2]),
+        (["c", "a"], ("c", "b", "a"), [0, 2]),
+        ([False, True], ("well", "ill"), [0, 1]),
+    ):
+        dataset = from_arrays(torch.rand(2, 2), labels, class_names=names)
+        assert dataset.class_names == names
+        assert dataset.labels.tolist() == numbers
+
+
+def test_clients_may_have_different_classes() -> None:
+    dataset, split = from_clients({"a": (torch.rand(2, 2), ["x", "z"]), "b": (torch.rand(2, 2), ["y", "x"])})
+    assert dataset.class_names == ("x", "y", "z")
+    assert dataset.labels.tolist() == [0, 2, 1, 0]
+    assert split.clients == 2
+
+
+def test_inputs_keep_what_they_are() -> None:
+    for given, expected in (
+        (np.zeros((2, 3), dtype=np.uint16), torch.int64),
+        (torch.zeros(2, 3, dtype=torch.int32), torch.int64),
+        ([[1, 2], [3, 4]], torch.int64),
+        (np.zeros((2, 1, 4, 4), dtype=np.uint8), torch.uint8),
+        (torch.zeros(2, 3, dtype=torch.float64), torch.float64),
+        (torch.zeros(2, 3, dtype=torch.bool), torch.float32),
+        (pd.DataFrame({"a": [1, 2], "b": [0.5, 1]}), torch.float32),
+    ):
+        dataset = from_arrays(given, [0, 1])
+        assert dataset.inputs.dtype == expected
+        assert dataset.whole_numbers == (expected == torch.int64)
+        assert (dataset.mean is None) == dataset.whole_numbers
+
+
+def test_whole_numbers_reach_the_model_untouched() -> None:
+    dataset = replace(from_arrays([[7, 300], [8, 2]], [0, 1]), mean=(1.0, 1.0), deviation=(2.0, 2.0))
+    split = Split((np.array([0, 1]),), (np.array([], dtype=np.int64),))
+    data = DeviceData(dataset, split, parse_transforms("normalise"), torch.device("cpu"), torch.float32)
+    inputs, _ = data.make(torch.tensor([[0, 1]]), None)
+    assert inputs.dtype == torch.int64
+    assert inputs.tolist() == [[[7, 300], [8, 2]]]
+
+
 def test_sites_are_held_out_each_for_itself() -> None:
     dataset = from_arrays(torch.rand(16, 1), [0] * 16, sites=["a"] * 4 + ["b"] * 12)
     assert dataset.sites is not None
@@ -96,7 +167,27 @@ def test_sites_are_held_out_each_for_itself() -> None:
         ({"inputs": [[1.0], [1.0, 2.0]], "labels": [0, 1]}, "cannot become one tensor"),
         ({"inputs": torch.empty(0, 2), "labels": []}, "no samples"),
         ({"inputs": torch.tensor([[1.0], [float("nan")]]), "labels": [0, 1]}, "NaN"),
-        ({"inputs": torch.rand(2, 2), "labels": [0, -1]}, "range from -1"),
+        ({"inputs": torch.rand(2, 2), "labels": [0, -1], "class_names": ["a", "b"]}, "range from -1"),
+        ({"inputs": torch.rand(2, 2), "labels": ["a", 1]}, r"mixed types \(int, str\)"),
+        ({"inputs": torch.rand(2, 2), "labels": ["a", None]}, "1 of the 2 samples .* have no label"),
+        ({"inputs": torch.rand(2, 2), "labels": [0, float("nan")]}, "1 of the 2 samples .* have no label"),
+        ({"inputs": torch.rand(2, 2), "labels": ["a", "c"], "class_names": ["a", "b"]}, "'c' .* none of the classes"),
+        ({"inputs": torch.rand(2, 2), "labels": [0, 1], "class_names": ["a", "a"]}, "Two classes .* called 'a'"),
+        ({"inputs": torch.rand(2, 2), "labels": torch.eye(2)}, r"labels.argmax\(1\)"),
+        ({"inputs": ["some", "texts"], "labels": [0, 1]}, "hold texts; give numbers.* tokeniser"),
+        ({"inputs": np.array([[1, None], [2, 3]]), "labels": [0, 1]}, "are objects, such as a int"),
+        ({"inputs": pd.DataFrame({"sex": ["m", "f"]}), "labels": [0, 1]}, "'sex' .* holds texts; fedstrata.from_table"),
+        ({"inputs": pd.DataFrame({"age": [1, None]}), "labels": [0, 1]}, "'age' .* has gaps; fedstrata.from_table"),
+        ({"inputs": "file.csv", "labels": [0, 1]}, "the text 'file.csv'.* fedstrata.from_table"),
+        ({"inputs": torch.rand(2, 2).cfloat(), "labels": [0, 1]}, "complex"),
+        (
+            {"inputs": torch.rand(2, 2), "labels": ["a", "b"], "test_inputs": torch.rand(1, 2), "test_labels": ["B"]},
+            "The label 'B' is only in the test samples .*training knows 'a', 'b'",
+        ),
+        (
+            {"inputs": torch.rand(2, 2), "labels": ["a", "b"], "test_inputs": torch.rand(1, 2), "test_labels": [0]},
+            "are whole numbers, such as 0, those of .* texts, such as 'a'",
+        ),
         ({"inputs": torch.rand(2, 2), "labels": [0, 5], "class_names": ["a", "b"]}, "0 to 5"),
         ({"inputs": torch.rand(2, 2), "labels": [0, 1], "sites": ["a"]}, "1 sites for the 2 samples"),
         ({"inputs": torch.rand(2, 2), "labels": [0, 1], "test_fraction": 1.0}, "test fraction 1.0"),

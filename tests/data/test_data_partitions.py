@@ -24,6 +24,8 @@ from fedstrata.data.partitions.drawing import (
 )
 from fedstrata.errors import FedStrataError
 
+pytestmark = pytest.mark.filterwarnings("ignore:The label .* is only in the test samples")
+
 DRAWN = ["iid", "dirichlet", "dirichlet-clients(minimum=1)", "dirichlet-balanced", "classes:1"]
 DISJOINT = ["iid", "dirichlet-clients(minimum=1)", "dirichlet-balanced"]
 

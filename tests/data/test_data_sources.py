@@ -402,8 +402,36 @@ def test_image_folder_with_a_test_folder(tmp_path: Path) -> None:
         load("image_folder", tmp_path)
 
 
+@pytest.mark.parametrize("tests", [True, False])
+def test_image_folder_of_several_sites(tests: bool, tmp_path: Path) -> None:
+    for site, counts in {"north": {"cat": 4, "dog": 8}, "south": {"dog": 4, "eel": 4}}.items():
+        write_folder(tmp_path / site / "train" if tests else tmp_path / site, counts)
+        if tests:
+            write_folder(tmp_path / site / "test", {"dog": 2})
+    dataset = load("image_folder(size=4)", tmp_path)
+    assert dataset.class_names == ("cat", "dog", "eel")
+    assert dataset.sites is not None
+    held = list(zip(dataset.sites[dataset.test].tolist(), dataset.labels[dataset.test].tolist(), strict=True))
+    if tests:
+        assert held == [("north", 1)] * 2 + [("south", 1)] * 2
+    else:
+        assert held == [("north", 0), ("north", 1), ("north", 1), ("south", 1), ("south", 2)]
+    assert len(dataset.train) == (20 if tests else 15)
+
+
+def test_folders_inside_of_classes_are_no_sites_where_that_is_said(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        write_folder(tmp_path / name, {"left": 1, "right": 2})
+    assert load("image_folder(size=4, sites=false)", tmp_path).class_names == ("cat", "dog")
+    assert load("image_folder(size=4)", tmp_path).class_names == ("left", "right")
+    (tmp_path / "dog" / "right").rename(tmp_path / "dog" / "rear")
+    (tmp_path / "dog" / "left").rename(tmp_path / "dog" / "front")
+    assert load("image_folder(size=4)", tmp_path).class_names == ("cat", "dog")
+    assert load("image_folder(size=4, sites=true)", tmp_path).class_names == ("front", "left", "rear", "right")
+
+
 def test_bad_image_folders_get_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FedStrataError, match="needs a folder"):
+    with pytest.raises(FedStrataError, match="needs a path"):
         load("image_folder", None)
     with pytest.raises(FedStrataError, match=r"nowhere.*one sub-folder of images per class"):
         load("image_folder(path=nowhere)", tmp_path)

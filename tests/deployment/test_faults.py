@@ -237,14 +237,18 @@ def test_a_site_whose_app_fails_is_left_aside_for_the_round(tmp_path):
     assert any("out of memory" in line for line in lines)
 
 
-def test_other_samples_than_those_of_the_rest_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [({"input_shape": [3, 8, 8]}, "[3, 8, 8]"), ({"input_type": "int64"}, "its inputs are whole numbers")],
+)
+def test_other_samples_than_those_of_the_rest_are_refused(told, words, tmp_path):
     def tamper(site: int, request: Request, reply: Reply) -> list[tuple[float, Reply]]:
         if site == 1 and request.kind == "hello":
-            reply = replace(reply, facts={**reply.facts, "input_shape": [3, 8, 8]})
+            reply = replace(reply, facts={**reply.facts, **told})
         return [(0.1, reply)]
 
     folder, lines = run(tmp_path, DirectNetwork(tmp_path, SITES, tamper), rules=Rules(max_refusals=1))
-    assert any("paris" in line and "[3, 8, 8]" in line for line in lines)
+    assert any("paris" in line and words in line for line in lines)
     assert all(1 not in sites for sites in merged_sites(folder).values())
 
 

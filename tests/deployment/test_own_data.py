@@ -6,11 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from direct_network import DirectNetwork
 from PIL import Image
+from pyarrow.csv import write_csv
 from small_world import EXPERIMENT
+from torch import nn
 
+from fedstrata.data import from_arrays, from_table
 from fedstrata.deployment.protocol import REFUSED, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
@@ -18,6 +23,7 @@ from fedstrata.deployment.site import Site, SiteData
 from fedstrata.errors import FedStrataError
 from fedstrata.report import read_run, write_report
 from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import Ingredients
 
 NAMES = ["berlin", "paris", "rome"]
 OWN = EXPERIMENT.with_changes({"data": "image_folder(size=8)", "method": "fedbn", "model": "cnn", "rounds": 2})
@@ -88,6 +94,53 @@ def test_the_server_cannot_name_a_folder_of_the_site(folders, tmp_path):
     answer = Site(tmp_path / "state", SiteData()).answer(Request("hello", "run", facts=facts))
     assert answer.status == REFUSED
     assert "only the site itself" in answer.reason
+
+
+@pytest.mark.parametrize("where", ["path=a.csv", "encoding=/etc/columns.json", "test='../other.csv'", "test=~x.csv"])
+def test_the_server_cannot_name_a_table_of_the_site(where, tmp_path):
+    with pytest.raises(FedStrataError, match="only the site itself"):
+        SiteData(data_root=str(tmp_path)).prepare(replace(OWN, data=f"table({where})"), 0, 3)
+
+
+def test_sites_with_tables_encode_alike_by_what_they_agreed_on(tmp_path):
+    rows = {"age": list(range(24)), "sex": ["f", "m", "x"] * 8, "outcome": ["ill", "well"] * 12}
+    whole = from_table(rows, label="outcome").table
+    folders = [tmp_path / name for name in NAMES]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        own = {name: values[8 * number : 8 * number + 8 - number] for name, values in rows.items()}
+        write_csv(pa.table(own), folder / "patients.csv")
+        whole.write(folder / "columns.json")
+    data = "table(label=outcome, encoding=columns.json)"
+    experiment = OWN.with_changes({"data": data, "model": "mlp:4", "method": "fedavg"})
+    deployment = Deployment(experiment, NAMES, tmp_path / "run")
+    deployment.run(FolderNetwork(tmp_path / "state", folders))
+    told = RunFolder.open(tmp_path / "run").data()
+    assert told["input_shape"] == [4]  # the age, and three sexes, of which no site need have all
+    assert told["sizes"] == [6, 5, 4]
+
+
+def test_sites_with_tokens_are_told_from_sites_with_quantities(tmp_path):
+    class TokenNetwork(DirectNetwork):
+        """Sites with whole numbers, but for one, whose numbers are quantities."""
+
+        def start(self, number: int) -> Site:
+            tokens = torch.randint(0, 30, (12, 5), generator=torch.Generator().manual_seed(number))
+            inputs = tokens.float() if number == odd else tokens
+            own = Ingredients(dataset=from_arrays(inputs, ["ill", "well"] * 6), model=model)
+            return Site(self.folder / f"site-{number}", SiteData(ingredients=own), self.lines[number].append)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(30, 4, padding_idx=0), nn.Linear(4, 2))
+
+    for odd in (None, 2):
+        lines: list[str] = []
+        out = tmp_path / f"run-{odd}"
+        experiment, own = OWN.with_changes({"method": "fedavg"}), Ingredients(model=model)
+        deployment = Deployment(experiment, NAMES, out, Rules(max_refusals=1), ingredients=own)
+        deployment.run(TokenNetwork(tmp_path / f"state-{odd}", 3), log=lines.append)
+        assert RunFolder.open(out).data()["whole_numbers"] is True
+        assert any("rome" in line and "cannot take inputs" in line for line in lines) == (odd is not None)
 
 
 def test_a_site_may_choose_its_own_dataset(folders, tmp_path):

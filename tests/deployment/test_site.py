@@ -68,8 +68,10 @@ def test_a_site_declares_sizes_and_counts_and_no_sample(tmp_path):
     assert facts["input_shape"] == [1, 8, 8]
     assert sum(facts["label_counts"]) == 9
     assert facts["class_names"] == [str(digit) for digit in range(10)]
+    assert facts["input_type"] == "float32"
     assert set(facts) == {
-        "version", "input_shape", "class_names", "input_type", "size", "test_size", "label_counts", "normalises_by"
+        "version", "input_shape", "class_names", "input_type", "columns", "size", "test_size", "label_counts",
+        "normalises_by",
     }  # fmt: skip
 
 

@@ -242,6 +242,37 @@ def test_under_a_promise_of_privacy_no_sums_leave(method, tmp_path):
     assert "statistics" not in {asked.kind for _, asked in network.sent}
 
 
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def table_of(number: int, sexes: tuple[str, str] = ("f", "m")) -> Dataset:
+    values, labels = HOSPITALS[NAMES[number]]
+    rows = {
+        "age": [round(value, 1) for value in values[:, 0].tolist()],
+        "sex": [sexes[index % 3 == 0] for index in range(len(labels))],
+        "ill": ["yes" if label else "no" for label in labels],
+    }
+    return fedstrata.from_table(rows, label="ill", name="table")
+
+
+def test_of_a_table_only_quantities_are_normalised(tmp_path):
+    tables = {number: table_of(number) for number in range(3)}
+    network = Hospitals(tmp_path, data=tables)
+    deployed(tmp_path, network)
+    ages = torch.cat([table.inputs[table.train, 0] for table in tables.values()]).double()
+    for number in range(3):
+        mean, deviation = network.dataset(number).mean, network.dataset(number).deviation
+        assert mean == (pytest.approx(float(ages.mean())), 0.0, 0.0)
+        assert deviation == (pytest.approx(float(ages.std(correction=0))), 1.0, 1.0)
+
+
+def test_tables_with_other_categories_are_refused(tmp_path):
+    log: list[str] = []
+    data = {0: table_of(0), 1: table_of(1), 2: table_of(2, ("f", "x"))}
+    deployed(tmp_path, Hospitals(tmp_path, data=data), Rules(max_refusals=1), log)
+    assert any("rome" in line and "other columns or categories" in line and "encoding=" in line for line in log)
+
+
 # Published constants --------------------------------------------------------------------------------------------------
 
 

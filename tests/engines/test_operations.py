@@ -280,6 +280,34 @@ def test_embedding_gives_the_padding_row_no_gradient(padding_idx):
     )
 
 
+@pytest.mark.parametrize("padding_idx", [None, 0, -1])
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+def test_bags_of_embeddings_equal_those_of_each_client(mode, padding_idx):
+    tokens = torch.tensor([[0, 4, 1], [4, 4, 4], [0, 0, 0], [3, 1, 1]])  # one bag of nothing but padding
+    bag = CORRECTED_OPERATIONS[F.embedding_bag]
+    options = {"mode": mode, "padding_idx": padding_idx}
+    assert_equal_with_gradients(
+        vmap(lambda weight: bag(tokens, weight, **options)),
+        lambda stack: per_client(lambda weight: F.embedding_bag(tokens, weight, **options), stack),
+        draw(CLIENTS, 5, 2),
+    )
+
+
+def test_bags_of_embeddings_may_be_weighted_or_given_by_offsets():
+    weights, shares = draw(CLIENTS, 5, 2), draw(2, 3)
+    tokens = torch.tensor([[0, 4, 1], [3, 4, 2]])
+    bag = CORRECTED_OPERATIONS[F.embedding_bag]
+    assert_equal_with_gradients(
+        vmap(lambda weight: bag(tokens, weight, mode="sum", per_sample_weights=shares)),
+        lambda stack: per_client(
+            lambda weight: F.embedding_bag(tokens, weight, mode="sum", per_sample_weights=shares), stack
+        ),
+        weights,
+    )
+    offsets = torch.tensor([0, 2])
+    assert torch.equal(bag(tokens[0], weights[0], offsets), F.embedding_bag(tokens[0], weights[0], offsets))
+
+
 def test_leaky_rectifier_with_a_drawn_slope_takes_the_mean_slope():
     inputs = draw(CLIENTS, 4)
     outputs = CORRECTED_OPERATIONS[F.rrelu](inputs, 0.1, 0.3)

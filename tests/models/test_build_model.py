@@ -1,11 +1,18 @@
 """Building a model from a name, a spec, a module or a function, and the sentences about models that do not fit."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.errors import FedStrataError
+import fedstrata
+from fedstrata.data import from_arrays
+from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.experiment import Experiment
 from fedstrata.models import build_model, models
+from fedstrata.runs.preparing import Ingredients, prepare
+from fedstrata.testing import check_model
 
 
 class Tiny(nn.Module):
@@ -94,6 +101,89 @@ def test_the_output_must_fit_the_classes() -> None:
         build_model(Tiny, (4,), 7, seed=0)
     with pytest.raises(FedStrataError, match=r"output of shape \[8\]"):
         build_model(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)), (4,), 4, seed=0)
+
+
+def test_whole_numbers_in_a_model_of_quantities_get_advice() -> None:
+    with pytest.raises(FedStrataError, match="give inputs that are quantities as float32"):
+        build_model("mlp", (5,), 3, seed=0, sample=torch.ones(1, 5, dtype=torch.int64))
+
+
+def test_the_output_must_be_scores() -> None:
+    class Decided(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs).round().long()
+
+    with pytest.raises(FedStrataError, match="'Decided' returns int64 values, from which nothing can be learned"):
+        build_model(Decided(4, 3), (4,), 3, seed=0)
+    with pytest.warns(FedStrataWarning, match="are probabilities, as after a softmax"):
+        build_model(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), (4,), 3, seed=0)
+
+
+def test_compiled_models_are_taken_as_they_were() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    for given in (
+        torch.compile(plain, backend="eager"),
+        lambda: torch.compile(Tiny(), backend="eager"),
+        nn.Sequential(torch.compile(plain[0], backend="eager"), plain[1]),
+    ):
+        model = build_model(given, (4,), 3, seed=0)
+        assert not any("_orig_mod" in name for name, _ in model.named_modules())
+        assert type(model) in (nn.Sequential, Tiny)
+    compiled = torch.compile(plain, backend="eager")
+    assert Ingredients(model=compiled).describe(Experiment()).model == "python:Sequential"
+
+
+def test_a_model_without_length_is_used_all_the_same() -> None:
+    class Empty(nn.Sequential):
+        """Has weights, but nothing in its list."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(64, 10))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs.flatten(1) @ self.weight
+
+    assert len(Empty()) == 0
+    assert list(prepare(Experiment(clients=2), Ingredients(model=Empty())).setting.initial) == ["weight"]
+
+
+@pytest.mark.parametrize("pooled", ["mean", "sum", "max", None])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_models_of_tokens_are_trained_alike_by_both_engines(pooled: str | None, padding: int | None) -> None:
+    class Words(nn.Module):
+        """Tells texts apart by their words."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = (
+                nn.Embedding(20, 6, padding_idx=padding)
+                if pooled is None
+                else nn.EmbeddingBag(20, 6, mode=pooled, padding_idx=padding)
+            )
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            found = self.words(tokens)
+            return self.head(found if pooled else found.mean(1))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_model(Words, input_shape=(5,), classes=3, tokens=20)
+
+
+def test_a_text_classifier_learns_from_whole_numbers() -> None:
+    tokens = torch.randint(1, 20, (200, 6), generator=torch.Generator().manual_seed(0))
+    data = from_arrays(tokens, torch.where((tokens == 7).any(1), 1, 0).tolist(), class_names=("without", "with"))
+    result = fedstrata.run(
+        data=data,
+        model=lambda: nn.Sequential(nn.EmbeddingBag(20, 8, mode="max"), nn.Linear(8, 2)),
+        clients=2,
+        partition="iid",
+        rounds=5,
+        engine="stacked",
+    )
+    assert result.summary["final"]["client_after.accuracy.mean"] > 0.95
 
 
 def test_the_output_must_be_a_tensor() -> None:

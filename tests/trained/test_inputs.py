@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
 
+import fedstrata
 from fedstrata.errors import FedStrataError
 from fedstrata.trained import Card
 from fedstrata.trained.inputs import names_of, read_inputs
@@ -83,3 +86,21 @@ def test_files_that_are_none_get_a_sentence(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(FedStrataError, match=sentence):
             read_inputs(tmp_path / name, IMAGES)
+
+
+def test_a_model_of_tables_takes_rows(tmp_path: Path) -> None:
+    """Encoded as for training: categories, gaps and the order of columns are those of the card."""
+    rows = {"age": [63, None, 41, 50], "sex": ["m", "f", "m", "m"], "ill": ["yes", "no", "no", "yes"]}
+    data = fedstrata.from_table(rows, label="ill", test_fraction=0)
+    assert data.table is not None
+    card = Card("mlp", (4,), "float32", (), data.class_names, data.table.to_mapping())
+    new = {"sex": ["f"], "age": [None]}
+    for given in (new, [{"sex": "f", "age": None}], pa.table(new), pd.DataFrame(new)):
+        assert read_inputs(given, card).tolist() == [[50.0, 1.0, 1.0, 0.0]]
+    (tmp_path / "new.csv").write_text("sex,age\nf,\nm,20\n")
+    assert read_inputs(tmp_path / "new.csv", card).tolist() == [[50.0, 1.0, 1.0, 0.0], [20.0, 0.0, 0.0, 1.0]]
+    assert read_inputs([[50.0, 1.0, 1.0, 0.0]], card).tolist() == [[50.0, 1.0, 1.0, 0.0]]
+    with pytest.raises(FedStrataError, match="The column 'age' is missing"):
+        read_inputs({"sex": ["f"]}, card)
+    with pytest.raises(FedStrataError, match="the model takes rows of a table, or samples of shape"):
+        read_inputs([[1.0, 2.0]], card)

@@ -13,7 +13,7 @@ import pytest
 import fedstrata
 from fedstrata.cli import main
 from fedstrata.data import datasets
-from fedstrata.runs.evaluating import measured
+from fedstrata.runs.evaluating import evaluate_model, measured
 from fedstrata.trained.export import export
 
 DIGITS = datasets.make("digits").load(None)
@@ -105,14 +105,34 @@ def test_export_is_read_by_others(ditto: fedstrata.Result, tmp_path: Path, capsy
 def test_classes_go_by_their_names(ditto: fedstrata.Result) -> None:
     """Data that lists them in another order is tested rightly, and a class that nobody trained on is refused."""
     model, some = ditto.client_model(0), DIGITS.test[:40]
-    labels = [str(9 - int(label)) for label in DIGITS.labels[some]]
     turned = fedstrata.from_arrays(
-        DIGITS.inputs[some], 9 - DIGITS.labels[some], class_names=[str(9 - number) for number in range(10)],
-        test_fraction=0,
-    )  # fmt: skip
+        DIGITS.inputs[some], DIGITS.labels[some], class_names=[str(9 - number) for number in range(10)], test_fraction=0
+    )
+    assert turned.labels.tolist() == (9 - DIGITS.labels[some]).tolist()
     right = (model.predict(DIGITS.inputs[some]) == np.array(DIGITS.class_names)[DIGITS.labels[some]]).mean()
-    assert len(set(labels)) > 5
     assert measured(model, turned, np.arange(40))["accuracy"] == pytest.approx(right, abs=1e-9)
     other = replace(turned, class_names=(*turned.class_names[:-1], "zero"))
     with pytest.raises(fedstrata.FedStrataError, match="samples of the class 'zero', which the model does not know"):
         measured(model, other, np.arange(40))
+
+
+def test_from_a_table_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One CSV of two hospitals in, a model out that takes rows of another CSV, columns in another order."""
+    lines = [f"{'ab'[n % 2]},{n % 7},{'fm'[n % 3 == 0]},{'ill' if n % 7 > 3 else 'well'}" for n in range(120)]
+    (tmp_path / "hospitals.csv").write_text("\n".join(["hospital,score,sex,outcome", *lines]))
+    (tmp_path / "new.csv").write_text("sex,score\nf,6\nm,0\nf,\n")
+    table = f"table(path={tmp_path / 'hospitals.csv'}, label=outcome, site=hospital)"
+    run = tmp_path / "run"
+    said(capsys, "run", "--data", table, "--model", "mlp(hidden=16)", "--rounds", 10, "--out", run, "--no-report")
+    told = json.loads(said(capsys, "predict", run, tmp_path / "new.csv", "--json"))["predictions"]
+    assert [one["class"] for one in told[:2]] == ["ill", "well"]
+    found = json.loads(said(capsys, "evaluate", run, "--metrics", "f1+auc", "--json"))["metrics"]
+    assert list(found) == ["accuracy", "loss", "f1", "auc"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert found["accuracy"] == pytest.approx(summary["final"]["global.accuracy"], abs=1e-9)
+    (tmp_path / "other.csv").write_text("outcome,sex,score\nwell,m,0\nill,f,6\nill,f,5\nwell,x,1\n")
+    other = f"table(path={tmp_path / 'other.csv'}, label=outcome, test_fraction=0)"
+    with pytest.warns(fedstrata.FedStrataWarning):  # nobody had the value 'x' in training
+        found = evaluate_model(fedstrata.load(run), run, other, part="all")
+    assert found["samples"] == 4
+    assert found["metrics"]["accuracy"] == 1.0

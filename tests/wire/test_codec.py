@@ -8,7 +8,7 @@ from payloads import DTYPES, assert_equal, numbers, random_mask, small_message, 
 
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Message
-from fedstrata.wire import WireError, decode, encode, encoded_sizes, mask_hash
+from fedstrata.wire import WireError, bytes_sent, decode, encode, encoded_sizes, mask_hash
 
 # There and back ------------------------------------------------------------------------------------------------------
 
@@ -220,3 +220,10 @@ def test_sizes_of_single_numbers_under_masks():
 def test_a_common_message_costs_the_same_for_everybody():
     message = Message({"a": torch.zeros(1, 5)}, {"a": torch.tensor([[True, True, False, False, True]])})
     assert encoded_sizes(message, 4) == [len(encode(message))] * 4
+
+
+def test_what_holds_nothing_counts_nothing():
+    nothing, something = encode(Message(), round=3), encode(Message({"a": torch.zeros(1, 1)}))
+    assert bytes_sent([len(nothing), len(something), len(nothing)]) == len(something) > len(nothing) > 0
+    assert bytes_sent(encoded_sizes(Message(), 3)) == 0
+    assert bytes_sent(encoded_sizes(Message({"a": torch.zeros(1, 0)}), 2)) > 0

@@ -32,6 +32,11 @@ class DatasetSource(Spec, ABC):
 
     statistics: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
 
+    @property
+    def names_files(self) -> bool:
+        """Whether it names files or folders of a machine, which at a site only the site itself may do."""
+        return getattr(self, "path", None) is not None
+
     @abstractmethod
     def load(self, root: Path | None = None) -> Dataset:
         """Read the dataset, from files in ``root``, in ``$FEDSTRATA_DATA`` or in the cache directory, in this order."""
@@ -50,6 +55,20 @@ def data_roots(root: Path | None) -> list[Path]:
 def search_places(name: str, root: Path | None) -> list[Path]:
     """List the folders that may hold one dataset: each root's sub-folder of that name, then the root itself."""
     return [place for folder in data_roots(root) for place in (folder / name, folder)]
+
+
+def find_own(name: str, path: str | None, root: Path | None, expected: str) -> Path:
+    """Find a user's own file or folder: at its path, inside a data root, or without a path the data root itself."""
+    if path is None and root is None:
+        raise FedStrataError(f"The dataset '{name}' needs a path; write {name}(path=...) or give a data root.")
+    if path is None:
+        places = data_roots(root)[:1]
+    else:
+        places = [Path(path).expanduser(), *(folder / path for folder in data_roots(root))]
+    found = next((place for place in dict.fromkeys(places) if place.exists()), None)
+    if found is None:
+        raise not_found(name, places, expected)
+    return found
 
 
 def not_found(name: str, places: Sequence[Path], expected: str) -> FedStrataError:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
@@ -25,6 +24,8 @@ class Digits(DatasetSource):
 
     def load(self, root: Path | None = None) -> Dataset:
         """Take the images from scikit-learn; ``root`` is not needed."""
+        from sklearn.datasets import load_digits  # a second of its own
+
         bunch = load_digits()
         inputs = torch.from_numpy((bunch.images / 16).astype(np.float32)[:, None])
         labels = bunch.target.astype(np.int64)

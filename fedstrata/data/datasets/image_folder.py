@@ -1,32 +1,43 @@
-"""A user's own images, one folder per class."""
+"""A user's own images, one folder per class, of one site or of several."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.datasets.base import DatasetSource, data_roots, datasets, not_found, pooled
+from fedstrata.data.datasets.base import DatasetSource, datasets, find_own
 from fedstrata.data.formats.images import decode_images
-from fedstrata.data.formats.samples import Samples
-from fedstrata.data.held_out import hold_out_for_testing
+from fedstrata.data.held_out import groups_of, hold_out_for_testing
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
+class _Folder(NamedTuple):
+    """A folder with one folder per class: whose, and whether to test on."""
+
+    path: Path
+    site: str | None
+    testing: bool
+
+
 @datasets.register("image_folder")
 @dataclass(frozen=True)
 class ImageFolder(DatasetSource):
-    """Your own images: one folder per class, inside ``train`` and ``test`` folders or without them.
+    """Your own images: a folder per class, inside ``train`` and ``test`` folders or without them; or so for each site.
 
-    Images become colour images of ``size`` x ``size`` pixels. Classes are numbered in the alphabetical order of their
-    folders. Without a ``test`` folder, a fraction of each class, evenly spaced, is held out.
+    With sites, ``hospital/class/image.png`` or ``hospital/train/class/image.png``, the sites are natural clients
+    (``natural``). Images become colour images of ``size`` x ``size`` pixels. Classes are numbered in the alphabetical
+    order of their folders. Without a ``test`` folder, a fraction of each class (of each site), evenly spaced, is held
+    out.
     """
 
     path: str | None = parameter(
@@ -36,48 +47,74 @@ class ImageFolder(DatasetSource):
     test_fraction: float = parameter(
         0.25, "The held-out fraction of each class, where there is no test folder.", low=0, below=1
     )
+    sites: bool | None = parameter(
+        None,
+        "Whether the outermost folders are sites; by default, if they hold folders of equal names and no images.",
+    )
 
     def load(self, root: Path | None = None) -> Dataset:
         """Decode every image below the folder."""
-        folder = self._find(root)
-        train_folder = folder / "train" if (folder / "train").is_dir() else folder
-        names = class_folders(train_folder)
-        train = self._read(train_folder, names)
-        if train_folder != folder and (folder / "test").is_dir():
-            unknown = sorted(set(class_folders(folder / "test")) - set(names))
-            if unknown:
-                raise FedStrataError(f"The class '{unknown[0]}' is in '{folder / 'test'}' but not in '{train_folder}'.")
-            return pooled(str(self), train, self._read(folder / "test", names), names)
-        first, last = hold_out_for_testing(train.labels, self.test_fraction)
-        inputs = torch.from_numpy(train.inputs)
-        mean, deviation = channel_statistics(inputs[torch.from_numpy(first)])
-        labels = torch.from_numpy(train.labels)
-        return Dataset(str(self), inputs, labels, first, last, names, None, mean, deviation, estimated=True)
-
-    def _find(self, root: Path | None) -> Path:
-        if self.path is None and root is None:
-            raise FedStrataError(
-                "The dataset 'image_folder' needs a folder; write image_folder(path=...) or give a data root."
-            )
-        if self.path is None:
-            places = data_roots(root)[:1]
+        expected = (
+            "a folder with one sub-folder of images per class, or with such folders in train and test, or per site"
+        )
+        found = find_own(self.name, self.path, root, expected)
+        if not found.is_dir():
+            raise FedStrataError(f"'{found}' is no folder; the dataset '{self.name}' needs {expected}.")
+        folders = list(self._folders(found))
+        names = tuple(sorted({name for folder in folders if not folder.testing for name in class_folders(folder.path)}))
+        files: list[Path] = []
+        counts: list[tuple[int, int]] = []
+        for number, folder in enumerate(folders):
+            for name in class_folders(folder.path):
+                if name not in names:
+                    known = next(other for other in folders if not other.testing)
+                    raise FedStrataError(f"The class '{name}' is in '{folder.path}' but not in '{known.path}'.")
+                own = images_in(folder.path / name)
+                files += own
+                counts += [(number, names.index(name))] * len(own)
+        inputs = torch.from_numpy(decode_images(files, "RGB", self.size, str(found)))
+        whose, labels = np.array(counts, dtype=np.int64).T
+        sites = None if folders[0].site is None else np.array([folder.site for folder in folders])[whose]
+        testing = np.array([folder.testing for folder in folders])[whose]
+        marks = torch.from_numpy(np.ascontiguousarray(labels))
+        if testing.any():
+            train, test = np.flatnonzero(~testing), np.flatnonzero(testing)
         else:
-            places = [Path(self.path).expanduser(), *(folder / self.path for folder in data_roots(root))]
-        found = next((place for place in dict.fromkeys(places) if place.is_dir()), None)
-        if found is None:
-            raise not_found(
-                self.name,
-                places,
-                "a folder with one sub-folder of images per class, or with such folders in train and test",
-            )
-        return found
+            train, test = hold_out_for_testing(groups_of(marks, sites), self.test_fraction)
+        mean, deviation = channel_statistics(inputs[torch.from_numpy(train)])
+        return Dataset(str(self), inputs, marks, train, test, names, sites, mean, deviation, estimated=True)
 
-    def _read(self, folder: Path, names: tuple[str, ...]) -> Samples:
-        files = [
-            sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in ENDINGS) for name in names
-        ]
-        labels = np.repeat(np.arange(len(names)), [len(part) for part in files])
-        return Samples(decode_images([path for part in files for path in part], "RGB", self.size, str(folder)), labels)
+    def _folders(self, folder: Path) -> Iterator[_Folder]:
+        """Find the folders that hold a folder per class: of each part, of each site."""
+        for part, testing in _parts(folder):
+            if self.sites if self.sites is not None else _has_sites(part):
+                for site in class_folders(part):
+                    for own, held in _parts(part / site):
+                        yield _Folder(own, site, testing or held)
+            else:
+                yield _Folder(part, None, testing)
+
+
+def _parts(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Find the folders to train on and to test on: ``train`` and ``test``, or the folder itself."""
+    divided = (folder / "train").is_dir()
+    yield (folder / "train" if divided else folder), False
+    if divided and (folder / "test").is_dir():
+        yield folder / "test", True
+
+
+def _has_sites(folder: Path) -> bool:
+    """Tell sites from classes: sites hold folders, some of which have the same names at several, and no images."""
+    inner = [folder / name for name in class_folders(folder)]
+    if any(path.suffix.lower() in ENDINGS for one in inner for path in one.iterdir()):
+        return False
+    names = [path.name for one in inner for path in one.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return len(inner) > 1 and len(set(names)) < len(names)
+
+
+def images_in(folder: Path) -> list[Path]:
+    """List the images below a folder."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:

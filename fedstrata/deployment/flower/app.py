@@ -22,6 +22,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedstrata.callbacks import Listener, RoundView
 from fedstrata.deployment.flower.grid import AskedNodes, GridNetwork
 from fedstrata.deployment.flower.messages import from_record, to_record
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
@@ -30,7 +31,6 @@ from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFil
 from fedstrata.deployment.site import Site, SiteData
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import import_files, load_imports
-from fedstrata.runs.driver import Listener, Update
 from fedstrata.runs.preparing import Ingredients
 
 PARTITION_KEY = "partition-id"
@@ -151,7 +151,7 @@ def server_app(
     return app
 
 
-def _progress(update: Update) -> str:
+def _progress(update: RoundView) -> str:
     accuracy = update.metrics.get("client_after.accuracy.mean")
     reached = "" if accuracy is None else f", accuracy {accuracy:.1%} (mean over the sites)"
     return f"round {update.round} of {update.rounds}: loss {update.metrics['train.loss']:.4g}{reached}"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from fedstrata.callbacks import Listener
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.flower.grid import GridNetwork
 from fedstrata.deployment.flower.superlink import SuperLink
 from fedstrata.deployment.server import Deployment
-from fedstrata.runs.driver import Listener
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 

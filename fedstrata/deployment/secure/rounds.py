@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.deployment.checks import RefusedReply, check_weights, odd_ones_out
 from fedstrata.deployment.declarations import with_declarations
-from fedstrata.deployment.facts import cost_from_facts, number_in, scores_from_facts
+from fedstrata.deployment.facts import cost_from_facts, number_in, read_scores
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.secure.server import Asked, Gathered, SecureAggregation
 from fedstrata.deployment.secure.sums import Entries, count_numbers, ranges_of, read_entries, read_sum
@@ -22,6 +22,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
+from fedstrata.wire import bytes_sent
 
 
 @dataclass
@@ -54,14 +55,14 @@ class SecureRounds:
         side = with_declarations(side, aggregation.federation.declarations)
         after = self._advanced(side, state, opened, masks)
         said = {site: opened.asked.facts[site] for site in opened.present}
-        scores = [_scores(site, facts, evaluate) for site, facts in said.items()]
+        scores = [_scores(side, site, facts, evaluate) for site, facts in said.items()]
         return after, RoundReport(
             participants=tuple(opened.present),
             sent=sent,
             loss=torch.tensor([number_in(facts, "loss") for facts in said.values()], dtype=torch.float64),
             cost=Cost.join([cost_from_facts(facts) for facts in said.values()]),
             bytes_up=aggregation.bytes_up - up,
-            bytes_down=aggregation.bytes_down - down + sum(len(request.payload) for request in asked.values()),
+            bytes_down=aggregation.bytes_down - down + bytes_sent(len(request.payload) for request in asked.values()),
             before=Scores.join(scores) if evaluate else None,
         )
 
@@ -80,7 +81,7 @@ class SecureRounds:
         def read(site: int, reply: Reply) -> tuple[Entries, Mapping[str, Any]]:
             number_in(reply.facts, "loss")
             cost_from_facts(reply.facts)
-            _scores(site, reply.facts, evaluate)
+            _scores(side, site, reply.facts, evaluate)
             return read_entries(reply.facts.get("entries"), state.model, masks), reply.facts
 
         answers = federation.ask(asked, read)
@@ -141,5 +142,5 @@ class SecureRounds:
         return merged
 
 
-def _scores(site: int, facts: Mapping[str, Any], evaluate: bool) -> Scores:
-    return scores_from_facts(site, facts.get("scores") if evaluate else {})
+def _scores(side: ServerSide, site: int, facts: Mapping[str, Any], evaluate: bool) -> Scores:
+    return read_scores(side, site, facts.get("scores") if evaluate else {})

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.losses import cross_entropy
 from fedstrata.methods.contract.checks import Checks, refuse_misspelt
 from fedstrata.methods.contract.compatibility import defines, first_defining, objection, touched_by
 from fedstrata.methods.contract.declarations import Decision, Matter, Needs
@@ -24,6 +23,23 @@ from fedstrata.stack import Stack, Tensors, under
 
 ModelAndState = tuple[Tensors, Stack]
 """A model, and the memory of all parts, each in a group of its name."""
+
+
+def _refuse_no_method(given: object) -> None:
+    """Say what to write instead of what is neither the text of a method nor one of its parts."""
+    if isinstance(given, str | Part):
+        return
+    if isinstance(given, type):
+        raise FedStrataError(f"{given.__name__} is a class; give an object of it as the method: {given.__name__}().")
+    if isinstance(given, list | tuple):
+        raise FedStrataError(
+            "A method is not a list: join its parts with '+', such as method='fedbn+lips'; to run one method after "
+            "another, use fedstrata.compare([...])."
+        )
+    raise FedStrataError(
+        f"{type(given).__name__} is no method; give a text such as 'fedprox(mu=0.01)', or an object of a class that is "
+        "derived from fedstrata.Part."
+    )
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,7 @@ class Method:
         """
         if isinstance(given, Method):
             return given
+        _refuse_no_method(given)
         named = [given] if isinstance(given, Part) else [methods.build(call) for call in parse(given, "method")]
         unique: dict[str, Part] = {}
         for part in (part for spec in named for part in spec.parts()):
@@ -230,9 +247,8 @@ class Method:
             self._checks.tensors(part, "effective", parameters, given, whole=True)
         return parameters
 
-    def loss(self, clients: Clients, step: LocalStep) -> Tensor:
-        """Compute each client's loss ``[K]``: the mean cross entropy, or what a part decides, and the others' terms."""
-        loss = cross_entropy(step.outputs, step.labels).mean(1)
+    def loss(self, clients: Clients, step: LocalStep, loss: Tensor) -> Tensor:
+        """Compute each client's loss ``[K]``: the experiment's, or what a part decides, and the others' terms."""
         for part in self._concerned(step.phase, "loss"):
             loss = part.loss(_own_clients(clients, part), step, loss)
             self._checks.numbers(part, "loss", loss, len(clients.ids))
@@ -281,6 +297,11 @@ class Method:
             given, model = model, part.deployed(_own_clients(clients, part), model)
             self._checks.tensors(part, "deployed", model, given, whole=True)
         return self.effective(clients, model, None)
+
+    @cached_property
+    def decides_loss(self) -> Part | None:
+        """The part that puts a loss of its own in the place of the experiment's, if there is one."""
+        return next((part for part in self.parts if _decides(part, Decision.LOSS)), None)
 
     @cached_property
     def adaptation(self) -> Phase | None:

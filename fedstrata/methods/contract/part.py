@@ -133,7 +133,7 @@ class Part(Spec):
         return parameters
 
     def loss(self, clients: Clients, step: LocalStep, loss: Tensor) -> Tensor:
-        """Client: change each client's loss ``[K]``, at first the mean cross entropy: add a term to it.
+        """Client: change each client's loss ``[K]`` of the batch, at first that of the experiment: add a term to it.
 
         A part that computes another loss instead says so (:attr:`Decision.LOSS`) and comes first.
         """

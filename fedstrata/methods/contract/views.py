@@ -207,8 +207,9 @@ class Proxy(Protocol):
     def loss(self, parameters: Tensors, buffers: Tensors, step: int, rows: Tensor) -> tuple[Tensor, Tensors]:
         """Return the mean loss ``[K]`` of K models on some samples, open to autograd, and their buffers after the pass.
 
-        ``rows`` numbers the samples. Norm layers use their statistics and update the running ones; a buffer that is not
-        given is what it was at the beginning. ``step`` numbers the draws of dropout.
+        The loss is the experiment's, with the class counts of these samples. ``rows`` numbers the samples. Norm layers
+        use their statistics and update the running ones; a buffer that is not given is what it was at the beginning.
+        ``step`` numbers the draws of dropout.
         """
         ...
 
@@ -280,7 +281,8 @@ class Probe(Protocol):
     ) -> Tensors:
         """Return the gradients of the mean loss on some minibatches, balanced over the client's classes if asked.
 
-        Without a number of batches it is the mean over all samples of the client. Another ``draw`` takes other batches.
+        The loss is the experiment's. Without a number of batches it is the mean over all samples of the client. Another
+        ``draw`` takes other batches.
         """
         ...
 
@@ -291,7 +293,8 @@ class Probe(Protocol):
 
         ``kind`` is ``sample`` (the mean of the squared gradients of single samples), ``sampled-label`` (the same with
         labels drawn from the model's own predictions), ``sampled-logit`` (that of the logit of such a label, not of the
-        loss) or ``batch`` (the squared gradient of each batch's mean loss). Another ``draw`` takes other batches.
+        loss) or ``batch`` (the squared gradient of each batch's mean loss). The loss is the cross entropy, the negative
+        log-likelihood, whatever the experiment trains with. Another ``draw`` takes other batches.
         """
         ...
 
@@ -316,8 +319,8 @@ class Probe(Protocol):
         ...
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
-        """Return accuracy and mean loss, ``[K]`` each, on the client's training samples, or on those that it holds out
-        (:attr:`Needs.held_out`).
+        """Return accuracy and mean cross entropy, ``[K]`` each, on the client's training samples, or on those that it
+        holds out (:attr:`Needs.held_out`).
         """
         ...
 

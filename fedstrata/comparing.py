@@ -1,0 +1,304 @@
+"""Several methods over several seeds: which runs that makes, which are done already, and the table over them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from torch import nn
+
+from fedstrata import api
+from fedstrata.api import Result
+from fedstrata.callbacks import Callbacks
+from fedstrata.data import Split
+from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.experiment import Experiment
+from fedstrata.methods import Method, Part
+from fedstrata.methods import methods as registry
+from fedstrata.models import ModelSpec
+from fedstrata.plugins import load_imports
+from fedstrata.progress import Progress, show_if_wanted
+from fedstrata.report import rich_table
+from fedstrata.report.formats import plural
+from fedstrata.report.results import comparison_table
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import Ingredients, NamedData, divide
+from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, notes
+from fedstrata.spec import split_outside
+
+ALL = "all"
+NOT_DECISIVE = frozenset({"data_root", "checkpoint_every"})
+"""Keys of an experiment that change no number of its result."""
+COMPARED = frozenset({"method", "seed"})
+"""Keys in which the runs of a comparison differ."""
+
+State = Literal["new", "unfinished", "finished"]
+
+
+class OtherExperimentError(FedStrataError):
+    """A folder holds a run of another experiment."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One method with one seed: where it lies, and whether it is to be begun, continued or only read."""
+
+    experiment: Experiment
+    path: Path | None
+    state: State
+    rounds_done: int = 0
+    given: Ingredients = field(default_factory=Ingredients)
+
+    @classmethod
+    def find(cls, experiment: Experiment, path: Path | None) -> PlannedRun:
+        """Look what a folder holds, if there is to be one; a run of another experiment is refused."""
+        if path is None or not (path / "experiment.toml").exists():
+            return cls(experiment, path, "new")
+        folder = RunFolder.open(path)
+        _refuse_other_experiment(folder, experiment, NOT_DECISIVE)
+        if folder.finished:
+            return cls(experiment, path, "finished", experiment.rounds)
+        rounds, _ = folder.metrics().series("train.loss")
+        return cls(experiment, path, "unfinished", int(rounds.max(initial=0)))
+
+    @property
+    def name(self) -> str:
+        """Name the run in a few words."""
+        return f"{self.experiment.method}, seed {self.experiment.seed}"
+
+    @property
+    def rounds_left(self) -> int:
+        """The rounds still to do."""
+        return self.experiment.rounds - self.rounds_done
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A result as the table of a comparison looks at it."""
+
+    experiment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    split_hash: str
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What a comparison gave: the result of each run, seed by seed, and the table over them."""
+
+    results: tuple[Result, ...]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of the table, one for each method, with means over seeds and tests against the first."""
+        runs = [Compared(one.experiment.to_mapping(), one.summary, one.split_hash) for one in self.results]
+        return comparison_rows(runs)
+
+    def result(self, method: str, seed: int | None = None) -> Result:
+        """Return the result of a method, written as in the table, with a seed, or with the first one."""
+        found = [one for one in self.results if one.summary["method"] == method]
+        if not found:
+            raise unknown_name("method in this comparison called", method, [row.label for row in self.rows])
+        for one in found:
+            if seed is None or one.summary["seed"] == seed:
+                return one
+        raise FedStrataError(
+            f"'{method}' was not run with the seed {seed}, but with {', '.join(str(r.summary['seed']) for r in found)}."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Give the table as flat rows, such as ``pandas.DataFrame`` takes; accuracies are fractions.
+
+        ``accuracy`` is that of the last round, ``difference`` the one to the first method, ``p`` the paired t-test's.
+        """
+        return [_flat(row) for row in self.rows]
+
+    def table(self, width: int = 80) -> str:
+        """Set the table as text, as the command line prints it."""
+        page = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False, legacy_windows=False)
+        page.print(rich_table(self.rows, width=width))
+        return "\n".join(line.rstrip() for line in page.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+    def __str__(self) -> str:
+        """Set the table as text, with what it cannot show."""
+        return "\n".join([self.table(), "", *notes(self.rows)])
+
+    def __repr__(self) -> str:
+        """Tell in a line what was compared."""
+        seeds = len({one.summary["seed"] for one in self.results})
+        data = ", ".join(dict.fromkeys(str(one.summary["data"]) for one in self.results))
+        best = max(self.rows, key=accuracy_or_nothing)
+        reached = "" if best.last is None else f"; best: {best.label}, {100 * best.last.mean:.1f} %"
+        return f"Comparison({plural(len(self.rows), 'method')}, {plural(seeds, 'seed')}, on {data}{reached})"
+
+    def _repr_html_(self) -> str:
+        """Draw the table, for a notebook."""
+        return comparison_table(self.rows, sortable=False)
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    def mean(value: Estimate | None) -> float | None:
+        return None if value is None else value.mean
+
+    compared = row.comparison
+    return {
+        "method": row.label,
+        "headline": row.headline,
+        "seeds": len(row.seeds),
+        "accuracy": mean(row.last),
+        "accuracy_std": None if row.last is None else row.last.std,
+        "last_ten": mean(row.last_ten),
+        "best": mean(row.best),
+        "worst10": mean(row.worst),
+        "difference": None if compared is None else mean(compared.difference),
+        "p": None if compared is None else compared.adjusted,
+        "bytes_up": mean(row.bytes_up),
+        "bytes_down": mean(row.bytes_down),
+        "seconds": mean(row.seconds),
+    }
+
+
+def compare(
+    methods: str | Sequence[str | Method | Part],
+    experiment: Experiment | None = None,
+    *,
+    data: api.Given = None,
+    split: Split | None = None,
+    model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
+    seeds: int = 1,
+    metrics: api.Metrics | None = None,
+    learning_rate: float | None = None,
+    out: str | Path | None = None,
+    callbacks: Iterable[object] = (),
+    progress: bool | None = None,
+    **changes: Any,
+) -> Comparison:
+    """Run several methods on the same data, each with several seeds, and set the outcome as a table.
+
+    ``methods`` is a list, or a text such as ``"fedavg, fedbn, local"``. Everything else is as in :func:`fedstrata.run`;
+    seeds are counted from ``seed`` on. With ``out``, each run has a folder there, and nothing is done twice: an
+    interrupted comparison goes on, and a longer list adds to it. Without, nothing is written. The data is loaded once.
+
+    >>> comparison = compare("fedavg, local", data="digits", model="mlp", clients=3, rounds=1, epochs=1)
+    >>> [row["method"] for row in comparison.to_rows()]
+    ['fedavg', 'local']
+    """
+    if "method" in changes:
+        raise FedStrataError("A comparison takes its methods first: compare(['fedavg', 'fedbn'], rounds=5).")
+    given_by_name = {"data": data, "model": model, "metrics": metrics}
+    named = {key: value for key, value in given_by_name.items() if isinstance(value, str)}
+    chosen = api.choose_experiment(experiment, {**changes, **named}, learning_rate, compare)
+    chosen = load_imports(chosen, Path())
+    given = dataclasses.replace(api.make_ingredients(data, split, model, None, metrics), named=NamedData())
+    planned = plan(chosen, make_methods(methods), seeds, None if out is None else Path(out), given)
+    to_do = [run for run in planned if run.state != "finished"]
+    with show_if_wanted(progress, len(to_do), sum(run.rounds_left for run in to_do)) as shown:
+        return Comparison(tuple(perform(planned, shown, callbacks)))
+
+
+def make_methods(given: str | Sequence[str | Method | Part]) -> list[Method]:
+    """Make the methods of a comparison, each once: of a list, or of a text such as ``fedavg, fedprox(mu=0.01)``."""
+    listed: Sequence[str | Method | Part] = read_methods(given) if isinstance(given, str) else list(given)
+    if not listed:
+        raise FedStrataError("There is no method to compare; write them like ['fedavg', 'fedbn', 'local'].")
+    made = {str(method): method for method in map(Method.make, listed)}
+    return list(made.values())
+
+
+def read_methods(text: str) -> list[str]:
+    """Read a list such as ``fedavg, fedprox(mu=0.01)``, or ``all``. Each method counts once; unknown ones are refused.
+
+    >>> read_methods("fedavg, fedbn+fedprox:0.1, fedavg")
+    ['fedavg', 'fedbn+fedprox(mu=0.1)']
+    """
+    given = registry.names() if text.strip() == ALL else [piece.strip() for piece in split_outside(text, ",")]
+    named = [piece for piece in given if piece]
+    if not named:
+        raise FedStrataError("There is no method to compare; write them like 'fedavg, fedbn, local', or 'all'.")
+    return list(dict.fromkeys(str(Method.make(name)) for name in named))
+
+
+def plan(
+    experiment: Experiment,
+    methods: Sequence[str | Method],
+    seeds: int,
+    out: Path | None,
+    given: Ingredients | None = None,
+) -> list[PlannedRun]:
+    """List the runs, seed by seed, each in its own folder in ``out``, if they are to be written.
+
+    Runs that are there already must be of the same experiment, but for method and seed, so that all can be compared.
+    """
+    if seeds < 1:
+        raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
+    given = given or Ingredients(named=NamedData())
+    experiment = given.describe(experiment)
+    there = [] if out is None else [RunFolder.open(path.parent) for path in sorted(out.glob("*/experiment.toml"))]
+    if there and (experiment.clients is None or experiment.partition is None):
+        # Runs record how the data was divided; only with what "none" means here can they be recognised.
+        experiment, _ = divide(experiment, given.load(experiment))
+    for folder in there:
+        _refuse_other_experiment(folder, experiment, NOT_DECISIVE | COMPARED)
+    planned = []
+    for seed in range(experiment.seed, experiment.seed + seeds):
+        for method in map(Method.make, methods):
+            own = experiment.with_changes({"method": str(method), "seed": seed})
+            path = None if out is None else out / f"{file_name(str(method))}-seed{seed}"
+            ingredients = dataclasses.replace(given, method=method)
+            planned.append(dataclasses.replace(PlannedRun.find(own, path), given=ingredients))
+    return planned
+
+
+def perform(planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object] = ()) -> list[Result]:
+    """Do what is still to do of the runs, in their order, and return the results of all."""
+    called = Callbacks(callbacks)
+    results = []
+    for run in planned:
+        if run.state != "finished":
+            shown.begin(run.name)
+        if run.state == "new" or run.path is None:
+            result = api.carry_out(run.experiment, run.given, run.path, called, shown)
+        elif run.state == "finished":
+            result = api.read_result(run.path)
+        else:
+            result = api.carry_on(run.path, run.given, called, shown)
+        # The data and the clients' state of all runs together would fill the memory.
+        results.append(dataclasses.replace(result, driver=None))
+    return results
+
+
+def file_name(text: str) -> str:
+    """Turn the text of a component into a name for files and shells.
+
+    >>> file_name("fedbn+fedprox(mu=0.01)")
+    'fedbn+fedprox-mu=0.01'
+    """
+    return re.sub(r"[^\w.+=]+", "-", text).strip("-.") or "run"
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """Yield a path, then the same with 2, 3 and so on at its end."""
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}-{number}")
+
+
+def _refuse_other_experiment(folder: RunFolder, experiment: Experiment, but_for: Set[str]) -> None:
+    there, asked = folder.experiment.to_mapping(), experiment.to_mapping()
+    for key in {**asked, **there}:
+        if key not in but_for and there.get(key) != asked.get(key):
+            raise OtherExperimentError(
+                f"'{folder.path}' holds a run of another experiment ({key} is {_in_words(there.get(key))} there, "
+                f"not {_in_words(asked.get(key))}); choose another --out, or delete that folder."
+            )
+
+
+def _in_words(value: object) -> str:
+    return "none" if value is None else ", ".join(value) if isinstance(value, tuple) else str(value)
