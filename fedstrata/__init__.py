@@ -14,7 +14,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.spec import parameter
 
 if TYPE_CHECKING:
-    from fedstrata.api import Result, load, resume, run
+    from fedstrata.api import Result, extend, load, resume, run
     from fedstrata.callbacks import Callback, RoundView, StopRun
     from fedstrata.comparing import Comparison, compare
     from fedstrata.data import Dataset, Split, from_arrays, from_clients, from_table
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Callback", "Clients", "Comparison", "Dataset", "Experiment", "Facts", "FedStrataError", "FedStrataWarning", "Kept",
     "LayerMap", "LocalStep", "Message", "Method", "Needs", "Part", "Phase", "Probe", "Result", "RoundView", "Server",
-    "Split", "StopRun", "Touches", "TrainedModel", "Training", "__version__", "compare", "from_arrays", "from_clients",
-    "from_table", "load", "metric", "parameter", "resume", "run", "score",
+    "Split", "StopRun", "Touches", "TrainedModel", "Training", "__version__", "compare", "extend", "from_arrays",
+    "from_clients", "from_table", "load", "metric", "parameter", "resume", "run", "score",
 ]  # fmt: skip
 
 _HOMES = {
-    "fedstrata.api": ("Result", "load", "resume", "run"),
+    "fedstrata.api": ("Result", "extend", "load", "resume", "run"),
     "fedstrata.callbacks": ("Callback", "RoundView", "StopRun"),
     "fedstrata.comparing": ("Comparison", "compare"),
     "fedstrata.data": ("Dataset", "Split", "from_arrays", "from_clients", "from_table"),

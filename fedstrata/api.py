@@ -25,6 +25,7 @@ from fedstrata.plugins import IMPORTS_FOLDER, load_imports
 from fedstrata.progress import Progress, show_if_wanted
 from fedstrata.report.summary import accuracies_as_html, summary_line
 from fedstrata.runs.driver import Driver
+from fedstrata.runs.extending import reopen
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.models import load_model
@@ -162,6 +163,32 @@ def resume(
     """
     given = make_ingredients(data, split, model, method, metrics)
     with RunFolder.open(Path(out)) as folder, _shown(progress, 1, folder.experiment.rounds) as shown:
+        if shown is not progress:
+            shown.begin(f"{folder.experiment.method}, seed {folder.experiment.seed}")
+        return carry_on(Path(out), given, callbacks, shown)
+
+
+def extend(
+    out: str | Path,
+    rounds: int,
+    *,
+    data: Data = None,
+    split: Split | None = None,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    method: Method | Part | None = None,
+    metrics: Metrics | None = None,
+    callbacks: Iterable[object] = (),
+    progress: bool | Progress | None = None,
+) -> Result:
+    """Go on with a finished run until it has so many rounds in all, in its folder.
+
+    What comes out is the same as of one long run; where it is not, because the schedule or the method plans for the
+    number of rounds, a warning says so. Everything else is as in :func:`resume`.
+    """
+    given = make_ingredients(data, split, model, method, metrics)
+    with RunFolder.resume(Path(out)) as folder:
+        reopen(folder, rounds, given)
+    with _shown(progress, 1, rounds) as shown:
         if shown is not progress:
             shown.begin(f"{folder.experiment.method}, seed {folder.experiment.seed}")
         return carry_on(Path(out), given, callbacks, shown)

@@ -45,6 +45,18 @@ class Experiment(Spec):
         "Training samples that nobody gets: the model of the round that is best on them is kept; none: the last one.",
         low=1,
     )
+    validation_fraction: float | None = parameter(
+        None,
+        "The fraction of each client's training samples that it only judges models on: the best model is kept, each "
+        "client's own where they have some; none: the last one.",
+        above=0,
+        below=1,
+    )
+    patience: int | None = parameter(
+        None,
+        "Ends the run after so many evaluations in a row without a better one on the validation samples; none: never.",
+        low=1,
+    )
     model: str = parameter("cnn", "The model; 'fedstrata models' lists them.")
     method: str = parameter("fedavg", "The method, or several joined by '+'; 'fedstrata methods' lists them.")
     rounds: int = parameter(30, "How many rounds of communication.", low=1)

@@ -48,7 +48,7 @@ def mask_errors(
 
     products = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for client in range(clients):
-        gradients = side.probe([client], 1).gradients(model, batch_size, batches=None)
+        gradients = side.probe([client], 1).gradients(model, batch_size, all_samples=True)
         for name, weight in weights.items():
             products[name] += sizes[client] * gradients[name] * weight
     oracle = top_mask({name: product.abs() for name, product in products.items()}, sparsity)

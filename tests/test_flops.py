@@ -154,6 +154,7 @@ def whole(size, batch=8):
         ("fedprox+lws", {"precision": "fp32"}, 2 * sum(SIZES)),
     ],
 )
+@pytest.mark.filterwarnings("ignore:'pfedme' brings its own optimiser")
 def test_every_sample_counts_for_three_forward_passes_each_time_it_comes(engine, method, changes, samples):
     driver = run(method, engine, **changes)
     assert series(driver) == [3 * FORWARD * samples] * 2

@@ -176,7 +176,7 @@ def test_surveys_follow_the_loss_and_tests_do_not() -> None:
         side = driver.engine.members[0].side  # type: ignore[attr-defined]
         model = {name: tensor[None] for name, tensor in driver.setting.initial.items()}
         probe = side.probe([0], 1)
-        gradients = probe.gradients(model, batch_size=8, batches=None)
+        gradients = probe.gradients(model, batch_size=8, all_samples=True)
         positions = torch.from_numpy(driver.split.train[0])
         inputs, labels = side.data.make(positions[None], None)
         start = {name: tensor.clone().requires_grad_() for name, tensor in driver.setting.initial.items()}

@@ -146,3 +146,100 @@ def test_where_it_cannot_be_it_is_refused() -> None:
         fedstrata.run(BUMPY, data=dataset)
     with pytest.raises(FedStrataError, match="a server of real sites does not have"):
         Deployment(BUMPY, ("a", "b", "c", "d"), Path("nowhere")).check()
+
+
+AT_CLIENTS = BUMPY.with_changes({"validation": None, "validation_fraction": 0.2})
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> None:
+    kept: list[dict[str, torch.Tensor]] = []
+    result = fedstrata.run(
+        AT_CLIENTS.with_changes({"method": "ditto", "engine": engine}),
+        out=tmp_path / "run",
+        callbacks=[lambda view: kept.append(clone(result_of(view)))],
+    )
+    driver = result.driver
+    assert driver is not None
+    data = driver.engine.evaluator.data
+    judged = data.validation_at_clients
+    for own, trained, whole in zip(judged, data.split.train, driver.split.train, strict=True):
+        assert not set(own) & set(trained)
+        assert {*own, *trained} == set(whole)
+    rounds = result.summary["validated_rounds"]
+    assert len(set(rounds)) > 1  # else this test would see nothing
+    for client, chosen in enumerate(rounds):
+        accuracy = [result.metrics.of_client(client, "client_validation.accuracy", number) for number in range(1, 6)]
+        assert chosen == 1 + int(np.argmax(accuracy))
+        model = result.client_model(client)
+        for name, tensor in model.network.named_parameters():
+            assert torch.equal(tensor, kept[chosen - 1][name][client])
+        names = np.array(driver.dataset.class_names)[driver.dataset.labels[judged[client]]]
+        found = (model.predict(driver.dataset.inputs[judged[client]]) == names).mean()
+        assert found == pytest.approx(max(accuracy), abs=1e-12)
+        assert model.card.origin["round"] == chosen
+        assert model.card.metrics["accuracy"] == result.metrics.of_client(client, "client_after.accuracy", chosen)
+        loaded = fedstrata.load(tmp_path / "run", client=client)
+        assert loaded.card == model.card
+        assert all(
+            torch.equal(tensor, loaded.plain_state_dict()[name]) for name, tensor in model.plain_state_dict().items()
+        )
+    own = [result.metrics.of_client(client, "client_after.accuracy", chosen) for client, chosen in enumerate(rounds)]
+    assert result.summary["validated"]["client_after.accuracy.mean"] == pytest.approx(np.mean(own))
+
+
+def result_of(view: RoundView) -> dict[str, torch.Tensor]:
+    """Take the models that all clients use after a round, as stacks."""
+    driver = view.models
+    assert isinstance(driver, Driver)
+    return driver.engine.models(range(4), view.round)
+
+
+def test_one_model_for_all_is_chosen_by_the_mean_over_clients() -> None:
+    result = fedstrata.run(AT_CLIENTS)
+    rounds, accuracy = result.metrics.series("client_validation.accuracy.mean")
+    assert result.summary["validated_round"] == rounds[accuracy.argmax()] < 5
+    assert result.global_model().card.origin["round"] == result.summary["validated_round"]
+    chosen = result.metrics.of_round(result.summary["validated_round"])
+    assert result.global_model().card.metrics["accuracy"] == chosen["global.accuracy"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_a_run_that_goes_on_keeps_the_same_models_of_clients(method: str, tmp_path: Path) -> None:
+    experiment = AT_CLIENTS.with_changes({"method": method, "model": "cnn", "steps": 2})
+    fedstrata.run(experiment, out=tmp_path / "whole")
+
+    def stop(view: RoundView) -> None:
+        if view.round == 4:
+            raise Interrupted(2, 4, None)
+
+    with pytest.raises(Interrupted):
+        fedstrata.run(experiment, out=tmp_path / "parts", callbacks=[stop])
+    fedstrata.resume(tmp_path / "parts")
+    for name in ("clients.safetensors", "model.safetensors", "model.json", "metrics/rounds.parquet"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+def test_a_run_ends_when_nothing_gets_better(tmp_path: Path) -> None:
+    experiment = BUMPY.with_changes({"patience": 2, "rounds": 30, "method": "fedavg"})
+    result = fedstrata.run(experiment, out=tmp_path / "run")
+    rounds, accuracy = result.metrics.series("validation.accuracy")
+    best = int(accuracy.argmax())
+    assert len(rounds) == best + 3 < 30
+    assert result.summary["stopped"] == "no model was better on the validation samples for 2 evaluations in a row"
+    assert result.summary["validated_round"] == best + 1
+    assert RunFolder.open(tmp_path / "run").finished
+    for wrong, sentence in {
+        "patience": "waits for better models on validation samples, and there are none",
+        "both": "give one of them",
+    }.items():
+        changes = {"validation": None} if wrong == "patience" else {"validation_fraction": 0.1}
+        with pytest.raises(FedStrataError, match=sentence):
+            fedstrata.run(experiment.with_changes(changes))
+
+
+def test_what_is_adapted_in_the_end_is_not_chosen_on_the_way() -> None:
+    with pytest.raises(FedStrataError, match="with 'fedavg-ft' clients adapt theirs after the last one"):
+        fedstrata.run(AT_CLIENTS, method="fedavg-ft")
+    with pytest.raises(FedStrataError, match=r"validation_fraction = 0\.2 is not offered on real sites"):
+        Deployment(AT_CLIENTS, ("a", "b", "c", "d"), Path("nowhere")).check()

@@ -43,6 +43,7 @@ def register(app: typer.Typer) -> None:
             "fedstrata run --method fedbn --partition dirichlet:0.1 --rounds 30",
             "fedstrata run --data cifar100 --model resnet8 --clients 100 --learning-rate 0.05",
             "fedstrata run experiment.toml --set 'method=fedprox(mu=0.01)' --out runs/a",
+            "fedstrata run --continue runs/a --rounds 200",
         ),
     )
     add_command(
@@ -65,6 +66,12 @@ def run(
         Path | None,
         typer.Option(help="The folder of the run; by default one in runs/, named after method, data and seed."),
     ] = None,
+    continued: Annotated[
+        Path | None,
+        typer.Option(
+            "--continue", metavar="RUN", help="Go on with this finished run, until it has as many --rounds in all."
+        ),
+    ] = None,
     learning_rate: LearningRate = None,
     settings: Settings = None,
     no_report: NoReport = False,
@@ -75,6 +82,14 @@ def run(
 
     Everything about it is kept in a folder, from which it can be resumed, compared and reported.
     """
+    if continued is not None:
+        others = {"EXPERIMENT.TOML": experiment_file, "--out": out, "--learning-rate": learning_rate, "--set": settings}
+        given = [*(f"--{key.replace('_', '-')}" for key in changes if key != "rounds")]
+        _extend(continued, changes.get("rounds"), [*(key for key, value in others.items() if value), *given], quiet)
+        from fedstrata.cli.showing import show_run
+
+        show_run(continued, None if no_report else continued / PAGE, json, quiet)
+        return
     experiment = read_experiment(experiment_file, settings, changes, learning_rate, quiet)
     with telling("loading PyTorch", quiet):
         from fedstrata import api
@@ -89,6 +104,27 @@ def run(
         progress.begin(f"{experiment.method}, seed {experiment.seed}")
         api.run(experiment, out=folder, progress=progress)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
+
+
+def _extend(folder: Path, rounds: int | None, others: Sequence[str], quiet: bool) -> None:
+    """Go on with a finished run; nothing but its length may change."""
+    if others:
+        raise FedStrataError(f"A run goes on as it began: '{others[0]}' cannot be given with --continue.")
+    if rounds is None:
+        raise FedStrataError("Say how many rounds the run is to have in all: --continue RUN --rounds 200.")
+    with telling("loading PyTorch", quiet):
+        from fedstrata import api
+        from fedstrata.progress import show_progress
+        from fedstrata.runs.folder import RunFolder
+
+    run = RunFolder.open(folder)
+    done = int(run.summary()["rounds"]) if run.finished else 0
+    with (
+        stoppable(f"fedstrata resume {shlex.quote(str(folder))}", folder),
+        show_progress(messages, 1, max(rounds - done, 1), quiet) as progress,
+    ):
+        progress.begin(f"{run.experiment.method}, seed {run.experiment.seed}")
+        api.extend(folder, rounds, progress=progress)
 
 
 def resume(

@@ -137,10 +137,19 @@ def _further(summary: Mapping[str, Any]) -> list[RenderableType]:
 def _chosen(summary: Mapping[str, Any]) -> str:
     """Tell which model was kept, by the validation samples, and what it reaches."""
     values, headline = summary["validated"], f"{summary['headline']}.accuracy.mean"
+    own = f"{_percent(values.get(headline))} %"
+    if "validated_rounds" in summary:
+        rounds = summary["validated_rounds"]
+        return (
+            f"kept for each client: its best model on its own validation samples, of rounds {min(rounds)} to "
+            f"{max(rounds)}, with {_percent(values['client_validation.accuracy.mean'])} %; "
+            f"{short_name(summary['headline'])}: {own}"
+        )
+    judged = values.get("validation.accuracy", values.get("client_validation.accuracy.mean"))
     reached = f", {short_name(summary['headline'])}: {_percent(values[headline])} %" if headline in values else ""
     return (
         f"best on the validation samples, and kept: round {summary['validated_round']} with "
-        f"{_percent(values['validation.accuracy'])} %{reached}"
+        f"{_percent(judged)} %{reached}"
     )
 
 

@@ -78,19 +78,31 @@ def _places_in_class(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return places, sizes
 
 
-def hold_out_at_clients(split: Split, fraction: float, seed: int) -> tuple[Split, tuple[np.ndarray, ...]]:
-    """Hold out a fraction of every client's training samples, at least one, and leave at least one to train on."""
+def hold_out_at_clients(
+    split: Split, fraction: float, seed: int, who: str = "the method", purpose: str = "held out"
+) -> tuple[Split, tuple[np.ndarray, ...]]:
+    """Hold out a fraction of every client's training samples, at least one, and leave at least one to train on.
+
+    Some partitions give a client a sample several times; all of these are held out, so that it trains on none of them.
+    """
     train, held_out = [], []
     for client, positions in enumerate(split.train):
         if len(positions) < 2:
             raise FedStrataError(
-                f"Client {client} has {len(positions)} training sample, but the method holds some out to judge models "
+                f"Client {client} has {len(positions)} training sample, but {who} holds some out to judge models "
                 "on; give every client at least two."
             )
-        shuffled = numpy_generator(seed, client, "held out").permutation(positions)
+        shuffled = numpy_generator(seed, client, purpose).permutation(positions)
         count = min(max(1, round(fraction * len(positions))), len(positions) - 1)
-        held_out.append(np.sort(shuffled[:count]))
-        train.append(np.sort(shuffled[count:]))
+        held = np.unique(shuffled[:count])
+        left = positions[~np.isin(positions, held)]
+        if len(left) == 0:
+            raise FedStrataError(
+                f"Client {client} has the same training sample {len(positions)} times, but {who} holds some out to "
+                "judge models on; give every client at least two different ones."
+            )
+        held_out.append(held)
+        train.append(np.sort(left))
     return replace(split, train=tuple(train)), tuple(held_out)
 
 

@@ -21,12 +21,13 @@ from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.transforms import normalisation_in
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
-from fedstrata.deployment.engine import ENGINE, NetworkEngine, global_test
+from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
 from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
 from fedstrata.deployment.pooling import OTHER_WAYS, agree
 from fedstrata.deployment.protocol import SECURE_KINDS
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
+from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.proxy import server_proxy
@@ -35,6 +36,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Declared, Method
 from fedstrata.plugins import require_imports
+from fedstrata.runs.devices import DTYPES
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
@@ -84,6 +86,11 @@ class Deployment:
             raise FedStrataError(
                 f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "
                 "it runs in simulation, and in a rehearsal."
+            )
+        if self.experiment.validation_fraction:
+            raise FedStrataError(
+                f"validation_fraction = {self.experiment.validation_fraction:g} is not offered on real sites, which "
+                "keep the model of the last round; leave it out."
             )
         if self.experiment.validation:
             raise FedStrataError(
@@ -240,16 +247,19 @@ class Deployment:
             )
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
+            data = DeviceData(dataset, split, (), setting.device, DTYPES[experiment.precision])
         else:
             dataset, split, setting, network = ready.dataset, ready.split, ready.setting, ready.model
             proxy = server_proxy(setting, LoopForward(ready.model, setting.head), ready.data)
             side, test = ServerSide(setting, ready.declared, proxy), global_test(ready)
+            data = ready.data
+        deployed = deployed_anywhere(setting, network, data)
         return Driver(
             experiment=self.ingredients.describe(experiment),
             dataset=dataset,
             split=split,
             setting=setting,
-            engine=NetworkEngine(side, federation, test, self._secure_rounds(federation)),
+            engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation)),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
             network=network,
         )

@@ -108,6 +108,7 @@ class DeviceData:
         held_out: Sequence[np.ndarray] = (),
         proxy: np.ndarray | None = None,
         validation: np.ndarray | None = None,
+        validation_at_clients: Sequence[np.ndarray] = (),
         own: Sequence[Statistics] | None = None,
     ) -> None:
         self.own = own
@@ -116,6 +117,7 @@ class DeviceData:
         self.held_out = tuple(held_out)
         self.proxy = proxy
         self.validation = np.empty(0, dtype=np.int64) if validation is None else validation
+        self.validation_at_clients = tuple(validation_at_clients)
         self.transforms = tuple(transforms)
         self.device = device
         self.dtype = dtype

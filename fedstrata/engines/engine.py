@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from fedstrata.engines.evaluation import Scores
@@ -84,6 +85,13 @@ class Engine(Protocol):
         """Let every client adapt its model once more, and test it: the scores, and the models where they are here.
 
         The models are stacks over all clients, on the CPU. Clients' state does not change.
+        """
+        ...
+
+    def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
+        """Let clients judge the models that they use after a round on samples held out for that.
+
+        Some at a time: their numbers, their models, and the accuracies.
         """
         ...
 

@@ -6,6 +6,7 @@
 ``global_on_clients``  the global model on each client's test set
 ``client_before``      each participant's own model, just trained, before aggregation, on its own test set
 ``client_after``       each client's own model after aggregation, shared part new, personal part its own, likewise
+``client_validation``  each client's own model after aggregation, on training samples that it holds out to choose by
 ``client_adapted``     each client's model after the final adaptation of a method that has one, on its own test set
 =====================  =============================================================================================
 
@@ -103,6 +104,12 @@ class Evaluator:
         return Scores(
             tuple(ids), accuracy.cpu().numpy(), loss.cpu().numpy(), self._further(predictions), tuple(predictions)
         )
+
+    def on_validation(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> np.ndarray:
+        """Judge each client's model on the samples that it holds out for that: the accuracy ``[K]``."""
+        positions = [self.data.validation_at_clients[client] for client in clients]
+        accuracy, _ = score_models(self.setting, self.data, forward, models, positions, clients)
+        return accuracy.cpu().numpy()
 
     def common_model(self, forward: Forward, model: Tensors) -> tuple[Scores, dict[str, float]]:
         """Test one model on every client's test set and on those that nobody owns, by the names of their metrics.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -193,6 +194,13 @@ class LoopEngine:
     def _test(self, models: Iterator[Tensors]) -> Scores:
         scores = [self.evaluator.own_models(self.forward, model, [number]) for number, model in enumerate(models)]
         return Scores.join(scores)
+
+    def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
+        """Let clients judge the models that they use after a round."""
+        messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
+        for number, (member, message) in enumerate(zip(self.members, messages, strict=True)):
+            model = member.model(message, round)
+            yield [number], model, self.evaluator.on_validation(self.forward, model, [number])
 
     def models(self, clients: Sequence[int], round: int) -> Tensors:
         """Return the models that some clients use after a round, as they are tested."""

@@ -31,18 +31,18 @@ class DataProbe:
     clients: Clients
 
     def gradients(
-        self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False, draw: int = 0
+        self, model: Tensors, batch_size: int, all_samples: bool = False, balanced: bool = False, draw: int = 0
     ) -> Tensors:
-        """Return the gradients of the mean loss on minibatches or all samples, in training mode; nothing is kept."""
+        """Return the gradients of the mean loss on a minibatch or all samples, in training mode; nothing is kept."""
         layers, data = self.trainer.setting.layers, self.trainer.data
         names = layers.parameter_names
         buffers = {name: model[name] for name in layers.buffer_names}
         total = {name: torch.zeros_like(model[name], memory_format=torch.contiguous_format) for name in names}
         dropout = self.clients.keys(f"probe/{draw}/dropout" if draw else "probe/dropout")
         drawn = (
-            self._balanced(batch_size, batches, draw)
-            if balanced and batches
-            else self._plain(batch_size, batches, draw)
+            self._balanced(batch_size, draw)
+            if balanced and not all_samples
+            else self._plain(batch_size, None if all_samples else 1, draw)
         )
         for batch in drawn:
             rows = batch.rows
@@ -55,10 +55,8 @@ class DataProbe:
             counts = self.clients.rows(rows).label_counts
             loss = self.trainer.setting.loss(outputs, labels, counts).sum()
             for name, gradient in zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True):
-                if batches is None:
+                if all_samples:
                     gradient = gradient * align(self._part(batch), gradient).to(gradient.dtype)
-                else:
-                    gradient = gradient / batches
                 if rows is None:
                     total[name] += gradient
                 else:
@@ -165,16 +163,15 @@ class DataProbe:
             self.clients.ids, work, setting.seed, self.clients.round, _purpose("probe", draw)
         )
 
-    def _balanced(self, batch_size: int, batches: int, draw: int) -> Iterator[Batch]:
-        """Yield each client's batches with its classes in turn, one client at a time; small clients repeat samples."""
+    def _balanced(self, batch_size: int, draw: int) -> Iterator[Batch]:
+        """Yield each client's batch with its classes in turn, one client at a time; small clients repeat samples."""
         for row, client in enumerate(self.clients.ids):
             chance = numpy_generator(self.clients.seed, self.clients.round, client, _purpose("probe/balanced", draw))
             positions = chance.permutation(self.trainer.data.split.train[client])
             order = np.argsort(_occurrence(self.trainer.data.dataset.labels.numpy()[positions]), kind="stable")
-            needed = np.resize(positions[order], batch_size * batches).reshape(batches, batch_size)
+            needed = torch.from_numpy(np.resize(positions[order], (1, batch_size)))
             rows = torch.tensor([row], device=self.trainer.setting.device)
-            for step, batch in enumerate(needed):
-                yield Batch(rows, torch.from_numpy(batch)[None].to(self.trainer.setting.device), step)
+            yield Batch(rows, needed.to(self.trainer.setting.device), 0)
 
 
 def _purpose(what: str, draw: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -110,6 +111,13 @@ class StackedEngine:
             scores.append(self.evaluator.own_models(self.forward, models, ids))
             adapted.append({name: tensor.cpu() for name, tensor in models.items()})
         return Scores.join(scores), concatenate(adapted)
+
+    def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
+        """Let clients judge the models that they use after a round."""
+        message = self._for_testing(round)
+        for places, ids, rows in self._chunks(self._everybody):
+            models = self.client_side.deployed_model(ids, take(self._clients, rows), message.rows(places), round)
+            yield ids, models, self.evaluator.on_validation(self.forward, models, ids)
 
     def models(self, clients: Sequence[int], round: int) -> Tensors:
         """Return the models that some clients use after a round, as they are tested."""

@@ -100,8 +100,8 @@ def lowest(rows: Tensor, count: int | Tensor) -> Tensor:
     counts = count[:, None] if isinstance(count, Tensor) else count
     threshold = _kth_lowest(rows, counts)
     below, tied = rows < threshold, rows == threshold
-    wanted = counts - below.sum(-1, keepdim=True)
-    return below | (tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted))
+    wanted = counts - below.sum(1, keepdim=True)
+    return below | (tied & (tied.cumsum(1, dtype=torch.int32) <= wanted))
 
 
 def _kth_lowest(rows: Tensor, counts: int | Tensor) -> Tensor:
@@ -109,11 +109,11 @@ def _kth_lowest(rows: Tensor, counts: int | Tensor) -> Tensor:
     if isinstance(counts, Tensor):
         kth = (counts - 1).clamp(min=0).expand_as(rows)
         pairs = zip(client_pieces(rows), client_pieces(kth), strict=True)
-        return torch.cat([piece.sort(-1).values.gather(-1, place[:, :1]) for piece, place in pairs])
+        return torch.cat([piece.sort().values.gather(1, place[:, :1]) for piece, place in pairs])
     if rows.is_cuda:
         # There a sort is faster than kthvalue, and allowed among deterministic algorithms.
-        return torch.cat([piece.sort(-1).values[:, counts - 1 : counts] for piece in client_pieces(rows)])
-    return rows.kthvalue(counts, -1, keepdim=True).values
+        return torch.cat([piece.sort().values[:, counts - 1 : counts] for piece in client_pieces(rows)])
+    return rows.kthvalue(counts, keepdim=True).values
 
 
 @overload

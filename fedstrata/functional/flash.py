@@ -35,9 +35,9 @@ def share_out(total: int | Tensor, importance: Tensor, room: Tensor) -> Tensor:
         raise FedStrataError(f"The importance is {importance.tolist()}; none of it can be negative.")
     single = importance.dim() == 1
     shares, limits = (tensor.to(torch.float64).reshape(-1, tensor.shape[-1]) for tensor in (importance, room))
-    wanted = torch.as_tensor(total, dtype=torch.float64, device=shares.device).reshape(-1, 1)
+    wanted = torch.as_tensor(total, device=shares.device).reshape(-1, 1)
     wanted = wanted.clamp(min=0).minimum(limits.sum(1, keepdim=True))
-    given = _whole(_filled(wanted, shares, limits), wanted, limits)
+    given = _whole(_filled(wanted, shares, limits), wanted)
     return given[0] if single else given
 
 
@@ -46,19 +46,15 @@ def _filled(wanted: Tensor, shares: Tensor, limits: Tensor) -> Tensor:
     full = limits <= 0
     for _ in range(shares.shape[1]):
         open_shares = shares.masked_fill(full, 0)
-        alike = (~full).to(torch.float64)
-        open_shares = torch.where(open_shares.sum(1, keepdim=True) > 0, open_shares, alike)
+        open_shares = torch.where(open_shares.any(1, keepdim=True), open_shares, ~full)
         left = wanted - limits.masked_fill(~full, 0).sum(1, keepdim=True)
-        given = left * open_shares / open_shares.sum(1, keepdim=True).clamp(min=1e-300)
+        given = left * open_shares / open_shares.sum(1, keepdim=True)
         full = full | (given > limits)
     return torch.where(full, limits, given)
 
 
-def _whole(given: Tensor, wanted: Tensor, limits: Tensor) -> Tensor:
-    """Round down, and give what is left to the largest remainders that have room."""
-    down = (given + 1e-9).floor().minimum(limits)
-    remainders = (given - down).masked_fill(down >= limits, -1)
-    order = remainders.argsort(dim=1, descending=True, stable=True)
-    rank = order.argsort(dim=1)
-    missing = (wanted - down.sum(1, keepdim=True)).round()
-    return (down + ((rank < missing) & (down < limits))).long()
+def _whole(given: Tensor, wanted: Tensor) -> Tensor:
+    """Round down, and give what is left to the largest remainders: fewer than there are layers that were rounded."""
+    down = given.floor()
+    rank = (given - down).argsort(descending=True, stable=True).argsort()
+    return (down + (rank < wanted - down.sum(1, keepdim=True))).long()

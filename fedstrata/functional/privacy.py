@@ -55,9 +55,7 @@ def gaussian_epsilon(noise: float, releases: int, delta: float) -> float:
     _check_delta(delta)
     if gaussian_delta(0.0, noise, releases) <= delta:
         return 0.0
-    mu = math.sqrt(releases) / noise
-    enough = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # from the bound of concentrated privacy
-    return _smallest(lambda epsilon: gaussian_delta(epsilon, noise, releases) <= delta, enough)
+    return _smallest(lambda epsilon: gaussian_delta(epsilon, noise, releases) <= delta)
 
 
 def gaussian_noise(epsilon: float, releases: int, delta: float) -> float:
@@ -75,15 +73,14 @@ def gaussian_noise(epsilon: float, releases: int, delta: float) -> float:
         raise FedStrataError(f"Epsilon is {epsilon}; give a number above 0.")
     if releases < 1:
         raise FedStrataError(f"There are {releases} releases; give at least one.")
-    enough = 1.0
-    while gaussian_delta(epsilon, enough, releases) > delta:
-        enough *= 2
-    return _smallest(lambda noise: noise > 0 and gaussian_delta(epsilon, noise, releases) <= delta, enough)
+    return _smallest(lambda noise: gaussian_delta(epsilon, noise, releases) <= delta)
 
 
-def _smallest(holds: Callable[[float], bool], high: float) -> float:
-    """Find where something begins to hold that holds at ``high`` and from some point above 0 on."""
-    low = 0.0
+def _smallest(holds: Callable[[float], bool]) -> float:
+    """Find the point above 0 from which on something holds."""
+    low, high = 0.0, 1.0
+    while not holds(high):
+        high *= 2
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)

@@ -94,6 +94,11 @@ class DisPFL(Peers, Masked):
             mixed[name] = mean_with(own[name], peers, holders)
         return keep({**own, **mixed}, clients.memory.group("mask")), clients.memory
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all."""
+        return "its masks move less and less until the last round"
+
     def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Move the mask for the next round."""
         masks = clients.memory.group("mask")

@@ -43,7 +43,7 @@ class FedBABU(BodyAndHead):
 
     def phases(self, clients: Clients) -> tuple[Phase, ...]:
         """Train the body."""
-        return (Phase(trains=self.body, name="body"),)
+        return (Phase(trains=self.body),)
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send the body."""
@@ -56,4 +56,4 @@ class FedBABU(BodyAndHead):
     def adaptation(self) -> Phase:
         """Fine-tune the model, or a part of it."""
         trains = {"full": None, "body": self.body, "head": self.head}[self.tune]
-        return Phase(trains=trains, epochs=self.epochs, rate=self.rate, name="fine-tuning")
+        return Phase(trains=trains, epochs=self.epochs, rate=self.rate)

@@ -89,6 +89,11 @@ class FedDST(MovingMask):
                 "between moves, a larger 'until', or more rounds."
             )
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all."""
+        return "it exchanges weights in a part of all rounds"
+
     def moved_fraction(self, round: int, rounds: int) -> float:
         """Return the fraction of the mask that clients exchange in a round; zero in most rounds."""
         end = int(self.until * rounds + 1e-9)

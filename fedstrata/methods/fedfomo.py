@@ -90,7 +90,7 @@ class FedFomo(Peers):
         positive = weights.clamp(min=0)
         total = positive.sum(1)
         helped = total > 0
-        shares = positive / total.where(helped, 1)[:, None]
+        shares = positive / total[:, None]
         mixed = {}
         for name, stack in peers.items():
             mixture = mix(torch.cat((model[name].unsqueeze(1), stack), dim=1), shares)
@@ -103,8 +103,8 @@ class FedFomo(Peers):
         """Weigh one model of each client: ``[K]``; a model that does not differ has no weight."""
         _, after = clients.probe.test(other, held_out=True)
         change = subtract({name: other[name] for name in clients.layers.parameter_names}, start)
-        distance = self._length(change).to(before.dtype)
-        return torch.where(distance > 0, (before - after) / distance.where(distance > 0, 1), 0.0)
+        distance = self._length(change)
+        return torch.where(distance > 0, (before - after) / distance, 0.0)
 
     def _length(self, change: Tensors) -> Tensor:
         """Measure how long each client's change is: ``[K]``."""
@@ -138,12 +138,12 @@ class FedFomo(Peers):
         keys = client_keys(server.seed, server.round, server.participants, "peers", server.sizes.device)
         shuffled = permutation(keys, server.clients)
         affinity = server.memory["affinity"][own[:, 0]].scatter(1, own, -torch.inf)
-        by_affinity = affinity.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
-        rank = shuffled.gather(1, by_affinity).argsort(dim=1)
+        by_affinity = affinity.gather(1, shuffled).argsort(descending=True, stable=True)
+        rank = shuffled.gather(1, by_affinity).argsort()
         epsilon = max(0.0, self.epsilon - self.decay * (server.round - 1))
         at_random = (uniform(keys, (count,), stream=1) < epsilon).sum(1, keepdim=True)
-        order = torch.where(rank < count - at_random, rank - server.clients, shuffled.argsort(dim=1))
-        return order.scatter(1, own, server.clients).argsort(dim=1)[:, :count]
+        order = torch.where(rank < count - at_random, rank - server.clients, shuffled.argsort())
+        return order.scatter(1, own, server.clients).argsort()[:, :count]
 
     def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Note what the participants sent, and add their weights to the affinity."""

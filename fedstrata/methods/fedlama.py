@@ -18,7 +18,7 @@ from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, O
 from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.methods.mechanisms.shared import shared_parameters
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, per_client
+from fedstrata.stack import Tensors
 
 
 @methods.register("fedlama")
@@ -94,9 +94,9 @@ class FedLAMA(Part):
         names, waited = _weights(server), server.memory["waits"]
         if not names or server.round % self.factor != 0 or server.round <= self.warmup:
             return model, server.memory
-        intervals = 1 + (self.factor - 1) * waited.to(torch.float64)
+        intervals = 1 + (self.factor - 1) * waited
         sizes = [server.model[name].numel() for name in names]
-        distances = torch.stack([_mean_squared_distance(replies, name, model[name]) for name in names])
+        distances = torch.stack([_squared_distance(replies, name, model[name]) for name in names])
         discrepancy = distances / (intervals * intervals.new_tensor(sizes))
         longest = discrepancy.argsort(stable=True)[: lama_cut(discrepancy, sizes)]
         return model, {"waits": torch.zeros_like(waited).index_fill(0, longest, True)}
@@ -124,6 +124,11 @@ class FedLAMA(Part):
         """Send what is aggregated in this round."""
         return message.without(self._waiting(clients, clients.round, clients.memory["waits"][0]))
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all."""
+        return "it aggregates all layers in the last round"
+
     def _waiting(self, view: Clients | Server, round: int, waits: Tensor) -> set[str]:
         """Name the weights that are not aggregated at the end of a round."""
         if round % self.factor == 0 or round >= view.rounds:
@@ -141,8 +146,10 @@ def _weights(view: Clients | Server) -> list[str]:
     return [name for name in weights_of(view.layers, "all") if name in shared]
 
 
-def _mean_squared_distance(replies: Message, name: str, merged: Tensor) -> Tensor:
-    """Measure how far clients are from the aggregated tensor; an entry that a client did not send does not count."""
+def _squared_distance(replies: Message, name: str, merged: Tensor) -> Tensor:
+    """Measure how far clients are from the aggregated tensor, together, as only proportions count; an entry that a
+    client did not send does not.
+    """
     distance = replies.tensors[name] - merged
     distance = distance * replies.masks[name] if name in replies.masks else distance
-    return per_client(distance.to(torch.float64).square()).sum(1).mean()
+    return distance.to(torch.float64).square().sum()

@@ -16,8 +16,8 @@ from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Declared, Message, Outline, Phase, Server, Training
 from fedstrata.methods.mechanisms.reparametrised import Reparametrised
-from fedstrata.methods.mechanisms.shared import equal_weights
-from fedstrata.optimisers import SGD, Adam
+from fedstrata.methods.mechanisms.shared import equal_weights, usual_optimiser
+from fedstrata.optimisers import Adam
 from fedstrata.rng import key, numpy_generator, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -89,7 +89,7 @@ class FedPM(Reparametrised):
             chance = parameters[name].sigmoid()
             if step is None:
                 return self._tested(clients, name, chance)
-            drawn = uniform(clients.keys(f"fedpm/{name}"), chance.shape[1:], step).to(chance.dtype) < chance
+            drawn = uniform(clients.keys(f"fedpm/{name}"), chance.shape[1:], step) < chance
             passed = chance * chance.detach() if self.slope == "released" else chance
             return passed + (drawn.to(chance.dtype) - passed).detach()
 
@@ -146,7 +146,7 @@ class FedPM(Reparametrised):
         """Say that without such weights nothing is learned, and that another optimiser does not act."""
         if not _scored(outline.layers):
             yield "The model has no convolution or linear weights, so 'fedpm' learns nothing."
-        if not isinstance(outline.optimiser, SGD):
+        if outline.optimiser != usual_optimiser():
             yield f"'fedpm' brings its own optimiser, and '{outline.optimiser}' does not act; give its learning_rate."
 
 
@@ -167,7 +167,7 @@ def _masked(clients: Clients, parameters: Tensors, masks: Tensors) -> Tensors:
     for name, mask in masks.items():
         weights = layers.of(name).weights
         weight = name if name in weights or not weights else weights[0]
-        size = math.e / math.sqrt(math.prod(parameters[weight].shape[2:]) or 1)
+        size = math.e / math.sqrt(math.prod(parameters[weight].shape[2:]))
         heads = uniform(torch.tensor(key(clients.seed, "fedpm", "weights", name), device=mask.device), mask.shape[1:])
-        masked[name] = torch.where(heads < 0.5, -size, size).to(mask.dtype) * mask
+        masked[name] = torch.where(heads < 0.5, -size * mask, size * mask)
     return masked

@@ -96,7 +96,7 @@ class FedProto(Part):
 
     def refine(self, server: Server, model: Tensors, replies: Message) -> ModelAndMemory:
         """Average each class over those who have it; one that nobody has stays as it is."""
-        name, alike = f"{self.name}/prototypes", torch.ones_like(server.sizes, dtype=torch.float64)
+        name, alike = f"{self.name}/prototypes", torch.ones_like(server.sizes)
         mean = weighted_mean(replies.tensors[name], alike, replies.masks[name], server.memory["prototypes"])
         return model, {"prototypes": mean}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedstrata.methods.contract.declarations import Facts, Needs, Touches
@@ -48,7 +47,7 @@ class FedVC(Part):
         """Draw participants by their sizes."""
         if count == server.clients:
             return tuple(range(count))
-        sizes = server.sizes.to(torch.float64).cpu().numpy()
+        sizes = server.sizes.cpu().numpy()
         generator = numpy_generator(server.seed, server.round, "select")
         chosen = generator.choice(server.clients, size=count, replace=False, p=sizes / sizes.sum())
         return tuple(sorted(int(client) for client in chosen))

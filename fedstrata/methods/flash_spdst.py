@@ -127,9 +127,8 @@ class StageOne(MaskExchange):
         for number, (begin, end) in enumerate(pairwise([0.0, *epoch_ends(epochs), 1.0])):
             own = under(f"{self.method.name}/mask", masks)
             model = clients.probe.train(model, epochs, (begin, end), own)
-            if end < 1:
-                masks = self.method.moved(clients, masks, model, end, f"stage one/{number}")
-                model = keep(model, masks)
+            masks = self.method.moved(clients, masks, model, end, f"stage one/{number}")  # in the end, by nothing
+            model = keep(model, masks)
         return Message(numbers={name: kept_by(mask).double() / mask[0].numel() for name, mask in masks.items()})
 
     def conclude(self, server: Server, replies: Message) -> ModelAndMemory:

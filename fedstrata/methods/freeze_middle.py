@@ -11,7 +11,7 @@ from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Tou
 from fedstrata.methods.contract.part import Kept, Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, LocalStep, Message, Outline, Server, Training
-from fedstrata.methods.mechanisms.layer_choice import weights_of
+from fedstrata.methods.mechanisms.layer_choice import weights_elsewhere, weights_of
 from fedstrata.methods.transient import Transient
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -74,3 +74,6 @@ class FreezeMiddle(Part):
                 f"'freeze-middle' lets the layers move up to round {self.after}, and the run has {outline.rounds}, so "
                 "it freezes nothing; give a smaller 'after', or more rounds."
             )
+        yield from (
+            f"{so}, so 'freeze-middle' does not freeze it." for so in weights_elsewhere(outline.layers, self.layers)
+        )

@@ -136,11 +136,7 @@ class PFedLA(Mixing):
         agreement = torch.zeros_like(alpha)
         for place, names in enumerate(_groups(server)):
             for name in names:
-                if (
-                    name in replies.tensors
-                    and models[name].is_floating_point()
-                    and name not in server.layers.buffer_names
-                ):
+                if name not in server.layers.buffer_names:
                     change = replies.tensors[name] - mixed[name]
                     agreement[:, place] += per_client(change) @ per_client(models[name]).T
         return agreement * ~self._stays(server, alpha)[..., None]
@@ -156,7 +152,7 @@ class PFedLA(Mixing):
     def _stays(self, server: Server, alpha: Tensor) -> Tensor:
         """Tell which layers stay with each participant: ``[K, L]``."""
         own = alpha.detach().take_along_dim(rows_of(server)[:, None, None], dim=-1)[..., 0]
-        chosen = own.topk(min(self.heur, own.shape[1]), dim=1).indices
+        chosen = own.topk(min(self.heur, own.shape[1])).indices
         return torch.zeros_like(own, dtype=torch.bool).scatter(1, chosen, True)
 
     def metrics(self, server: Server) -> Metrics:

@@ -23,7 +23,7 @@ from fedstrata.methods.contract.views import (
     Training,
 )
 from fedstrata.methods.mechanisms.proximal import proximal_term
-from fedstrata.methods.mechanisms.shared import shared_parameters
+from fedstrata.methods.mechanisms.shared import shared_parameters, usual_optimiser
 from fedstrata.optimisers import SGD
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, under
@@ -87,7 +87,7 @@ class PFedMe(Part):
     def notes(self, outline: Outline) -> Iterable[str]:
         """Say what of the optimiser does not act, and where the copies run away from the personal models."""
         optimiser = outline.optimiser
-        if not isinstance(optimiser, SGD):
+        if optimiser not in (usual_optimiser(), SGD(optimiser.learning_rate)):
             yield f"'{self.name}' brings its own optimiser; of '{optimiser}' only the learning rate acts, on copies."
         left = abs(1 - self.personal_rate * self.strength) ** self.inner_steps
         if left * abs(1 - optimiser.learning_rate * self.strength) >= 1:

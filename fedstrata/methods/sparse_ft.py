@@ -141,6 +141,11 @@ class SparseFineTuning(Part):
         stage = (first + 1, rounds) if self.restart else None
         return (Phase(trains=_backbone, rate=self.backbone_rate, name="backbone", stage=stage),)
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all."""
+        return "its stages divide the rounds"
+
     def stage_one(self, rounds: int) -> int:
         """Tell how many rounds stage one has."""
         return max(1, rounds // 3) if self.head_rounds is None else self.head_rounds

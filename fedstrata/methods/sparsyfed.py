@@ -73,8 +73,6 @@ class SparsyFed(Reparametrised):
     def finish(self, clients: Clients, training: Training) -> ModelAndMemory:
         """Prune to the largest weights of the whole model."""
         trained = training.trained
-        if self.sparsity == 0:
-            return trained, clients.memory
         magnitudes = {name: trained[name].abs() for name in maskable(clients.layers)}
         return keep(trained, top_mask(magnitudes, self.sparsity, batched=True)), clients.memory
 

@@ -185,7 +185,7 @@ class Saliency(MaskExchange):
         whole = {**model, **{name: model[name].where(masks[name], initial[name]) for name in initial}}
         scored = [name for name in method.masked(clients.layers) if name in clients.shared]
         if method.topology == "oracle":
-            gradients = clients.probe.gradients(whole, method.batch_size, batches=None)
+            gradients = clients.probe.gradients(whole, method.batch_size, all_samples=True)
             return Message({name: gradients[name] * whole[name] for name in scored})
         minibatches = (
             clients.probe.gradients(whole, method.batch_size, balanced=method.balanced, draw=draw)

@@ -14,7 +14,7 @@ from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touc
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Outline, Training
-from fedstrata.methods.mechanisms.layer_choice import weights_of
+from fedstrata.methods.mechanisms.layer_choice import weights_elsewhere, weights_of
 from fedstrata.methods.mechanisms.masking import everything, keep
 from fedstrata.rng import uniform
 from fedstrata.spec import parameter
@@ -126,6 +126,11 @@ class Transient(Part):
         first = 0 if self.schedule == "paper" else 1
         return max(0, (round - 1 - first) // self.every * self.every + first)
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all."""
+        return "its sparsity falls to zero over all rounds" if self.tau0 > 0 else None
+
     def drop_after(self, round: int, rounds: int) -> float:
         """Return the fraction that is zeroed after a round, counted from 1; zero where there is no event."""
         counted = round if self.schedule == "paper" else round - 1
@@ -188,3 +193,6 @@ class Transient(Part):
                 f"'{self.name}' acts every {self.every} rounds and a run of {outline.rounds} ends before a first time, "
                 "so it masks nothing; give a smaller 'every', or more rounds."
             )
+        yield from (
+            f"{so}, so '{self.name}' does not mask it." for so in weights_elsewhere(outline.layers, self.layers)
+        )

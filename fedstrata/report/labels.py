@@ -43,6 +43,11 @@ LABELS = {
         "The model that each client holds at the end of the round (the shared part from the server, the personal part "
         "its own), on that client's own test set; all clients.",
     ),
+    "client_validation": Label(
+        "Own model, own validation samples",
+        "The model that each client holds at the end of the round, on training samples that this client holds out to "
+        "choose a model by; the model of the best round is kept.",
+    ),
     "client_adapted": Label(
         "Own model after fine-tuning",
         "Each client's model after a final fine-tuning on its own training data, on that client's own test set; "

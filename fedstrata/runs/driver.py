@@ -25,14 +25,20 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
+from fedstrata.runs.choosing import Best
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import EVERYBODY, POOLED, UNDEFINED, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
 from fedstrata.scores import Metric, compute
-from fedstrata.stack import Stack, Tensors, clone, repeat, take, take_first, under
+from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
 from fedstrata.trained import TrainedModel
+
+EVALUATIONS = (
+    "global", "validation", "global_on_clients", "client_before", "client_after", "client_validation", "client_adapted",
+)  # fmt: skip
+"""The labels under which models are tested."""
 
 
 @dataclass
@@ -47,14 +53,14 @@ class Driver:
     plan: Plan
     network: nn.Module
     reference: Tensors = field(default_factory=dict)
-    best: Tensors = field(default_factory=dict)
+    best: Best = field(default_factory=Best)
     adapted: Tensors = field(default_factory=dict)
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
     round: int = 0
     warned: set[str] = field(default_factory=set)
     stopped: str | None = None
-    """Why a callback ended the run before its last round, if one did."""
+    """Why the run ended before its last round, if it did: by a callback, or for want of better models."""
     seconds: float = 0.0
     """How long the last round took."""
 
@@ -68,11 +74,11 @@ class Driver:
         """The shared part of the model that the run gives: that of the best round where samples are held out to tell,
         else the one that is tested after the last; where clients use models of their own, what the server holds.
         """
-        return self.best or self._tested()
+        return self.best.model or self._tested()
 
     def _tested(self) -> Tensors:
         """Return the shared part of the model that is tested after this round."""
-        if self.one_for_all and self.plan.engine in ENGINES:
+        if self.one_for_all:
             return take_first(self.engine.models([0], self.round))
         return self.engine.side.tested(self.engine.server, self.round)
 
@@ -90,10 +96,19 @@ class Driver:
             self.engine.server, range(self.setting.clients), self.round + 1, testing=True
         ).common
 
+    @property
+    def chosen_round(self) -> int:
+        """The round of the model that the run gives: the best on validation samples, else the last."""
+        if not self.best.model:
+            return self.round
+        rounds, accuracy = self.metrics.series(self._judged_by)
+        return int(rounds[accuracy.argmax()])
+
     def used(self, clients: Sequence[int]) -> Tensors:
         """Return the models that some clients use, a stack in their order; adapted, once the run is at its end."""
-        if self.best:
-            return repeat(self.best, len(clients))
+        chosen = self.best.of_clients(clients)
+        if chosen:
+            return chosen
         if self.adapted:
             return take(self.adapted, torch.tensor(list(clients)))
         return self.engine.models(clients, self.round)
@@ -205,6 +220,8 @@ class Driver:
             asked = callbacks.after_round(self._view(values, evaluate))
             if asked is not None and not last:
                 self.stopped = str(asked) or "a callback asked for it"
+        if evaluate and not last and self.stopped is None:
+            self.stopped = self._waited_enough()
 
     def _view(self, values: Mapping[str, float], evaluated: bool = True) -> RoundView:
         method, seed, rounds = str(self.method), self.experiment.seed, self.experiment.rounds
@@ -253,6 +270,8 @@ class Driver:
             values |= self._note("global_on_clients", after)
         if self.experiment.validation:
             self._keep_the_best(everywhere)
+        if self.experiment.validation_fraction:
+            values |= self._judge_at_clients()
         if last and self.method.adaptation is not None:
             scores, self.adapted = self.engine.adapted(self.round)
             values |= self._note("client_adapted", scores)
@@ -267,7 +286,35 @@ class Driver:
             )
         before = self.metrics.series("validation.accuracy")[1].tolist()
         if everywhere["validation.accuracy"] > max(before, default=-math.inf):
-            self.best = clone(self._tested())
+            self.best.keep_model(self._tested())
+
+    def _judge_at_clients(self) -> dict[str, float]:
+        """Let clients judge the models on samples of their own, and keep the best: of all, or each client's own."""
+        numbers, one_for_all = np.zeros(self.setting.clients), self.one_for_all
+        for ids, models, accuracy in self.engine.judged(self.round):
+            numbers[list(ids)] = accuracy
+            if not one_for_all:
+                self.best.keep_clients(ids, models, accuracy, self.round, self.setting.clients)
+        name = "client_validation.accuracy"
+        self.metrics.add_clients(self.round, name, range(len(numbers)), numbers.tolist())
+        values = {f"{name}.{statistic}": value for statistic, value in describe_clients(numbers).items()}
+        before = self.metrics.series(f"{name}.mean")[1].tolist()
+        if one_for_all and values[f"{name}.mean"] > max(before, default=-math.inf):
+            self.best.keep_model(self._tested())
+        return values
+
+    def _waited_enough(self) -> str | None:
+        """Tell that the last evaluations brought no better model, where the experiment asks to end then."""
+        patience = self.experiment.patience
+        accuracy = self.metrics.series(self._judged_by)[1]
+        if patience is None or not len(accuracy) or len(accuracy) - 1 - int(accuracy.argmax()) < patience:
+            return None
+        return f"no model was better on the validation samples for {patience} evaluation{'s' * (patience > 1)} in a row"
+
+    @property
+    def _judged_by(self) -> str:
+        """The name of the number by which models are chosen, if they are."""
+        return "validation.accuracy" if self.experiment.validation else "client_validation.accuracy.mean"
 
     def _layer_metrics(self, before: Tensors, report: RoundReport) -> dict[str, dict[str, float]]:
         """Measure the layers that travelled: their update, and their cosine to the reference round."""
@@ -341,8 +388,8 @@ class Driver:
     def save(self, folder: RunFolder) -> None:
         """Save a checkpoint of the rounds so far."""
         state = pack(self.engine.server, self.engine.clients()) | under("reference", self.reference)
-        state |= under("best", self.best)
-        facts = {} if self.stopped is None else {"stopped": self.stopped}
+        state |= self.best.state()
+        facts = {} if self.stopped is None else {"stopped": self.stopped, "rounds": self.experiment.rounds}
         folder.save_checkpoint(self.round, state, facts, self.metrics, self.timings)
 
     def restore(self, folder: RunFolder) -> None:
@@ -352,9 +399,18 @@ class Driver:
             return
         state = Stack({name: tensor.to(self.setting.device) for name, tensor in checkpoint.state.items()})
         self.engine.restore(*unpack(state))
-        self.reference, self.best = state.group("reference"), state.group("best")
+        self.reference, self.best = state.group("reference"), Best.from_state(state)
         self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
-        self.stopped = checkpoint.facts.get("stopped")
+        if checkpoint.facts.get("rounds") == self.experiment.rounds:
+            self.stopped = checkpoint.facts.get("stopped")
+        if self.round < self.experiment.rounds:
+            self._forget_the_end()
+
+    def _forget_the_end(self) -> None:
+        """Drop what was measured only because a round was the last, where the run was extended since."""
+        due = self.round % self.experiment.evaluate_every == 0
+        labels = ("client_adapted",) if due else EVALUATIONS
+        self.metrics = self.metrics.without(self.round, labels)
 
     def summary(self) -> dict[str, Any]:
         """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name.
@@ -384,12 +440,26 @@ class Driver:
         }
 
     def _validated(self) -> dict[str, Any]:
-        """Tell in which round the model was best on the validation samples, the first of equals, and all it did."""
-        rounds, accuracy = self.metrics.series("validation.accuracy")
-        if not len(rounds):
+        """Tell in which round the model was best on the validation samples, the first of equals, and all it did.
+
+        Where clients have models of their own, each has its own round, and what is told is over all of these.
+        """
+        if self.best.clients:
+            return {"validated_rounds": self.best.rounds, "validated": self._validated_clients()}
+        if not self.best.model:
             return {}
-        chosen = int(rounds[accuracy.argmax()])
+        chosen = self.chosen_round
         return {"validated_round": chosen, "validated": self.metrics.of_round(chosen)}
+
+    def _validated_clients(self) -> dict[str, float]:
+        """Sum up what clients reached, each in the round of its own best model."""
+        chosen = list(enumerate(self.best.rounds))
+        values: dict[str, float] = {}
+        for label in ("client_validation", "client_after"):
+            numbers = [self.metrics.of_client(client, f"{label}.accuracy", round) for client, round in chosen]
+            described = describe_clients([number for number in numbers if number is not None])
+            values |= {f"{label}.accuracy.{name}": value for name, value in described.items()}
+        return values
 
     def environment(self) -> dict[str, Any]:
         """Tell with what the run is made."""

@@ -290,6 +290,13 @@ class RunFolder:
         files.write_atomically(self.path / CARD_FILE, files.to_json(described))
         files.write_atomically(self.path / "summary.json", files.to_json(summary))
 
+    def reopen(self, experiment: Experiment) -> None:
+        """Make a finished run an unfinished one of a longer experiment, which goes on from its last checkpoint."""
+        self._require_lock()
+        files.write_atomically(self.path / "experiment.toml", experiment.to_toml())
+        (self.path / "summary.json").unlink()
+        self.__dict__.pop("experiment", None)
+
     def _from_newest_checkpoint(self, read: Callable[[Path], T]) -> T | None:
         checkpoints = self._checkpoints()
         for path in checkpoints.values():

@@ -184,6 +184,17 @@ class MetricLog:
             log._last_round[names[int(metric)]] = int(round)
         return log
 
+    def without(self, round: int, labels: Sequence[str]) -> MetricLog:
+        """Return a log that lacks what was noted in a round under some labels, the beginnings of metrics' names."""
+        beginnings = tuple(f"{label}." for label in labels)
+
+        def kept(table: pa.Table) -> pa.Table:
+            rows = zip(table["round"].to_pylist(), table["metric"].to_pylist(), strict=True)
+            kept = [not (at == round and name.startswith(beginnings)) for at, name in rows]
+            return table.filter(pa.array(kept, pa.bool_()))
+
+        return self.from_tables({name: kept(table) for name, table in self.to_tables().items()})
+
     def series(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the rounds in which a metric of the round table was noted, and its values."""
         columns = self._tables["rounds"].columns
@@ -199,11 +210,14 @@ class MetricLog:
                 found[metric] = float(values[rounds == round][-1])
         return found
 
-    def of_client(self, client: int, metric: str) -> float | None:
-        """Return the last value of a metric of one client, if it has any."""
+    def of_client(self, client: int, metric: str, round: int | None = None) -> float | None:
+        """Return the value of a metric of one client in a round, by default its last one, if it has any."""
         columns = self._tables["clients"].columns
         chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
-        values = np.array(columns["value"].words)[chosen & (np.array(columns["client"].words) == client)]
+        chosen &= np.array(columns["client"].words) == client
+        if round is not None:
+            chosen &= np.array(columns["round"].words) == round
+        values = np.array(columns["value"].words)[chosen]
         return float(values[-1]) if len(values) else None
 
     def latest(self) -> dict[str, float]:

@@ -45,12 +45,13 @@ def client_model(driver: Driver, client: int) -> TrainedModel:
     if driver.setting.own_inputs:
         own = statistics_of_clients(driver.dataset, driver.split)
         card = card if own is None else _normalised_by(card, own[client])
-    return TrainedModel.make(driver.network, tensors, _of_client(card, client, driver.metrics, driver.headline))
+    card = _of_client(card, client, driver.metrics, driver.headline, driver.best.rounds)
+    return TrainedModel.make(driver.network, tensors, card)
 
 
 def global_card(driver: Driver) -> Card:
     """Tell all that one must know to use the models of a run."""
-    experiment, dataset = driver.experiment, driver.dataset
+    experiment, dataset, round = driver.experiment, driver.dataset, driver.chosen_round
     return Card(
         architecture=experiment.model,
         input_shape=dataset.input_shape,
@@ -58,13 +59,13 @@ def global_card(driver: Driver) -> Card:
         preprocessing=preprocessing_of(dataset, parse_transforms(experiment.transforms)),
         class_names=dataset.class_names,
         table=None if dataset.table is None else dataset.table.to_mapping(),
-        metrics=_global_metrics(driver.metrics),
+        metrics=_global_metrics(driver.metrics, round),
         origin={
             "method": str(driver.method),
             "data": experiment.data,
             "partition": experiment.partition,
             "clients": driver.split.clients,
-            "round": driver.round,
+            "round": round,
             "seed": experiment.seed,
             "client": None,
         },
@@ -126,7 +127,9 @@ def load_model(path: str | Path, client: int | None = None, network: Network | N
                 f"The run in '{path}' was made on a network of sites, and the models that they use lie there; "
                 "ask the site for its folder, or leave the client out for the global model."
             )
-        card = _of_client(card, client, folder.metrics(), folder.summary()["headline"])
+        summary = folder.summary()
+        rounds = summary.get("validated_rounds", ())
+        card = _of_client(card, client, folder.metrics(), summary["headline"], rounds)
         mine = {name: stack[client] for name, stack in own.items()}
         if all(name in mine for name in _STATISTICS):
             mean, deviation = (tuple(mine.pop(name).tolist()) for name in _STATISTICS)
@@ -135,19 +138,20 @@ def load_model(path: str | Path, client: int | None = None, network: Network | N
     return TrainedModel.make(network_of(card, shared, network), shared, card)
 
 
-def _of_client(card: Card, client: int, metrics: MetricLog, headline: str) -> Card:
-    """Change the global card into a client's."""
-    reached = {name: metrics.of_client(client, f"{headline}.{name}") for name in _SCORES}
+def _of_client(card: Card, client: int, metrics: MetricLog, headline: str, rounds: Sequence[int]) -> Card:
+    """Change the global card into a client's, whose model may be of another round."""
+    round = rounds[client] if rounds else int(card.origin["round"])
+    reached = {name: metrics.of_client(client, f"{headline}.{name}", round) for name in _SCORES}
     return card.with_changes(
         metrics={name: value for name, value in reached.items() if value is not None},
-        origin={**card.origin, "client": client},
+        origin={**card.origin, "round": round, "client": client},
         hash=None,
     )
 
 
-def _global_metrics(metrics: MetricLog) -> dict[str, float]:
-    latest = metrics.latest()
-    return {name: latest[f"global.{name}"] for name in _SCORES if f"global.{name}" in latest}
+def _global_metrics(metrics: MetricLog, round: int) -> dict[str, float]:
+    reached = metrics.of_round(round)
+    return {name: reached[f"global.{name}"] for name in _SCORES if f"global.{name}" in reached}
 
 
 def _say_it_is_shared(method: str) -> None:

@@ -134,10 +134,11 @@ def prepare(
     dataset = ingredients.load(experiment)
     for transform in transforms:
         transform.check(dataset)
+    refuse_odd_patience(experiment)
     if experiment.validation and ingredients.split is not None:
         raise FedStrataError(
             f"validation = {experiment.validation} holds samples out before the data is divided, but the split comes "
-            "from Python; leave validation out, or let a partition divide the data."
+            "from Python; give a validation_fraction, or let a partition divide the data."
         )
     tell("dividing the data")
     split = ingredients.split
@@ -154,7 +155,15 @@ def prepare(
     validation = None
     if experiment.validation:
         validation = hold_out_for_validation(dataset, experiment.validation, experiment.seed)[1]
-    data = device_data(setting, dataset, split, transforms, DTYPES[experiment.precision], validation)
+    data = device_data(
+        setting,
+        dataset,
+        split,
+        transforms,
+        DTYPES[experiment.precision],
+        validation,
+        experiment.validation_fraction,
+    )
     declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
     return Prepared(experiment, dataset, split, model, setting, data, declared)
 
@@ -166,17 +175,23 @@ def device_data(
     transforms: Sequence[Transform],
     dtype: torch.dtype,
     validation: np.ndarray | None = None,
+    validation_fraction: float | None = None,
 ) -> DeviceData:
     """Hold out the samples that the method asks for, and put the data on the device."""
     own = statistics_of_clients(dataset, split) if setting.own_inputs else None
     held_out: tuple[np.ndarray, ...] = ()
     proxy: np.ndarray | None = None
     needs = setting.method.needs
+    judged: tuple[np.ndarray, ...] = ()
+    if validation_fraction:
+        split, judged = hold_out_at_clients(
+            split, validation_fraction, setting.seed, "validation_fraction", "validation at clients"
+        )
     if needs.held_out:
         split, held_out = hold_out_at_clients(split, needs.held_out, setting.seed)
     if needs.proxy:
         dataset, split, proxy = hold_out_for_server(dataset, split, needs.proxy, setting.seed)
-    return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy, validation, own)
+    return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy, validation, judged, own)
 
 
 def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
@@ -195,12 +210,30 @@ def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
         )
 
 
+def refuse_odd_patience(experiment: Experiment) -> None:
+    """Refuse two ways to choose a model, and to wait for a better one where nothing tells what is better."""
+    if experiment.validation and experiment.validation_fraction:
+        raise FedStrataError(
+            "validation holds samples out from all clients, validation_fraction some at each; give one of them."
+        )
+    if experiment.patience and not (experiment.validation or experiment.validation_fraction):
+        raise FedStrataError(
+            f"patience = {experiment.patience} waits for better models on validation samples, and there are none; "
+            "give validation or validation_fraction too."
+        )
+
+
 def refuse_odd_validation(experiment: Experiment, setting: Setting) -> None:
-    """Refuse to choose one model for all on validation samples where clients use models of their own."""
+    """Refuse to choose models on validation samples where these are not the ones that are used in the end."""
+    if experiment.validation_fraction and setting.method.adaptation is not None:
+        raise FedStrataError(
+            f"validation_fraction = {experiment.validation_fraction:g} chooses among the models of rounds, but with "
+            f"'{setting.method}' clients adapt theirs after the last one; leave it out, or choose another method."
+        )
     if experiment.validation and (not setting.everybody_alike or setting.method.adaptation is not None):
         raise FedStrataError(
             f"validation = {experiment.validation} chooses the best global model, but with "
-            f"{_what_is_own(setting)}; leave validation out, or choose another."
+            f"{_what_is_own(setting)}; give a validation_fraction instead, or choose another."
         )
 
 

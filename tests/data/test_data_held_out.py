@@ -53,6 +53,17 @@ def test_at_clients_it_depends_on_the_seed_and_on_nobody_else() -> None:
     assert held.tolist() != hold_out_at_clients(first, 0.5, 1)[1][0].tolist()
 
 
+def test_at_clients_nobody_trains_on_another_copy_of_what_is_held_out() -> None:
+    """Some partitions give a client a sample more than once."""
+    split = Split((np.array([0, 0, 1, 1, 2, 2, 3, 3]),), (np.empty(0, dtype=np.int64),))
+    for seed in range(5):
+        left, (held,) = hold_out_at_clients(split, 0.5, seed)
+        assert set(held) | set(left.train[0]) == {0, 1, 2, 3}
+        assert not set(held) & set(left.train[0])
+    with pytest.raises(FedStrataError, match="Client 0 has the same training sample 3 times"):
+        hold_out_at_clients(Split((np.array([4, 4, 4]),), (np.empty(0, dtype=np.int64),)), 0.5, 0)
+
+
 def test_at_clients_a_single_sample_cannot_be_divided() -> None:
     with pytest.raises(FedStrataError, match=r"Client 1 has 1 training sample.*at least two"):
         hold_out_at_clients(split_of(2, 1), 0.5, 0)

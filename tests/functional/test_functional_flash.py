@@ -32,6 +32,17 @@ def test_only_proportions_count_however_small() -> None:
     assert share_out(6, torch.tensor([1.7, 3.2, 1.1]), torch.tensor([9, 9, 9])).tolist() == [2, 3, 1]
 
 
+def test_importance_in_float32_is_summed_exactly() -> None:
+    """In float32, 2^24 + 1 + 1 is 2^24."""
+    importance, room = torch.tensor([2.0**24, 1.0, 1.0]), torch.tensor([2**25, 9, 9])
+    assert share_out(2**24 + 2, importance, room).tolist() == [2**24, 1, 1]
+
+
+def test_a_layer_without_room_gets_nothing_however_important() -> None:
+    assert share_out(4, torch.tensor([0.0, 1.0, 0.0]), torch.tensor([1, 0, 5])).tolist() == [1, 0, 3]
+    assert share_out(5, torch.tensor([1.0, 9.0, 3.0]), torch.tensor([2, 0, 3])).tolist() == [2, 0, 3]
+
+
 def test_room_for_one_takes_one_and_less_than_nothing_is_nothing() -> None:
     assert share_out(1, torch.tensor([1.0, 1.0]), torch.tensor([1, 1])).tolist() == [1, 0]
     assert share_out(-2, torch.tensor([1.0, 1.0]), torch.tensor([4, 4])).tolist() == [0, 0]

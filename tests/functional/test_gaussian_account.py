@@ -47,6 +47,12 @@ def test_nothing_released_costs_nothing_and_much_released_stays_finite():
     assert 1e5 < gaussian_epsilon(0.01, 20, 1e-5) < 2e5
 
 
+def test_a_delta_that_noise_gives_without_any_epsilon_costs_none():
+    delta = gaussian_delta(0.0, 2.0, 3)
+    assert gaussian_epsilon(2.0, 3, delta) == 0.0
+    assert gaussian_epsilon(2.0, 3, delta * 0.999) > 1e-4
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

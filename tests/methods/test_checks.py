@@ -8,6 +8,7 @@ import torch
 
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Facts, Message, Method, Part, Touches
+from fedstrata.methods.contract.checks import Checks
 from fedstrata.testing.world import prepare
 
 
@@ -61,6 +62,26 @@ WRONG = {
         {"weigh": lambda self, declared: torch.tensor(1.0)},
         "'weigh' of 'own' must return one number for each client",
     ),
+    "no tensor at all": (
+        {"loss": lambda self, clients, step, loss: 0.5},
+        r"'loss' of 'own' must return one number for each client \(\[1\]\), and it returned a float",
+    ),
+    "more than a pair": (
+        {"start": lambda self, clients, message, model: (model, clients.memory, 1)},
+        r"'start' of 'own' must return a pair \(a model and the part's memory\), and it returned a tuple",
+    ),
+    "a memory that is no dict": (
+        {"start": lambda self, clients, message, model: (model, 3)},
+        r"'start' of 'own' must return the part's memory \(a dict of tensors\), and it returned a int",
+    ),
+    "a message of other clients": (
+        {"broadcast": lambda self, server, message: Message({"head.bias": torch.zeros(3, 10)})},
+        r"'broadcast' of 'own' .*'head.bias' with a leading axis \(1 or 5\), and it returned a tensor \[3, 10\]",
+    ),
+    "a refined model without memory": (
+        {"refine": lambda self, server, model, replies: model},
+        "'refine' of 'own' must return a pair",
+    ),
     "nothing": (
         {"server_step": lambda self, server, merged: None},
         "'server_step' of 'own' must return a pair .* it returned nothing",
@@ -75,6 +96,54 @@ def test_a_wrong_return_is_told(wrong):
         prepare(Method.make(part_with(**hooks)), rounds=1).run()
 
 
+def one_of(model):
+    return {"head.bias": model["head.bias"]}
+
+
+PARTIAL = {
+    "initial": lambda self, layers, model, seed: one_of(model),
+    "receive": lambda self, clients, message, model: (one_of(model), clients.memory),
+    "start": lambda self, clients, message, model: (one_of(model), clients.memory),
+    "effective": lambda self, clients, parameters, step: one_of(parameters),
+    "project": lambda self, clients, step, parameters: (one_of(parameters), clients.memory),
+    "finish": lambda self, clients, training: (one_of(training.trained), clients.memory),
+    "server_step": lambda self, server, merged: (one_of(merged), server.memory),
+    "deployed": lambda self, clients, model: one_of(model),
+}
+
+
+@pytest.mark.parametrize("hook", PARTIAL)
+def test_whatever_returns_a_model_returns_all_of_it(hook):
+    with pytest.raises(FedStrataError, match=f"'{hook}' of 'own' must return the whole model .*a part of it"):
+        prepare(Method.make(part_with(**{hook: PARTIAL[hook]})), rounds=1).run()
+
+
+LESS = {
+    "gradients": lambda self, clients, step, gradients: one_of(gradients),
+    "merge": lambda self, server, replies, shares: {"head.bias": replies.tensors["head.bias"].mean(0)},
+    "refine": lambda self, server, model, replies: (one_of(model), server.memory),
+}
+
+
+@pytest.mark.parametrize("hook", LESS)
+def test_what_a_hook_leaves_out_stays_as_it_is(hook):
+    driver = prepare(Method.make(part_with(**{hook: LESS[hook]})), rounds=1)
+    driver.step()
+    initial, model = driver.setting.initial, driver.engine.server.model
+    assert [name for name in driver.setting.layers.parameter_names if not torch.equal(model[name], initial[name])] == [
+        "head.bias"
+    ]
+
+
+def test_a_hook_is_looked_at_once():
+    """Looking costs time in every step."""
+    checks, part = Checks(), part_with()
+    checks.numbers(part, "loss", torch.zeros(2), 2)
+    checks.numbers(part, "loss", torch.zeros(3), 2)
+    with pytest.raises(FedStrataError, match=r"'weigh' .*\(\[2\]\), and it returned a tensor \[3\]"):
+        checks.numbers(part, "weigh", torch.zeros(3), 2)
+
+
 def test_a_misspelt_hook_is_told():
     with pytest.raises(FedStrataError, match=r"defines 'gradient', which is no hook.*did you mean 'gradients'"):
         Method.make(part_with(gradient=lambda self, clients, step, gradients: gradients))
@@ -86,4 +155,4 @@ def test_a_hook_with_other_arguments_is_told():
 
 
 def test_helpers_of_a_part_may_have_any_other_name():
-    Method.make(part_with(stage_one=lambda self: 1, _gradient=lambda self: 1))
+    Method.make(part_with(stage_one=lambda self: 1, _gradient=lambda self: 1, metric="accuracy"))

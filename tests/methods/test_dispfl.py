@@ -23,6 +23,7 @@ from fedstrata.methods import Message, Method
 from fedstrata.testing.world import prepare
 
 LAYERS = LayerMap.read(nn.Linear(4, 1, bias=False), (4,))
+HUNDRED = LayerMap.read(nn.Linear(100, 1, bias=False), (100,))
 
 
 def bits(text):
@@ -55,6 +56,16 @@ def test_the_smallest_weight_goes_and_the_largest_gradient_comes(round, mask):
     assert model is trained
     assert torch.equal(after["dispfl/mask/weight"], bits(mask))
     assert torch.equal(after["dispfl/sent/weight"], bits("1100"))
+
+
+def test_what_comes_at_random_in_the_first_round_is_not_what_the_first_mask_was_drawn_from():
+    """Of 100 weights 50 are kept and 25 let go; the same draws once more would bring exactly these back."""
+    method = Method.make("dispfl(density=0.5, alpha=0.5, regrow=random)")
+    model = {"weight": torch.ones(1, 1, 100)}
+    first = method.client_memory(clients_view(HUNDRED, 1), model)
+    _, after = method.finish(clients_view(HUNDRED, 1, memory=first), training_view(model, model))
+    gone = first["dispfl/mask/weight"] & ~after["dispfl/mask/weight"]
+    assert 10 < int(gone.sum()) < 25
 
 
 def test_what_is_sent_is_what_was_trained_under_its_mask():

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+from fedstrata.methods import Phase, methods
 from fedstrata.testing.world import prepare
+
+
+def test_the_whole_model_is_fine_tuned_for_as_many_epochs_as_asked():
+    assert methods.make("fedavg-ft(epochs=7)").adaptation() == Phase(epochs=7)
+    assert methods.make("fedavg-ft").adaptation() == Phase()
 
 
 def test_fine_tuning_is_reported_under_its_own_name_and_leaves_the_model_alone():

@@ -5,6 +5,7 @@ import torch
 from watching import BOTH_ENGINES, run, watched
 
 from fedstrata.layers import LayerMap
+from fedstrata.methods import Phase, methods
 from fedstrata.testing.world import TinyNet, prepare
 
 LAYERS = LayerMap.read(TinyNet(), (1, 8, 8))
@@ -46,6 +47,11 @@ def test_fedbabu_fine_tunes_what_it_is_told_to(tune, expected):
     message = simulation.engine.central.messages([0], 2)[0]
     adapted = simulation.engine.members[0].adapted_model(message, 1)
     assert moved(simulation.engine.server.model, {name: tensor[0] for name, tensor in adapted.items()}) == expected
+
+
+def test_fedbabu_fine_tunes_for_as_many_epochs_as_asked():
+    assert methods.make("fedbabu").adaptation() == Phase(epochs=5, rate=0.01)
+    assert methods.make("fedbabu(epochs=2, rate=0.5)").adaptation() == Phase(epochs=2, rate=0.5)
 
 
 def test_fedbabu_fine_tunes_gently():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, assert_same_bits, clients_view, run, server_view, watched
+from watching import BOTH_ENGINES, Attending, assert_same_bits, clients_view, run, server_view, watched
 
 import fedstrata
 from fedstrata.engines.loop import LoopEngine
@@ -37,6 +37,26 @@ def test_units_are_dropped_whole_and_kept_ones_are_scaled_once():
     assert torch.equal(effective["3.weight"], normed[..., None].expand(2, 40, 50) / 2)
     assert torch.equal(effective["3.bias"], normed / 2)
     assert not torch.equal(plain[0], plain[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "names"),
+    [
+        (
+            nn.Sequential(
+                nn.Conv2d(1, 2, 3), nn.ConvTranspose2d(2, 3, 3), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2)
+            ),
+            (1, 8, 8), {"0.weight", "0.bias", "2.weight", "2.bias"},
+        ),
+        (Attending(), (1, 8, 8), {"patches.weight", "patches.bias", "mixing.weight", "mixing.bias"}),
+    ],
+)  # fmt: skip
+def test_only_layers_whose_first_axis_is_units_are_dropped_and_never_the_last(model, shape, names):
+    """Not a transposed convolution, not an attention, not a layer with the weight of another."""
+    part, layers = methods.make("feddrop(rate=0.5, layers=all)"), LayerMap.read(model, shape)
+    parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    sent = part.broadcast(server_view(layers, parameters), Message(repeat(parameters, 1)))
+    assert sent.masks.keys() == names
 
 
 def test_dropped_units_have_no_gradient():

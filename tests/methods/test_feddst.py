@@ -67,6 +67,7 @@ def test_in_the_paper_the_mask_moves_ever_less():
     [
         ("feddst", 30, True), ("feddst", 3, False), ("feddst(until=1.0)", 3, True),
         ("feddst(schedule=paper)", 30, False), ("feddst(schedule=paper)", 32, True), ("feddst(alpha=0)", 3, True),
+        ("feddst(every=1, until=1.0)", 1, True), ("feddst(sparsity=0)", 3, True),
     ],
 )  # fmt: skip
 def test_a_mask_that_will_never_move_is_announced(text, rounds, moves):
@@ -131,6 +132,35 @@ def test_the_server_averages_over_holders_and_keeps_the_largest():
     weights, mask = settled([[4.0, 2.0, 0.0, 0.0], [8.0, 0.0, 1.0, 0.0]], ["1100", "1010"])
     assert weights == [7.0, 2.0, 0.0, 0.0]
     assert torch.equal(mask, bits("1100"))
+
+
+def test_weights_count_by_their_magnitude():
+    weights, mask = settled([[-4.0, 0.5, 2.0, 0.0], [-4.0, 0.5, 2.0, 0.0]], ["1110", "1110"])
+    assert weights == [-4.0, 0.0, 2.0, 0.0]
+    assert torch.equal(mask, bits("1010"))
+
+
+def test_where_nothing_moves_nobody_asks_for_gradients_and_the_server_settles_nothing():
+    """In round 3 of every second; a mask with one entry too few stays as it is."""
+    method = Method.make("feddst(sparsity=0.5, every=2, until=1.0, alpha=0.5)")
+    trained, memory = {"weight": torch.ones(1, 1, 4)}, {"feddst/mask/weight": bits("1000")[None]}
+    clients = clients_view(LAYERS, 1, 3, rounds=9, memory=memory)
+    assert clients.probing is None
+    assert method.finish(clients, training_view(trained, trained))[1] == memory
+    server = server_view(LAYERS, MODEL, 3, memory={"feddst/mask/weight": bits("1000")})
+    sent = Message({"weight": torch.ones(2, 1, 4)}, {"weight": bits("1000").expand(2, 1, 4)})
+    assert torch.equal(method.aggregate(server, sent)[1]["feddst/mask/weight"], bits("1000"))
+
+
+def test_a_tensor_that_nobody_sent_keeps_its_mask():
+    """In a round in which masks move; its weights are those of the server."""
+    method, model = Method.make(HALF), {"0.weight": torch.ones(4, 4), "2.weight": torch.ones(8, 8)}
+    memory = method.server_memory(server_view(FOUR_AND_EIGHT, model))
+    sent = {"2.weight": torch.ones(2, 8, 8)}
+    masks = {"2.weight": memory["feddst/mask/2.weight"].expand(2, 8, 8)}
+    server = server_view(FOUR_AND_EIGHT, model, memory=memory)
+    _, settled_memory = method.aggregate(server, Message(sent, masks))
+    assert torch.equal(settled_memory["feddst/mask/0.weight"], memory["feddst/mask/0.weight"])
 
 
 def test_what_all_let_go_makes_room_for_what_was_grown():

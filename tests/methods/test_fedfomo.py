@@ -82,6 +82,42 @@ def test_a_model_that_does_not_differ_has_no_weight():
     assert weights == [0.0, 0.0, 0.0]
 
 
+def test_all_tensors_of_a_model_count_in_the_distance():
+    """|3| + |4| in the weight and |2| in the bias: (1 - 0.1) / 9."""
+    layers = LayerMap.read(nn.Linear(2, 1), (2,))
+    zero = {"weight": torch.zeros(1, 1, 2), "bias": torch.zeros(1, 1)}
+    model = {"weight": torch.tensor([[[3.0, 4.0]]]), "bias": torch.tensor([[-2.0]])}
+    memory = {**{f"start/{name}": tensor for name, tensor in zero.items()}, "weights": torch.zeros(1, 3)}
+    clients = clients_view(layers, 1, memory=memory, **probing(Judge({(0.0, 0.0): 1.0, (3.0, 4.0): 0.1})))
+    part = methods.make("fedfomo(affinity=plain)")
+    message = Message({f"peers/{name}": tensor[:, None] for name, tensor in model.items()})
+    _, memory = part.receive(clients, message, zero)
+    assert memory["weights"].flatten().tolist() == pytest.approx([0.1, 0.0, 0.0])
+
+
+def test_a_sum_of_weights_as_small_as_the_bound_divides_them():
+    part = methods.make("fedfomo")
+    assert part._valued(torch.tensor([[1e-9, 0.0]], dtype=torch.float64)).tolist() == [[1.0, 0.0]]
+    assert part._valued(torch.tensor([[0.5e-9, 0.0]], dtype=torch.float64)).tolist() == [[pytest.approx(1 / 3), 0.0]]
+
+
+def test_a_client_that_hears_nobody_keeps_its_own_model():
+    memory = {"start/weight": torch.zeros(1, 1, 2), "weights": torch.ones(1, 3)}
+    clients = clients_view(LAYERS, 1, memory=memory, **probing(Judge(LOSSES)))
+    model = {"weight": torch.tensor([[[3.0, 4.0]]])}
+    received, memory = methods.make("fedfomo").receive(clients, Message(), model)
+    assert received == model
+    assert memory["weights"].tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_the_model_with_which_training_begins_is_remembered():
+    method, model = Method.make("fedfomo(neighbours=3)"), {"weight": torch.tensor([[[3.0, 4.0]]])}
+    first = method.client_memory(clients_view(LAYERS, 1), {"weight": torch.zeros(1, 1, 2)})
+    assert first["fedfomo/weights"].tolist() == [[0.0, 0.0, 0.0]]
+    _, memory = method.start(clients_view(LAYERS, 1, memory=first), Message(), model)
+    assert torch.equal(memory["fedfomo/start/weight"], model["weight"])
+
+
 # The server's choice -------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +152,24 @@ def test_exceptions_become_rarer():
     text = "fedfomo(neighbours=1, epsilon=0.5, decay=0.05)"
     assert all(choice(text, affinity, round)[0] == [1] for round in range(11, 40))
     assert any(choice(text, affinity, round)[0] != [1] for round in range(1, 9))
+
+
+def test_epsilon_begins_to_fall_after_the_first_round():
+    affinity = [[0.0, *([0.0] * 18), 9.0]] * 20
+    first, second = (
+        choice("fedfomo(neighbours=1, epsilon=1, decay=1)", affinity, round, participants=tuple(range(19)))
+        for round in (1, 2)
+    )
+    assert len({client for [client] in first}) > 5
+    assert second == [[19]] * 19
+
+
+def test_whether_chance_decides_does_not_depend_on_whom_it_would_choose():
+    """Client 5 hears client 4, or in half of the rounds any of five others: each of the four in a tenth of them."""
+    affinity = [[0.0, 0.0, 0.0, 0.0, 9.0, 0.0]] * 6
+    text = "fedfomo(neighbours=1, epsilon=0.5, decay=0)"
+    chosen = [choice(text, affinity, round, participants=(5,))[0][0] for round in range(1, 601)]
+    assert [chosen.count(client) / 600 for client in range(4)] == pytest.approx([0.1] * 4, abs=0.035)
 
 
 def test_the_servers_affinity_adds_the_weights_up():

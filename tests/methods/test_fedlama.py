@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, assert_same_bits, layer_values, outlined, run, server_view, watched
+from watching import BOTH_ENGINES, assert_same_bits, clients_view, layer_values, outlined, run, server_view, watched
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError
@@ -49,6 +49,36 @@ def test_a_discrepancy_grows_with_the_interval():
     far = 12.5**0.5
     assert waits("fedlama(warmup=0)", [False] * 3, 4, far, 1.0, 3.0) == [True, True, True]
     assert waits("fedlama(warmup=0)", [True, False, False], 4, far, 1.0, 3.0) == [True, True, False]
+
+
+def test_an_interval_of_two_halves_the_discrepancy():
+    """17 / 2 lies below the third layer's 9, and 20 / 2 above."""
+    assert waits("fedlama(warmup=0)", [True, False, False], 4, 17**0.5, 1.0, 3.0) == [True, True, False]
+    assert waits("fedlama(warmup=0)", [True, False, False], 4, 20**0.5, 1.0, 3.0) == [True, True, True]
+
+
+def test_clients_are_compared_with_their_mean_in_double_precision():
+    """Both clients are 10, 20 or 30 further; and squares of 1e20 are beyond float32."""
+    method = Method.make("fedlama(warmup=0)")
+    for shift, scale in ((10.0, 1.0), (0.0, 1e20)):
+        sent = {name: (tensor + shift) * scale for name, tensor in replies(1.0, 2.0, 3.0).tensors.items()}
+        server = server_view(THREE, MODEL, round=2, memory={"fedlama/waits": torch.tensor([False] * 3)})
+        assert method.aggregate(server, Message(sent))[1]["fedlama/waits"].tolist() == [True, True, False]
+
+
+def test_entries_that_a_client_did_not_send_do_not_count():
+    """In the first layer only one client sent anything: it is the mean itself, and the other's zeros are not far."""
+    sent = replies(100.0, 2.0, 3.0)
+    masks = {"0.weight": torch.tensor([True, False]).view(2, 1, 1)}
+    server = server_view(THREE, MODEL, round=2, memory={"fedlama/waits": torch.tensor([False] * 3)})
+    _, memory = Method.make("fedlama(warmup=0)").aggregate(server, Message(sent.tensors, masks))
+    assert memory["fedlama/waits"].tolist() == [True, True, False]
+
+
+def test_no_layer_waits_at_first():
+    part, clients = Method.make("fedlama").parts[0], clients_view(THREE, 2)
+    assert part.client_memory(clients, {})["waits"].tolist() == [[False] * 3] * 2
+    assert part.server_memory(server_view(THREE, MODEL))["waits"].tolist() == [False] * 3
 
 
 def test_intervals_change_only_when_all_layers_came_and_after_the_warmup():

@@ -22,8 +22,10 @@ import fedstrata
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
-from fedstrata.optimisers import Adam
+from fedstrata.optimisers import SGD, Adam
 from fedstrata.testing.world import prepare
+
+pytestmark = pytest.mark.filterwarnings("ignore:'fedpm' brings its own optimiser")
 
 LINEAR = LayerMap.read(nn.Linear(4, 3), (4,))
 NORMED = LayerMap.read(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), (2, 8, 8))
@@ -45,6 +47,25 @@ def test_weights_are_frozen_at_plus_or_minus_c_and_drawn_by_their_scores():
     assert_same_bits(used, weights(part, LINEAR, scores, 3))
     assert not torch.equal(used["weight"], weights(part, LINEAR, scores, seed=1)["weight"])
     assert not any(tensor.any() for tensor in weights(part, LINEAR, {n: -s for n, s in scores.items()}).values())
+
+
+def test_frozen_weights_are_exact_in_double_precision():
+    scores = {"weight": torch.full((1, 3, 4), 100.0).double(), "bias": torch.full((1, 3), 100.0).double()}
+    for tensor in weights(methods.make("fedpm"), LINEAR, scores).values():
+        assert tensor.dtype == torch.float64
+        assert tensor.abs().unique().tolist() == [math.e / 2]
+
+
+def test_the_bias_of_a_layer_without_a_weight_of_its_own_counts_by_itself():
+    """The second layer uses the first one's weight, which has two inputs: e / sqrt(2); its own bias has none: e."""
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    scores = {"0.weight": torch.full((1, 2, 2), 100.0), "0.bias": torch.full((1, 2), 100.0)}
+    scores["1.bias"] = torch.full((1, 2), 100.0)
+    used = weights(methods.make("fedpm"), LayerMap.read(tied, (2,)), scores)
+    sizes = {name: used[name].abs().unique().tolist() for name in scores}
+    assert sizes["0.weight"] == sizes["0.bias"] == pytest.approx([math.e / math.sqrt(2)])
+    assert sizes["1.bias"] == pytest.approx([math.e])
 
 
 def test_a_convolution_counts_its_whole_kernel():
@@ -154,12 +175,13 @@ def test_scores_follow_an_adam_that_every_client_keeps(engine):
 def test_another_optimiser_does_not_act_and_that_is_said():
     part = methods.make("fedpm")
     assert not list(part.notes(outlined(LINEAR)))
-    [note] = part.notes(outlined(LINEAR, optimiser=Adam(0.01)))
-    assert "'fedpm' brings its own optimiser, and 'adam(learning_rate=0.01)' does not act" in note
+    for told in (Adam(0.01), SGD(0.1), SGD(0.1, momentum=0.9, clip=1.0)):
+        [note] = part.notes(outlined(LINEAR, optimiser=told))
+        assert f"'fedpm' brings its own optimiser, and '{told}' does not act" in note
 
 
 def test_the_tested_network_is_one_draw_for_all_or_the_likelier_half():
-    scores = {"weight": torch.linspace(-2, 2, 12).view(1, 3, 4).repeat(3, 1, 1), "bias": torch.zeros(3, 3) - 0.1}
+    scores = {"weight": torch.linspace(-2, 2, 12).view(1, 3, 4).repeat(3, 1, 1), "bias": torch.zeros(3, 3)}
     likely = methods.make("fedpm(tested=threshold)").effective(clients_view(LINEAR, 3), scores, None)
     assert (likely["weight"] != 0).flatten(1).int().tolist() == [[0] * 6 + [1] * 6] * 3
     assert not likely["bias"].any()

@@ -9,7 +9,7 @@ from watching import clients_view, outlined, run, server_view, step_view, traini
 
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Message, methods
+from fedstrata.methods import Message, Method, methods
 from fedstrata.testing.world import SIZES
 
 LAYERS = LayerMap.read(nn.Linear(2, 3), (2,))
@@ -23,6 +23,39 @@ def test_features_are_pulled_to_the_prototype_of_their_class():
     features = torch.tensor([[[2.0, 2.0], [7.0, 7.0]]])
     step = step_view({"weight": torch.zeros(1, 3, 2)}, labels=torch.tensor([[0, 2]]), features=features)
     assert PART.loss(clients, step, torch.tensor([1.0])).tolist() == pytest.approx([1.0 + 2.5])
+
+
+def test_each_client_is_pulled_by_its_own_samples():
+    """Distances (1, 2) of the first client and (2, 2) of the second: 2 * 5 / 2 and 2 * 8 / 2."""
+    clients = clients_view(LAYERS, 2, memory={"prototypes": torch.tensor([[[1.0, 0.0]] * 3] * 2)})
+    features = torch.tensor([[[2.0, 2.0]], [[3.0, 2.0]]])
+    step = step_view({"weight": torch.zeros(2, 3, 2)}, labels=torch.zeros(2, 1, dtype=torch.long), features=features)
+    assert PART.loss(clients, step, torch.zeros(2)).tolist() == pytest.approx([5.0, 8.0])
+
+
+def test_what_the_server_knows_is_what_clients_know():
+    """Nothing at first; then the prototypes of the server, at every client."""
+    method = Method.make("fedproto")
+    initial = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
+    assert not method.server_memory(server_view(LAYERS, {}, initial=initial))["fedproto/prototypes"].any()
+    first = method.client_memory(clients_view(LAYERS, 2, initial=initial), {})
+    assert first["fedproto/prototypes"].tolist() == torch.zeros(2, 3, 2).tolist()
+    known = torch.arange(6.0).view(3, 2)
+    message = method.broadcast(server_view(LAYERS, {}, memory={"fedproto/prototypes": known}), Message())
+    model, memory = method.receive(clients_view(LAYERS, 2, memory=first), message, initial)
+    assert model is initial
+    assert memory["fedproto/prototypes"].tolist() == [known.tolist()] * 2
+
+
+def test_a_head_without_a_bias_predicts_itself_and_that_is_said():
+    plain = LayerMap.read(nn.Linear(2, 3, bias=False), (2,))
+    [note] = PART.notes(outlined(plain))
+    assert "'fedproto' predicts with the head" in note
+    assert (
+        list(PART.notes(outlined(LAYERS))) == list(methods.make("fedproto(predict=head)").notes(outlined(plain))) == []
+    )
+    model, memory = {"weight": torch.zeros(1, 3, 2)}, {"prototypes": torch.ones(1, 3, 2)}
+    assert PART.deployed(clients_view(plain, 1, memory=memory, label_counts=torch.ones(1, 3)), model) is model
 
 
 def test_the_server_averages_a_class_over_those_who_have_it():
@@ -47,6 +80,18 @@ def test_the_nearest_prototype_of_an_own_class_is_predicted():
     distances = (torch.tensor([2.0, 1.0]) - prototypes[0]).square().sum(1)
     assert (outputs[0] - outputs[2]).item() == pytest.approx(float(distances[2] - distances[0]) / 2)
     assert methods.make("fedproto(predict=head)").deployed(clients, model) is model
+
+
+def test_a_class_counts_from_its_first_sample_on_and_once_it_has_a_prototype():
+    """Of three classes the client has one, no and two samples; of the last there is no prototype yet."""
+    prototypes = torch.tensor([[[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]])
+    model = {"weight": torch.zeros(1, 3, 2), "bias": torch.zeros(1, 3)}
+    clients = clients_view(LAYERS, 1, memory={"prototypes": prototypes}, label_counts=torch.tensor([[1, 0, 2]]))
+    bias = PART.deployed(clients, model)["bias"][0]
+    assert bias[0] == -1.0
+    assert bool((bias[1:] < -1000).all())
+    without = clients_view(LAYERS, 1, memory={"prototypes": prototypes * 0}, label_counts=torch.tensor([[1, 0, 2]]))
+    assert PART.deployed(without, model) is model
 
 
 def test_prototypes_are_class_means_of_the_features():

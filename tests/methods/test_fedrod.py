@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 from torch import nn
-from watching import BOTH_ENGINES, clients_view, run, step_view
+from watching import BOTH_ENGINES, clients_view, outlined, run, step_view
 
 import fedstrata
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods import methods
+from fedstrata.methods import Method, methods
 
 LINEAR = LayerMap.read(nn.Linear(2, 2), (2,))
 
@@ -41,6 +41,30 @@ def test_fedrod_balances_the_classes_of_a_client():
     assert slopes.flatten(1).tolist() == [
         pytest.approx([-0.25, 0.25]), pytest.approx([0.75, -0.75]), pytest.approx([0.0, 0.0])
     ]  # fmt: skip
+
+
+def test_losses_are_means_over_each_clients_samples_in_the_type_of_the_outputs():
+    """One client has samples of both classes, the other two of one; class counts 3 : 1 and 1 : 1, without biases."""
+    layers = LayerMap.read(nn.Linear(2, 2, bias=False), (2,))
+    clients = clients_view(
+        layers, 2, label_counts=torch.tensor([[3, 1], [1, 1]]),
+        memory={"head/weight": torch.tensor([[[0.0, 0.0], [1.0, 0.0]]] * 2, dtype=torch.float64)},
+    )  # fmt: skip
+    step = step_view(
+        {"weight": torch.zeros(2, 2, 2)}, labels=torch.tensor([[0, 1], [0, 0]]),
+        outputs=torch.zeros(2, 2, 2, dtype=torch.float64), features=torch.ones(2, 2, 2, dtype=torch.float64),
+    )  # fmt: skip
+    generic = [(math.log(4 / 3) + math.log(4)) / 2, math.log(2)]
+    personal = [math.log1p(math.e) - 0.5, math.log1p(math.e)]  # of outputs 0 and 1
+    loss = methods.make("fedrod").loss(clients, step, torch.zeros(2))
+    assert loss.tolist() == pytest.approx([sum(both) for both in zip(generic, personal, strict=True)], rel=1e-14)
+
+
+def test_a_head_whose_weight_is_that_of_another_layer_is_refused():
+    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    with pytest.raises(FedStrataError, match="does not end in a linear layer with a weight of its own"):
+        Method.make("fedrod").notes(outlined(LayerMap.read(tied, (4,))))
 
 
 def test_only_the_personal_head_learns_from_the_personal_loss():

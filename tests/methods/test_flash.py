@@ -18,7 +18,7 @@ from watching import (
 )
 
 from fedstrata.layers import LayerMap
-from fedstrata.methods import Message, methods
+from fedstrata.methods import Message, Phase, methods
 from fedstrata.methods.flash_spdst import prune_rates
 from fedstrata.stack import Stack
 from fedstrata.testing.world import prepare
@@ -89,6 +89,34 @@ def test_an_important_tensor_that_is_nearly_dense_loses_little():
     assert (sum(first), sum(second)) == (7, 1)
 
 
+def test_every_client_moves_as_many_weights_as_it_has_and_as_fit():
+    """Half of four weights go from the second tensor, and of seven one; the first takes two of the three back, for
+    which it has room, although it is much more important. Another client lets two and two go, which all fit.
+    """
+    part = methods.make("flash-spdst(rate=0.5)")
+    one, other = memory_of([1] * 7 + [0], [1] * 4 + [0] * 4), memory_of([1] * 4 + [0] * 4, [1] * 4 + [0] * 4)
+    masks = {name.removeprefix("mask/"): torch.cat((one[name], other[name])) for name in one}
+    first, second = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 0], [1e-3] * 4 + [0.0] * 4
+    model = {name: torch.cat((tensor, tensor)) for name, tensor in model_of(first, second).items()}
+    moved = part.moved(clients_view(TWO, 2), masks, model, 0.0, "test")
+    assert [mask.flatten(1).sum(1).tolist() for mask in moved.values()] == [[8, 6], [3, 2]]
+
+
+def test_a_tensor_without_any_weight_left_moves_none():
+    masks = {name.removeprefix("mask/"): mask for name, mask in memory_of([1] * 4 + [0] * 4, [0] * 8).items()}
+    moved = methods.make("flash-spdst").moved(clients_view(TWO, 1), masks, model_of([1.0] * 8, [1.0] * 8), 0.0, "test")
+    assert [int(mask.sum()) for mask in moved.values()] == [4, 0]
+
+
+def test_at_least_one_client_is_asked_and_nobody_twice():
+    def asked(fraction):
+        [stage_one] = methods.make(f"flash-spdst(first_clients={fraction})").exchanges()
+        return stage_one.asks(server_view(TWO, {}, clients=9))
+
+    assert len(asked(0.1)) == 1
+    assert sorted(asked(1.0)) == list(range(9))
+
+
 @pytest.mark.parametrize(
     ("kept", "important", "rate"),
     [(8, True, 0.25), (9, True, 0.1), (9, False, 0.25), (10, True, 0.0), (1, True, 0.25)],
@@ -97,6 +125,12 @@ def test_the_cap_holds_below_a_fifth_of_sparsity_and_above_the_mean(kept, import
     means = torch.tensor([[3.0, 1.0] if important else [1.0, 3.0]])
     rates = prune_rates(0.25, torch.tensor([[kept, 5]]), torch.tensor([10, 10]), means)
     assert rates[0].tolist() == pytest.approx([rate, 0.25])
+
+
+def test_the_cap_is_no_more_than_the_rate_and_none_where_all_are_alike():
+    kept, sizes = torch.tensor([[9, 9]]), torch.tensor([10, 10])
+    assert prune_rates(0.05, kept, sizes, torch.tensor([[3.0, 1.0]])).tolist() == [[0.05, 0.05]]
+    assert prune_rates(0.25, kept, sizes, torch.tensor([[2.0, 2.0]])).tolist() == [[0.25, 0.25]]
 
 
 def test_a_single_epoch_of_stage_one_moves_the_mask_in_its_middle():
@@ -123,6 +157,7 @@ def test_the_server_scales_the_mean_densities_to_the_target():
     assert len(masks) == len(memory)
     assert [int(mask.sum()) for mask in masks.values()] == [6, 2]
     for name, mask in masks.items():
+        assert mask.dtype == torch.bool
         assert torch.equal(new[name], model[name] * mask)
     announced = stage_one.announce(server_view(TWO, new, memory=memory))
     adopted = stage_one.adopt(clients_view(TWO, 3), announced)
@@ -195,6 +230,26 @@ def test_jmwst_keeps_the_largest_averaged_weights_with_the_clients_mean_densitie
     assert [int(masks.sum()) for masks in memory.values()] == [5, 3]
     assert memory["mask/0.weight"].flatten().int().tolist() == [0, 1, 0, 0, 1, 1, 1, 1]
     assert new["0.weight"].flatten().tolist() == [0.0, 5.0, 0.0, 0.0, 4.0, 3.0, 1.0, 4.0]
+
+
+def test_jmwst_counts_densities_and_magnitudes():
+    """Both clients keep half of eight and of four weights: four and two stay, the largest of either sign."""
+    layers = LayerMap.read(nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 2, bias=False)), (4,))
+    merged = {
+        "0.weight": torch.tensor([[-9.0, 1.0, 2.0, -8.0], [3.0, 7.0, 6.0, -1.0]]),
+        "1.weight": torch.tensor([[-4.0, 1.0], [0.5, 3.0]]),
+    }
+    halves = {name: torch.arange(tensor.numel()).view_as(tensor) % 2 == 0 for name, tensor in merged.items()}
+    replies = Message({}, {name: mask.expand(2, *mask.shape) for name, mask in halves.items()})
+    server = server_view(layers, merged, memory={f"mask/{name}": mask for name, mask in halves.items()})
+    new, _ = methods.make("flash-jmwst").refine(server, merged, replies)
+    assert new["0.weight"].flatten().tolist() == [-9.0, 0.0, 0.0, -8.0, 0.0, 7.0, 6.0, 0.0]
+    assert new["1.weight"].flatten().tolist() == [-4.0, 0.0, 0.0, 3.0]
+
+
+def test_jmwst_without_sparsity_trains_in_one_go():
+    assert methods.make("flash-jmwst(sparsity=0)").phases(clients_view(TWO, 1)) == (Phase(),)
+    assert len(methods.make("flash-jmwst").phases(clients_view(TWO, 1))) == 2
 
 
 def test_a_client_takes_the_mask_over_with_the_model():

@@ -13,7 +13,7 @@ from watching import Attending, clients_view, server_view
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods import methods
-from fedstrata.methods.mechanisms.layer_choice import biases_of, choose_layers, weights_of
+from fedstrata.methods.mechanisms.layer_choice import biases_of, choose_layers, weights_elsewhere, weights_of
 from fedstrata.testing.world import TinyNet
 
 LAYERS = LayerMap.read(TinyNet(), (1, 8, 8))
@@ -56,6 +56,23 @@ def test_a_layer_is_chosen_with_all_its_weights_and_a_weight_with_its_first_laye
     assert weights_of(layers, "middle") == middle
     assert weights_of(layers, "all") == ["patches.weight", *middle, "head.weight"]
     assert weights_of(layers, "again") == []
+
+
+def test_biases_are_parameters_of_that_name_not_those_of_modules_of_that_name():
+    inner = nn.Sequential(OrderedDict(biased=nn.Linear(2, 2)))
+    layers = LayerMap.read(nn.Sequential(OrderedDict(inner=inner, head=nn.Linear(2, 2))), (2,))
+    assert biases_of(layers) == ["inner.biased.bias", "head.bias"]
+
+
+def test_layers_whose_weight_is_chosen_nowhere_are_named():
+    """A bias that two layers use is none of their weights."""
+    assert [weights_elsewhere(ATTENDING, pattern) for pattern in ("middle", "all", "mixing")] == [[], [], []]
+    assert weights_elsewhere(ATTENDING, "again") == [
+        "The layer 'again' uses 'mixing.weight' of 'mixing', which is not among the chosen layers"
+    ]
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    network[1].bias = network[0].bias
+    assert weights_elsewhere(LayerMap.read(network, (2,)), "middle") == []
 
 
 # Methods that count by layers, on layers with several weights --------------------------------------------------------

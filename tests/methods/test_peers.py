@@ -23,6 +23,13 @@ def test_mixing_rounds_counters():
     assert mix(counters, torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.0, 0.33]])).tolist() == [18, 15, 7]
 
 
+def test_a_mixture_has_the_type_of_its_models():
+    models = torch.tensor([[[1.0], [3.0]]])
+    mixed = mix(models, torch.tensor([[0.25, 0.75]], dtype=torch.float64))
+    assert (mixed.dtype, mixed.tolist()) == (torch.float32, [[2.5]])
+    assert mix(torch.tensor([[2**40, 2**40]]), torch.tensor([[0.5, 0.5]])).tolist() == [2**40]
+
+
 def test_neighbours_are_others_without_repetition_and_new_in_each_round():
     part = methods.make("d-psgd(neighbours=3)")
     chosen = {}

@@ -26,6 +26,20 @@ def at_server(memory=None, clients=3, participants=(0, 2)):
     )  # fmt: skip
 
 
+def test_an_embedding_grows_with_the_clients_unless_its_size_is_given():
+    """1 + 8 / 4 and 1 + 9 / 4, rounded down."""
+    for clients, size in ((8, 3), (9, 3), (12, 4)):
+        first = methods.make("pfedhn").server_memory(at_server(clients=clients))
+        assert first["network/embeddings.weight"].shape == (clients, size)
+
+
+def test_a_hypernetwork_has_three_hidden_layers_more_after_the_first():
+    network = HyperNetwork(2, 3, 4, [torch.Size((2, 3))])
+    sizes = [(one.in_features, one.out_features) for one in network.body if isinstance(one, nn.Linear)]
+    assert sizes == [(3, 4), (4, 4), (4, 4), (4, 4)]
+    assert sum(isinstance(one, nn.ReLU) for one in network.body) == 3
+
+
 @pytest.mark.parametrize("change", [0.01, 1e4])
 def test_a_step_is_that_of_an_optimiser_on_the_mean_agreement(change):
     """Two steps of torch.optim.SGD on the mean of <theta, theta - trained>, with the gradient clipped at 50."""

@@ -10,6 +10,7 @@ from watching import BOTH_ENGINES, layer_values, run, server_view, watched
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method
+from fedstrata.methods.pfedla import HIDDEN_LAYERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:The shares of 'pfedla' are still within")  # after a round or two
 
@@ -69,6 +70,72 @@ def test_the_hypernetwork_follows_what_training_changed():
     assert moved[0].tolist() == pytest.approx([0.075, -0.075, 0.0, 0.0], abs=1e-6)
     assert moved[1].tolist() == pytest.approx([0.0] * 4, abs=1e-6)
     assert torch.equal(memory["pfedla/last/0.weight"], replies["0.weight"])
+
+
+def test_shares_are_those_of_linear_layers_with_relu():
+    method, server = view("pfedla(embedding=3, hidden=4)", clients=2)
+    network = server.memory.group("pfedla/network")
+    values = network["embedding"][1]
+    for place in range(HIDDEN_LAYERS):
+        values = nn.functional.relu(
+            nn.functional.linear(values, network[f"weight{place}"][1], network[f"bias{place}"][1])
+        )
+    logits = nn.functional.linear(values, network["heads"][1], network["logits"][1]).view(2, 2)
+    known_models = {"pfedla/last/0.weight": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])}
+    message = method.broadcast(replace(server, memory=server.memory | known_models), Message())
+    assert message.tensors["0.weight"][1].flatten().tolist() == pytest.approx(logits.softmax(1)[0].tolist())
+
+
+def test_all_parameters_of_a_layer_agree_or_not_and_buffers_do_not_count():
+    r"""Shares are 1/2 and 1/2. Client 0's weight changed by 1 and its bias by 2; it agrees with client 0, whose models
+    are 3 and 1, by 3 + 2 = 5, and with client 1, all zero, not at all: the logits move by 0.1 (1/2) (5 - 5/2).
+    """
+    layers = LayerMap.read(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), (1,))
+    model = {
+        "0.weight": torch.zeros(1, 1),
+        "0.bias": torch.zeros(1),
+        "1.weight": torch.zeros(1),
+        "1.bias": torch.zeros(1),
+    }
+    model |= {
+        "1.running_mean": torch.zeros(1),
+        "1.running_var": torch.ones(1),
+        "1.num_batches_tracked": torch.tensor(0),
+    }
+    method = Method.make("pfedla(learning_rate=0.1, optimiser=sgd)")
+    server = server_view(layers, model)
+    memory = method.server_memory(server)
+    for part in ("heads", "logits"):
+        memory[f"pfedla/network/{part}"].zero_()
+    memory |= {
+        "pfedla/last/0.weight": torch.tensor([[[3.0]], [[0.0]]]), "pfedla/last/0.bias": torch.tensor([[1.0], [0.0]]),
+        "pfedla/last/1.running_mean": torch.tensor([[100.0], [0.0]]),
+    }  # fmt: skip
+    server = replace(server, memory=memory)
+    replies = method.broadcast(server, Message()).tensors
+    changes = {"0.weight": 1.0, "0.bias": 2.0, "1.running_mean": 100.0}
+    for name, change in changes.items():
+        replies[name][0] += change
+    _, after = method.aggregate(server, Message(replies))
+    assert after["pfedla/network/logits"].tolist() == [pytest.approx([0.125, -0.125]), [0.0, 0.0]]
+
+
+def test_only_where_layers_stay_clients_keep_their_models():
+    assert Method.make("pfedla").resident(TWO) == frozenset()
+    assert Method.make("pfedla(heur=1)").resident(TWO) == {"0.weight", "1.weight"}
+
+
+@pytest.mark.parametrize(
+    ("clients", "moved", "remarked"), [(1, 0.0, False), (2, 0.0, True), (4, 0.0, True), (4, -0.25, False)]
+)
+def test_a_remark_needs_several_clients_and_shares_that_neither_rose_nor_fell(clients, moved, remarked):
+    """Where one of four shares falls to four fifths, the others rise by 7 % only."""
+    method, server = view("pfedla", clients=clients, participants=tuple(range(clients)))
+    network = "pfedla/network/logits"
+    logits = server.memory[network].view(clients, -1, clients).clone()
+    logits[..., 0] += moved
+    ended = replace(server, memory=server.memory | {network: logits.flatten(1)})
+    assert len(method.remarks(ended)) == remarked
 
 
 def test_the_whole_hypernetwork_learns_and_others_do_not():

@@ -20,6 +20,8 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods import Message, Method, methods
 from fedstrata.optimisers import SGD, Adam
 
+pytestmark = pytest.mark.filterwarnings("ignore:'pfedme' brings its own optimiser")
+
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False)), (2,))
 WEIGHT = LAYERS.parameter_names[0]
 
@@ -154,6 +156,11 @@ def test_pfedme_notes_where_copies_run_away(text, rate, meets):
 
 def test_pfedme_says_what_of_the_optimiser_does_not_act():
     part = methods.make("pfedme")
-    assert not list(part.notes(outlined(LAYERS, optimiser=SGD(0.1, momentum=0.9))))
-    [note] = part.notes(outlined(LAYERS, optimiser=Adam(0.1)))
-    assert "own optimiser; of 'adam(learning_rate=0.1)' only the learning rate acts" in note
+    for silent in (
+        SGD(0.1, momentum=0.9),
+        SGD(0.05),
+    ):  # that of an experiment which names none, and no more than a rate
+        assert not list(part.notes(outlined(LAYERS, optimiser=silent)))
+    for told in (Adam(0.1), SGD(0.05, momentum=0.9), SGD(0.1, clip=1.0), SGD(0.1, momentum=0.9, weight_decay=0.01)):
+        [note] = part.notes(outlined(LAYERS, optimiser=told))
+        assert f"own optimiser; of '{told}' only the learning rate acts" in note

@@ -32,6 +32,14 @@ def test_updates_are_scaled_down_to_the_norm_together():
     assert sent["weight"].flatten().tolist() == pytest.approx([1.6, 1.5])
     assert sent["bias"].flatten().tolist() == pytest.approx([0.8, 0.0])
     assert sent["counter"].tolist() == [7, 7]
+    assert sent["weight"].dtype == torch.float32
+
+
+def test_an_update_that_float32_cannot_square_is_clipped_too():
+    start, trained = {"weight": torch.zeros(1, 2)}, {"weight": torch.tensor([[3e25, 4e25]])}
+    part = methods.make("central-dp(clip=1)")
+    sent = part.upload(clients_view(LAYERS, 1), training_view(start, trained), Message(trained)).tensors
+    assert sent["weight"].flatten().tolist() == pytest.approx([0.6, 0.8])
 
 
 def test_what_a_mask_hides_does_not_count():
@@ -172,6 +180,7 @@ def test_whatever_else_is_sent_stops_the_run():
         run(method, "stacked", rounds=1)
 
 
+@pytest.mark.filterwarnings("ignore:'pfedme' brings its own optimiser")
 @pytest.mark.parametrize(
     "method", ["central-dp(clip=0.01, noise=1.0)+pfedme", "pfedme+central-dp(clip=0.01, noise=1.0)"]
 )

@@ -65,6 +65,34 @@ def test_weights_of_zero_stay_finite(name):
     assert new["0.weight"].flatten().tolist() == [1.0, 0.0]
 
 
+def test_awd_has_no_rate_where_all_weights_are_zero_and_any_other_length_has_one():
+    zero = {name: torch.zeros_like(tensor) for name, tensor in OLD.items()}
+    _, memory = decayed("awd(decay=0.5)", {"0.weight": [1.0, 0.0]}, model=zero)
+    assert float(memory["awd/rate"]) == 0.0
+    _, memory = decayed(
+        "awd(decay=0.5)", {"0.weight": [0.0, 0.1]}, model={**zero, "0.weight": torch.tensor([[0.2, 0]])}
+    )
+    assert float(memory["awd/rate"]) == pytest.approx(0.9 * 0.5 * 0.1 / 0.2)
+
+
+def test_awd_computes_in_double_precision_and_leaves_types_alone():
+    """Squares of 1e20 are beyond float32; a parameter may be a single number."""
+
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(1, 1, bias=False)
+            self.scale = nn.Parameter(torch.tensor(0.0))
+
+    layers, method = LayerMap.read(Scaled(), (1,)), Method.make("awd(decay=0.5)")
+    model = {"weight": torch.tensor([[1e20]]), "scale": torch.tensor(0.0)}
+    first = method.server_memory(server_view(layers, model))
+    sent = {"weight": torch.full((2, 1, 1), 1.1e20), "scale": torch.zeros(2)}
+    new, memory = method.aggregate(server_view(layers, model, memory=first), Message(sent))
+    assert new["weight"].item() == pytest.approx(1.1e20 - 0.9 * 0.5 * 0.1 * 1e20)
+    assert {tensor.dtype for tensor in new.values()} == {torch.float32}
+    assert memory["awd/rate"].dtype == first["awd/rate"].dtype == torch.float64
+
+
 # In a federation -----------------------------------------------------------------------------------------------------
 
 

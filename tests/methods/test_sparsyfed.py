@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
-from watching import BOTH_ENGINES, clients_view, declared, layer_values, run, server_view, watched
+from watching import BOTH_ENGINES, clients_view, declared, layer_values, run, server_view, training_view, watched
 
 from fedstrata.engines.forward import LoopForward, StackedForward
 from fedstrata.layers import LayerMap
@@ -81,6 +81,15 @@ def test_clients_prune_to_the_largest_weights_of_the_whole_model(engine):
             assert not seen.trained[2, client][name][received[name] == 0].any()
 
 
+@pytest.mark.parametrize(("sparsity", "left"), [(0.5, [-5.0, 0.0, 0.0, 4.0]), (0.0, [-5.0, 1.0, -2.0, 4.0])])
+def test_weights_of_either_sign_count_by_their_magnitude(sparsity, left):
+    trained = {"weight": torch.tensor([[[-5.0, 1.0, -2.0, 4.0]]]), "bias": torch.ones(1, 1)}
+    part = methods.make(f"sparsyfed(sparsity={sparsity})")
+    model, _ = part.finish(clients_view(LINEAR, 1), training_view(trained, trained))
+    assert model["weight"].flatten().tolist() == left
+    assert model["bias"].item() == 1.0
+
+
 def test_missing_weights_count_as_zero():
     part = methods.make("sparsyfed")
     server = server_view(LINEAR, {"weight": torch.ones(1, 4), "bias": torch.zeros(1)}, sizes=torch.tensor([30, 10]))
@@ -122,6 +131,12 @@ def test_the_gradient_of_a_weight_sees_only_the_largest_inputs():
     assert weight.grad.tolist() == [[-30.0, 40.0]]
     assert inputs.grad.tolist() == [[5.0, 0.0], [50.0, 0.0]]
     assert bias.grad.tolist() == [11.0]
+
+
+def test_a_weight_of_zeros_sees_the_largest_input_alone():
+    weight = torch.zeros(1, 3, requires_grad=True)
+    sparse_backward(F.linear, torch.tensor([[1.0, 2.0, -3.0]]), weight).sum().backward()
+    assert weight.grad.tolist() == [[0.0, 0.0, -3.0]]
 
 
 def test_a_dense_weight_sees_everything_and_equal_inputs_stay_together():

@@ -298,6 +298,17 @@ def test_a_model_without_middle_layers_is_told_about(name):
     assert not list(methods.make(name).notes(outlined(THREE, rounds=51)))
 
 
+@pytest.mark.parametrize(("name", "verb"), [("transient", "mask"), ("freeze-middle", "freeze")])
+def test_a_layer_with_the_weight_of_one_that_is_not_chosen_is_told_about(name, verb):
+    network = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    network[1].weight = network[0].weight
+    layers = LayerMap.read(network, (2,))
+    [note] = methods.make(name).notes(outlined(layers, rounds=51))
+    uses = "The layer '1' uses '0.weight' of '0', which is not among the chosen layers"
+    assert note == f"{uses}, so '{name}' does not {verb} it."
+    assert not list(methods.make(f"{name}(layers=all)").notes(outlined(layers, rounds=51)))
+
+
 @pytest.mark.parametrize(
     ("text", "rounds", "told"),
     [

@@ -151,7 +151,7 @@ def clients_view(layers: Any, count: int, round: int = 1, rounds: int = 3, **cha
 
 def outlined(layers: Any, rounds: int = 30, **changes: Any) -> Outline:
     """Make what a part knows of an experiment before it runs, by hand."""
-    return Outline(layers, rounds, **{"optimiser": SGD(0.1), **changes})
+    return Outline(layers, rounds, **{"optimiser": SGD(0.1, momentum=0.9), **changes})
 
 
 def probing(probe: Probe) -> dict[str, Callable[[Clients], Probe]]:
@@ -211,7 +211,7 @@ class GivenProbe:
         return self.scores
 
     def gradients(
-        self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False, draw: int = 0
+        self, model: Tensors, batch_size: int, all_samples: bool = False, balanced: bool = False, draw: int = 0
     ) -> Tensors:
         return self.slopes
 

@@ -4,7 +4,8 @@ Most are mutmut's: other operators, other truth values, other branches, argument
 put None in the place of a value, because nearly all of them crash and would only flatter the score. Added are faults
 that matter here: a hook that is missing, a condition turned round, and one word of PyTorch for another.
 
-Words for people are left alone: docstrings, errors, notes, facts, what a parameter means.
+Words for people are left alone: docstrings, errors, notes, facts, what a parameter means. So is what only type checkers
+read: protocols and abstract methods, which nobody runs.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ SKIPPED = {
 WORDS_ONLY = {"Facts", "FedStrataError", "FedStrataWarning", "warn", "cast", "TypeVar"}
 """Calls whose arguments are words for people or for type checkers."""
 
-STREAMS = {"key", "keys", "secret_key", "numpy_generator"}
+STREAMS = {"key", "keys", "client_keys", "secret_key", "secret_keys", "numpy_generator"}
 """Calls whose words name a stream of random numbers: under another name, the draws are others, and as good."""
 
-UNSEEN_ARGUMENTS = {"strict", "device"}
-"""Arguments that guard against what does not happen, or that a test on one device cannot see."""
+UNSEEN_ARGUMENTS = {"strict", "device", "stable"}
+"""Arguments that guard against what does not happen, or that a test on a CPU cannot see: there all sorts are stable."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,8 @@ class _Mutating(cst.CSTVisitor):
     def on_visit(self, node: cst.CSTNode) -> bool:
         """Leave words alone; elsewhere, note the mutants of this node and go on to its parts."""
         if _is_words(node) or node in self.words:
-            return False
-        if isinstance(node, cst.Call) and _called(node).startswith("check_"):
-            # What a value is called in an error.
-            self.words |= {one.value for one in node.args if isinstance(one.value, cst.SimpleString)}
+            return isinstance(node, cst.ComparisonTarget)
+        self.words |= set(_words_in(node))
         in_class = bool(self.place) and isinstance(self.place[-1], cst.ClassDef)
         if isinstance(node, cst.ClassDef | cst.FunctionDef):
             self.place.append(node)
@@ -155,9 +154,23 @@ def _is_words(node: cst.CSTNode) -> bool:
             return _called(node) in WORDS_ONLY
         case cst.Assign(targets=[cst.AssignTarget(target=cst.Name("__all__"))]):
             return True
+        case cst.ClassDef(bases=[cst.Arg(value=cst.Name("Protocol"))]):
+            return True
         case cst.Arg(keyword=cst.Name(value=name)):
             return name in UNSEEN_ARGUMENTS
     return False
+
+
+def _words_in(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield the parts of a node that are left alone, although they would get mutants elsewhere."""
+    match node:
+        case cst.Call() if _called(node).lstrip("_").startswith("check_") or _called(node) in STREAMS:
+            # What a value is called in an error, and what a stream is called.
+            yield from (one.value for one in node.args if isinstance(one.value, cst.SimpleString))
+        case cst.Comparison(left=cst.Call() as drawn, comparisons=[target]):
+            # Whether a number that is drawn may equal a bound: it hardly ever does.
+            if _called(drawn) == "uniform" or m.matches(drawn.func, m.Attribute(m.Call(m.Name("uniform")))):
+                yield target
 
 
 def _called(node: cst.Call) -> str:
@@ -178,7 +191,7 @@ def _instead(node: cst.CSTNode, in_class: bool) -> Iterator[tuple[cst.CSTNode, c
             yield node, cst.Float(repr(changed))
         case cst.SimpleString():
             yield node, next(iter(mutators.operator_string(node)))
-        case cst.FunctionDef() if in_class and not node.name.value.startswith("_"):
+        case cst.FunctionDef() if in_class and not node.name.value.startswith("_") and not _is_abstract(node):
             yield node, None
         case cst.Call():
             yield from ((node, new) for new in _calls(node))
@@ -187,6 +200,10 @@ def _instead(node: cst.CSTNode, in_class: bool) -> Iterator[tuple[cst.CSTNode, c
     for kind, operator in MUTMUT:
         if isinstance(node, kind):
             yield from ((node, new) for new in operator(node))
+
+
+def _is_abstract(node: cst.FunctionDef) -> bool:
+    return any(m.matches(one.decorator, m.Name("abstractmethod")) for one in node.decorators)
 
 
 def _calls(node: cst.Call) -> Iterator[cst.CSTNode]:

@@ -24,13 +24,17 @@ ELSEWHERE = {
     "fedstrata/methods/flash_spdst.py": ("flash",),
     "fedstrata/methods/local_dp.py": ("privacy",),
     "fedstrata/methods/mechanisms/private_updates.py": ("privacy",),
+    "fedstrata/functional/_entries.py": ("entries",),
     "fedstrata/functional/l_dawa.py": ("functional_ldawa",),
     "fedstrata/functional/privacy.py": ("gaussian_account", "privacy"),
 }
 """Files whose tests are not called like them."""
 
-OF_THE_CONTRACT = ("composition", "compatibility", "previous_models", "masking", "ditto", "ssfl")
-"""The tests of what every method is made of: their own, and those of methods that together use most of it."""
+OF_EVERY_PART = ("parameters", "declarations")
+"""The tests of what parts, and the mechanisms that they are made of, say of themselves."""
+
+OF_THE_CONTRACT = ("views", "composition", "declarations", "compatibility", "checks")
+"""The tests of what every method is made of."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +61,19 @@ def suite_of(name: str) -> Suite:
     """Choose the tests of a file, its own first."""
     path = ROOT / name
     if path.parent.name == "contract":
-        return Suite(_existing(OF_THE_CONTRACT), ("fedavg", "fedavgm", "fedprox", "ssfl"))
+        return Suite(_existing(OF_THE_CONTRACT), ())
     if path.parent.name == "methods":
         method = path.stem.replace("_", "-")
         plain = (one for one in sorted(PLAIN.glob("test_*.py")) if re.search(rf"\b{method}\b", one.read_text()))
         made_of = [test for mechanism in _mechanisms(path) for test in _own(mechanism)]
-        files = (*_existing(("parameters",)), *_own(name), *plain, *_existing(("compatibility",)), *made_of)
+        files = (*_existing(OF_EVERY_PART), *_own(name), *plain, *_existing(("compatibility",)), *made_of)
         return Suite(tuple(dict.fromkeys(files)), (method,))
     own = _own(name)
-    if path.parent.name == "mechanisms" or not own:
+    if path.parent.name == "mechanisms" or path.name.startswith("_") or not own:
         own = (*own, *(test for user in _users(path) for test in _own(user)))
+    declared = _existing(OF_EVERY_PART) if path.parent.name == "mechanisms" else ()
     examples = [path] if ">>> " in path.read_text() else []
-    return Suite(tuple(dict.fromkeys([*examples, *own])), ())
+    return Suite(tuple(dict.fromkeys([*examples, *declared, *own])), ())
 
 
 def _own(name: str) -> tuple[Path, ...]:

@@ -69,6 +69,23 @@ def test_words_get_none():
     assert not any("+" in one and "What it means." not in one for one in altered if "parameter" in one)
 
 
+def test_names_of_streams_and_protocols_get_none():
+    drawn = 'drawn = numpy_generator(seed, 3, "select").random(2)'
+    assert {mutant.change.removeprefix(f"{drawn} -> ") for mutant in mutants_of(drawn)} == {
+        'drawn = numpy_generator(seed, 4, "select").random(2)',
+        'drawn = numpy_generator(seed, 3, "select").random(3)',
+        'drawn = numpy_generator(seed, 3, "select").random()',
+    }
+    assert [one.change.partition(" -> ")[2] for one in mutants_of("uniform(keys, shape) < 0.5")] == [
+        "uniform(keys, shape) < 0.25"
+    ]
+    assert [one.change.partition(" -> ")[2] for one in mutants_of("uniform(keys, shape).to(kind) >= chance")] == [
+        "uniform(keys, shape).to() >= chance"
+    ]
+    assert mutants_of("class Exchange(ABC):\n    @abstractmethod\n    def due(self) -> int: ...\n") == []
+    assert mutants_of("class Probe(Protocol):\n    def test(self, held_out: bool = False) -> Tensor: ...\n") == []
+
+
 def test_a_mutant_says_where_it_is_and_compiles():
     for mutant in mutants_of(SOURCE):
         compile(mutant.source, "mutant", "exec")

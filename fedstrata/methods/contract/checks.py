@@ -33,7 +33,7 @@ def refuse_misspelt(part: type[Part]) -> None:
                     f"({', '.join(expected)})."
                 )
             continue
-        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.85)
+        close = difflib.get_close_matches(name, HOOKS, cutoff=0.85)
         if close and not name.startswith("_"):
             raise FedStrataError(
                 f"{part.__name__} defines '{name}', which is no hook, so that nobody would call it; did you mean "
@@ -71,7 +71,7 @@ class Checks:
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise _wrong(part, hook, "a pair", "a model and the part's memory", _shown(returned))
         _compare(part, hook, returned[0], like, whole)
-        _compare(part, hook, returned[1], {}, False, "the part's memory")
+        _compare(part, hook, returned[1], {}, what="the part's memory")
 
     def message(self, part: Part, hook: str, returned: Any, counts: tuple[int, ...]) -> None:
         """Refuse anything but a message whose tensors have a leading axis of clients."""
@@ -86,7 +86,7 @@ class Checks:
 
 
 def _compare(
-    part: Part, hook: str, returned: Any, like: Mapping[str, Tensor], whole: bool, what: str = "a model"
+    part: Part, hook: str, returned: Any, like: Mapping[str, Tensor], whole: bool = False, what: str = "a model"
 ) -> None:
     if not isinstance(returned, Mapping):
         raise _wrong(part, hook, what, "a dict of tensors", _shown(returned))

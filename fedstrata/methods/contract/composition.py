@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from typing import TypeVar
 
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
-from fedstrata.methods.contract.checks import Checks, refuse_misspelt
+from fedstrata.methods.contract.checks import HOOKS, Checks, refuse_misspelt
 from fedstrata.methods.contract.compatibility import defines, first_defining, objection, touched_by
 from fedstrata.methods.contract.declarations import Decision, Matter, Needs
 from fedstrata.methods.contract.exchange import Exchange
@@ -21,6 +22,7 @@ from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Messa
 from fedstrata.spec import parse
 from fedstrata.stack import Stack, Tensors, under
 
+View = TypeVar("View", bound=Clients | Server)
 ModelAndState = tuple[Tensors, Stack]
 """A model, and the memory of all parts, each in a group of its name."""
 
@@ -104,6 +106,12 @@ class Method:
         """Say which part takes one of some things away, if one does."""
         takers = ((self.taking(matter), matter) for matter in matters)
         return next((f"'{part.name}' {matter.taken_away}" for part, matter in takers if part is not None), None)
+
+    @property
+    def plans_ahead(self) -> list[str]:
+        """What depends on how many rounds there are in all, in a sentence of each part that says so."""
+        told = {part.name: part.plans_ahead for part in self.parts}
+        return [f"'{name}' would have begun otherwise, because {why}" for name, why in told.items() if why]
 
     @cached_property
     def personalises(self) -> bool:
@@ -227,7 +235,7 @@ class Method:
     def learned(self, memory: Stack) -> list[str]:
         """Name what is trained beside the model, as it is named in the clients' memory."""
         groups = tuple(f"{part.name}/{group}/" for part in self.parts for group in part.needs.learns)
-        return [name for name in memory if name.startswith(groups)] if groups else []
+        return [name for name in memory if name.startswith(groups)]
 
     def _concerned(self, phase: Phase, hook: str) -> Sequence[Part]:
         """Choose the parts that decide on the loss and the gradients of a phase.
@@ -237,8 +245,7 @@ class Method:
         """
         if phase.model is None:
             return self._defining(hook)
-        owner = first_defining(self.parts, "phases")
-        return (owner,) if defines(owner, hook) else ()
+        return (first_defining(self.parts, "phases"),)
 
     def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
         """Let every part compute the weights with which the model runs."""
@@ -313,12 +320,12 @@ class Method:
     def select(self, server: Server, count: int) -> tuple[int, ...]:
         """Choose the participants of a round."""
         part = first_defining(self.parts, "select")
-        return part.select(_own_server(server, part), count)
+        return part.select(_own(server, part), count)
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Let every part change what the server sends."""
         for part in self._defining("broadcast"):
-            message = part.broadcast(_own_server(server, part), message)
+            message = part.broadcast(_own(server, part), message)
             self._checks.message(part, "broadcast", message, (1, len(server.participants)))
         return message
 
@@ -333,7 +340,7 @@ class Method:
         """Weigh and merge all replies of a round, and advance."""
         merger = first_defining(self.parts, "merge")
         weights = self.weigh(Declared(server.sizes, server.label_counts))
-        merged = merger.merge(_own_server(server, merger), replies, weights / weights.sum())
+        merged = merger.merge(_own(server, merger), replies, weights / weights.sum())
         self._checks.tensors(merger, "merge", merged, server.model, whole=False)
         return self.advance(server, merged, replies)
 
@@ -344,7 +351,7 @@ class Method:
         """
         stepper, refiners = first_defining(self.parts, "server_step"), self._defining("refine")
         new, server = self._refined(server, merged, replies, [part for part in refiners if part.refines_merged])
-        returned = stepper.server_step(_own_server(server, stepper), new)
+        returned = stepper.server_step(_own(server, stepper), new)
         self._checks.model_and_memory(stepper, "server_step", returned, new, whole=True)
         new, memory = returned
         server = _remembering(server, stepper, memory)
@@ -355,7 +362,7 @@ class Method:
         self, server: Server, model: Tensors, replies: Message, parts: Sequence[Part]
     ) -> tuple[Tensors, Server]:
         for part in parts:
-            returned = part.refine(_own_server(server, part), model, replies)
+            returned = part.refine(_own(server, part), model, replies)
             self._checks.model_and_memory(part, "refine", returned, server.model, whole=False)
             model, memory = returned
             server = _remembering(server, part, memory)
@@ -366,12 +373,12 @@ class Method:
         return {
             name: value
             for part in self._defining("metrics")
-            for name, value in part.metrics(_own_server(server, part)).items()
+            for name, value in part.metrics(_own(server, part)).items()
         }
 
     def remarks(self, server: Server) -> list[str]:
         """Collect what the parts say after the last round."""
-        return [remark for part in self._defining("remarks") for remark in part.remarks(_own_server(server, part))]
+        return [remark for part in self._defining("remarks") for remark in part.remarks(_own(server, part))]
 
     # What both sides know ---------------------------------------------------------------------------------------------
 
@@ -388,13 +395,12 @@ class Method:
         return Checks()
 
     def _defining(self, hook: str) -> Sequence[Part]:
-        return self._parts_defining.get(hook, ())
+        return self._parts_defining[hook]
 
     @cached_property
     def _parts_defining(self) -> dict[str, tuple[Part, ...]]:
         """The parts with each hook, in order: who decides the loss comes first, who answers for privacy sends last."""
-        hooks = [name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")]
-        found = {hook: tuple(part for part in self.parts if defines(part, hook)) for hook in hooks}
+        found = {hook: tuple(part for part in self.parts if defines(part, hook)) for hook in HOOKS}
         loss = sorted(found["loss"], key=lambda part: not _decides(part, Decision.LOSS))
         upload = sorted(found["upload"], key=lambda part: _decides(part, Decision.PRIVACY))
         return {**found, "loss": tuple(loss), "upload": tuple(upload)}
@@ -409,7 +415,7 @@ class PartExchange:
 
     def asks(self, server: Server) -> Sequence[int]:
         """Choose the clients that are asked."""
-        return self.exchange.asks(_own_server(server, self.part))
+        return self.exchange.asks(_own(server, self.part))
 
     def survey(self, clients: Clients, model: Tensors) -> Message:
         """Answer at the clients."""
@@ -417,12 +423,12 @@ class PartExchange:
 
     def conclude(self, server: Server, replies: Message) -> ModelAndState:
         """Conclude at the server."""
-        model, memory = self.exchange.conclude(_own_server(server, self.part), replies)
+        model, memory = self.exchange.conclude(_own(server, self.part), replies)
         return model, _remembering(server, self.part, memory).memory
 
     def announce(self, server: Server) -> Message:
         """Announce to all clients."""
-        return self.exchange.announce(_own_server(server, self.part))
+        return self.exchange.announce(_own(server, self.part))
 
     def adopt(self, clients: Clients, announcement: Message) -> Stack:
         """Take the announcement in at the clients."""
@@ -434,18 +440,14 @@ def _decides(part: Part, decision: Decision) -> bool:
     return part.touches is not None and decision in part.touches.decides
 
 
-def _own(view: Clients | Server, part: Part) -> Clients | Server:
-    return _own_server(view, part) if isinstance(view, Server) else _own_clients(view, part)
+def _own(view: View, part: Part) -> View:
+    """Narrow the memory in a view to what belongs to one part."""
+    return replace(view, memory=view.memory.group(part.name))
 
 
 def _own_clients(clients: Clients, part: Part) -> Clients:
     """Narrow the memory in a view to what belongs to one part; what it probes with stays whole."""
-    return replace(clients, memory=clients.memory.group(part.name), everybody=clients.memory)
-
-
-def _own_server(server: Server, part: Part) -> Server:
-    """Narrow the memory in a view to what belongs to one part."""
-    return replace(server, memory=server.memory.group(part.name))
+    return replace(_own(clients, part), everybody=clients.memory)
 
 
 def _remembering(server: Server, part: Part, memory: Tensors) -> Server:

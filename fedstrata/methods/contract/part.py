@@ -74,6 +74,14 @@ class Part(Spec):
         """Say where the method degenerates in an experiment, in sentences; refuse a model that it cannot work on."""
         return ()
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all, if anything does, so that a longer run begins otherwise.
+
+        It goes on from "because", as in "because its stages divide the rounds".
+        """
+        return None
+
     # Before the first round -------------------------------------------------------------------------------------------
 
     def keeps(self, layers: LayerMap) -> Kept:

@@ -277,12 +277,12 @@ class Probe(Protocol):
     """What a client can find out about a model with its own data, beside training."""
 
     def gradients(
-        self, model: Tensors, batch_size: int, batches: int | None = 1, balanced: bool = False, draw: int = 0
+        self, model: Tensors, batch_size: int, all_samples: bool = False, balanced: bool = False, draw: int = 0
     ) -> Tensors:
-        """Return the gradients of the mean loss on some minibatches, balanced over the client's classes if asked.
+        """Return the gradients of the mean loss on a minibatch, balanced over the client's classes if asked.
 
-        The loss is the experiment's. Without a number of batches it is the mean over all samples of the client. Another
-        ``draw`` takes other batches.
+        The loss is the experiment's. With ``all_samples`` it is the mean over all samples of the client. Another
+        ``draw`` takes another minibatch.
         """
         ...
 

@@ -33,6 +33,17 @@ def weights_of(layers: LayerMap, pattern: str) -> list[str]:
     return [name for layer in choose_layers(layers, pattern) for name in layer.weights]
 
 
+def weights_elsewhere(layers: LayerMap, pattern: str) -> list[str]:
+    """Say of chosen layers that use a weight of a layer that is not chosen, so that it is not chosen either."""
+    chosen = set(weights_of(layers, pattern))
+    return [
+        f"The layer '{layer.name}' uses '{name}' of '{layers.of(name).name}', which is not among the chosen layers"
+        for layer in choose_layers(layers, pattern)
+        for name in layer.tied
+        if name in layers.of(name).weights and name not in chosen
+    ]
+
+
 def biases_of(layers: LayerMap) -> list[str]:
     """Name the biases of all layers with weights, by what modules call them: ``bias``, ``in_proj_bias`` and so on."""
     return [name for layer in layers.weighted for name in layer.parameters if "bias" in name.rpartition(".")[2]]

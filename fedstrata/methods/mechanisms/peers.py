@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -125,5 +126,5 @@ def mix(models: Tensor, weights: Tensor) -> Tensor:
     kind = models.dtype if models.is_floating_point() else torch.float64
     # One after the other, not as a matrix product, which a GPU may do in lower precision.
     terms = zip(models.unbind(1), weights.to(kind).unbind(1), strict=True)
-    mixed = sum((model * align(weight, model) for model, weight in terms), start=models.new_zeros((), dtype=kind))
+    mixed = reduce(torch.add, (model * align(weight, model) for model, weight in terms))
     return mixed if models.is_floating_point() else mixed.round().to(models.dtype)

@@ -51,6 +51,11 @@ class PrivateUpdates(Part):
         None, "The noise multiplier; none: the smallest with which all rounds spend epsilon.", above=0
     )
 
+    @property
+    def plans_ahead(self) -> str | None:
+        """What depends on how many rounds there are in all."""
+        return "its noise is chosen so that all rounds together spend epsilon" if self.noise is None else None
+
     def multiplier(self, rounds: int) -> float:
         """Return the noise multiplier z."""
         return _smallest_noise(self.epsilon, rounds, self.delta) if self.noise is None else self.noise
@@ -99,7 +104,7 @@ class PrivateUpdates(Part):
         counted = server.memory["rounds"].index_add(
             0,
             torch.tensor(server.participants, device=server.sizes.device),
-            torch.ones_like(server.sizes, dtype=torch.int64),
+            torch.ones_like(server.sizes),
         )
         return whole, {"rounds": counted}
 

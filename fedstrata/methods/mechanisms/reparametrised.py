@@ -18,6 +18,5 @@ class Reparametrised(Part):
 
     touches: ClassVar[Touches] = Touches(
         decides=(Decision.WEIGHTS, Decision.GAPS),
-        relies_on=(Matter.SHARING,),
         takes_away=(Matter.WEIGHTS, Matter.SAME_ENTRIES),
     )
