@@ -26,7 +26,7 @@ from fedstrata.cli.options import (
     read_experiment,
 )
 from fedstrata.cli.running import PAGE, stoppable, unused_folder
-from fedstrata.cli.terminal import messages, new_table, print_json, results
+from fedstrata.cli.terminal import Stopped, messages, new_table, print_json, results
 from fedstrata.errors import FedStrataError
 
 DEFAULT_PORT = 9092
@@ -115,21 +115,25 @@ def deploy(
     _need_flower()
     from fedstrata.cli.showing import show_run
     from fedstrata.deployment.link import Link
-    from fedstrata.deployment.local import rehearse, site_names
+    from fedstrata.deployment.local import model_folder, rehearse, site_names
     from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
     from fedstrata.progress import show_progress
 
     shaped = None if link is None else Link.read(link)
     folder = out or unused_folder(experiment)
-    deployment = Deployment(experiment, site_names(local), folder, _rules({}, min_sites, round_timeout, secure))
+    rules = _rules({}, min_sites, round_timeout, secure)
+    deployment = Deployment(experiment, site_names(local), folder, rules, rehearsal=True)
+    deployment.check()
+    status = StatusFile.begin(deployment)
     with (
         stoppable(f"the same command, with --out {shlex.quote(str(folder))}", folder),
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
     ):
         progress.begin(f"{experiment.method}, {local} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
-        rehearse(deployment, progress, StatusFile(folder), log, shaped)
-    show_run(folder, None if no_report else folder / PAGE, json, quiet)
+        rehearse(deployment, progress, status, log, shaped)
+    models = {f"the model of {name}": model_folder(folder, name) for name in deployment.names}
+    show_run(folder, None if no_report else folder / PAGE, json, quiet, models)
 
 
 def keys(
@@ -201,6 +205,7 @@ def server(
     from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SitesFile
     from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
     from fedstrata.progress import show_progress
+    from fedstrata.trained.model import WEIGHTS_FILE
 
     host, port = read_address(address)
     _require_tls(host, tls is not None, insecure, "--tls FOLDER")
@@ -215,6 +220,7 @@ def server(
     if dry_run:
         _show_dry_run(deployment, f"{host}:{port}", certificate is not None, json)
         return
+    status = StatusFile.begin(deployment)
     with (
         stoppable(f"the same command, with --out {shlex.quote(str(folder))}", folder),
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
@@ -223,8 +229,11 @@ def server(
         progress.begin(f"{experiment.method}, {len(file.members)} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
-        serve(deployment, link, progress, StatusFile(folder), log)
-    show_run(folder, None if no_report else folder / PAGE, json, quiet)
+        serve(deployment, link, progress, status, log)
+    shared = {"the shared part of the model": folder / WEIGHTS_FILE}
+    show_run(folder, None if no_report else folder / PAGE, json, quiet, shared, has_data=False)
+    if not json and not quiet:
+        results.print("Every site has its own model where its --out says, or in its --state folder.", soft_wrap=True)
 
 
 def client(
@@ -238,11 +247,24 @@ def client(
     state: Annotated[
         Path | None, typer.Option(help="Where this site keeps its state; by default site-NAME in the current folder.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where this site's own model goes in the end; by default into its state folder.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, or cuda if there is one.")] = "auto",
     poll: Annotated[float, typer.Option(metavar="SECONDS", help="How often to ask the server for work.")] = 1.0,
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Take part only if the server sees nothing but sums of uploads.")
     ] = False,
+    no_statistics: Annotated[
+        bool,
+        typer.Option(
+            "--no-statistics",
+            help="Give no sums of the samples away, by which 'normalise' finds their mean at all sites.",
+        ),
+    ] = False,
+    min_samples: Annotated[
+        int, typer.Option(metavar="N", help="Give no sums of fewer training samples than this away.")
+    ] = 5,
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -252,12 +274,15 @@ def client(
     """Take part in a server's run with this site's own data.
 
     Data, personal layers and everything else that a method keeps to its clients stay in this site's folders. The site
-    may be stopped and started at any time; it waits for the server and goes on where it was. No code comes from the
-    server: where it uses components of other people, give their files with --import.
+    may be stopped and started at any time; it waits for the server and goes on where it was. When the server says that
+    the run is finished, the site has saved its own model, and ends. No code comes from the server: where it uses
+    components of other people, give their files with --import.
     """
     _need_flower()
+    from fedstrata.deployment.federation import FINISHED
     from fedstrata.deployment.flower import SuperNode, app_of
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
+    from fedstrata.deployment.rules import SiteRules
     from fedstrata.deployment.site import Site, SiteData
     from fedstrata.files import WriteLock, make_folder
     from fedstrata.plugins import import_files
@@ -275,10 +300,21 @@ def client(
             messages.print(f"{site}: {line}", soft_wrap=True)
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    here = Site(folder, own, log, secure_only=secure_only)
-    node = SuperNode(server, app_of(lambda context: here), read_private_key(keys / SITE_KEY), authority, poll, log)
+    here = Site(folder, own, log, rules=SiteRules(secure_only, not no_statistics, min_samples), out=out)
+    node = SuperNode(
+        server,
+        app_of(lambda context: here),
+        read_private_key(keys / SITE_KEY),
+        authority,
+        poll,
+        log,
+        is_over=lambda: here.end is not None,
+        idle=here.teller.idle,
+    )
     node.run(_until_stopped(parent))
     lock.release()
+    if here.end is not None and here.end.state != FINISHED:
+        raise Stopped(f"The run was not finished: {here.end.words}", 1)
 
 
 def status(
@@ -345,9 +381,16 @@ def _show_dry_run(deployment: Any, address: str, secure: bool, json: bool) -> No
         print_json(told)
         return
     for key, value in told.items():
-        results.print(
-            f"{key.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}", soft_wrap=True
-        )
+        results.print(f"{key.replace('_', ' ')}:{_listed(value)}", soft_wrap=True)
+
+
+def _listed(value: Any) -> str:
+    """Write a value behind its name: sentences one below the other, names in a row."""
+    if not isinstance(value, list):
+        return f" {value}"
+    if any(" " in item for item in value):
+        return "".join(f"\n  - {item}" for item in value)
+    return f" {', '.join(value)}"
 
 
 def _until_stopped(parent: int | None) -> threading.Event:

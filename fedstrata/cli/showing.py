@@ -22,16 +22,30 @@ from fedstrata.report.summary import accuracies
 from fedstrata.significance import Row, comparison_rows, epsilon_spent, notes
 
 
-def show_run(folder: Path, page: Path | None, json: bool, quiet: bool) -> None:
-    """Write the report of a finished run, and print its summary."""
+def show_run(
+    folder: Path,
+    page: Path | None,
+    json: bool,
+    quiet: bool,
+    models: Mapping[str, Path] | None = None,
+    has_data: bool = True,
+) -> None:
+    """Write the report of a finished run, and print its summary.
+
+    ``models`` are places to tell beside it. Without data here nothing is suggested that would need it.
+    """
+    models = models or {}
     run = read_run(folder)
     _write_page([folder], page)
     if json:
-        print_json({**run.summary, "out": str(folder), "report": None if page is None else str(page)})
+        told = {"models": {name: str(place) for name, place in models.items()}} if models else {}
+        print_json({**run.summary, **told, "out": str(folder), "report": None if page is None else str(page)})
     elif not quiet:
         experiment = run.folder.experiment
         results.print(summary_of_run(experiment, run.summary))
-        _print_places({"run": folder, "report": page})
+        _print_places({"run": folder, "report": page, **models})
+        if not has_data:
+            return
         results.print(
             Text.assemble("\nNext, see it beside another method:\n  ", (next_command(experiment), "bold")),
             soft_wrap=True,

@@ -208,7 +208,7 @@ def _dataset(
     sites: np.ndarray | None,
 ) -> Dataset:
     mean, deviation = channel_statistics(pool[torch.from_numpy(train)])
-    return Dataset(name, pool, labels, train, test, class_names, sites, mean, deviation)
+    return Dataset(name, pool, labels, train, test, class_names, sites, mean, deviation, estimated=True)
 
 
 def _number(parts: Sequence[_Part], class_names: Sequence[Any] | None) -> tuple[list[Tensor], tuple[str, ...]]:

@@ -23,8 +23,9 @@ class Dataset:
     batch is made), any floating-point features, or whole numbers of any other type, such as the numbers of tokens,
     which reach the model as they are; ``labels`` is int64 ``[n]``. ``train`` and ``test`` are positions in
     the pool. ``sites`` names the natural owner of each sample (a hospital, a writer), where there is one. ``mean`` and
-    ``deviation`` are per channel, for the ``normalise`` transform. ``table`` tells how rows became inputs, where the
-    samples come from a table.
+    ``deviation`` are per channel, for the ``normalise`` transform; ``estimated`` tells that they were computed from the
+    training samples of this pool, so that they are not published constants, which are the same for everybody.
+    ``table`` tells how rows became inputs, where the samples come from a table.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Dataset:
     sites: np.ndarray | None = None
     mean: tuple[float, ...] | None = None
     deviation: tuple[float, ...] | None = None
+    estimated: bool = False
     notes: str = field(default="", compare=False)
     table: Table | None = field(default=None, compare=False)
 

@@ -129,6 +129,11 @@ class Table:
         """The names of all inputs, in their order."""
         return tuple(name for column in self.columns for name in column.inputs)
 
+    @property
+    def quantities(self) -> tuple[bool, ...]:
+        """Which inputs are quantities, to be normalised; what is zero or one stays as it is."""
+        return tuple(one for column in self.columns for one in column.standardised)
+
     def encode(self, rows: Any) -> Tensor:
         """Turn rows into inputs ``[rows, inputs]``: a data frame, an Arrow table, a dict of columns, a path, dicts.
 
@@ -263,7 +268,7 @@ def from_table(
     mean, deviation = _statistics(inputs[torch.from_numpy(train)], agreed)
     return Dataset(
         name or _name_of(table), inputs, labels, train, held, classes, owners, mean, deviation,
-        table=replace(agreed, class_names=classes),
+        estimated=True, table=replace(agreed, class_names=classes),
     )  # fmt: skip
 
 
@@ -431,10 +436,9 @@ def _statistics(inputs: Tensor, table: Table) -> tuple[tuple[float, ...], tuple[
     means, deviations = channel_statistics(inputs)
     assert means is not None
     assert deviations is not None
-    quantity = [one for column in table.columns for one in column.standardised]
     return (
-        tuple(value if one else 0.0 for value, one in zip(means, quantity, strict=True)),
-        tuple(value if one else 1.0 for value, one in zip(deviations, quantity, strict=True)),
+        tuple(value if one else 0.0 for value, one in zip(means, table.quantities, strict=True)),
+        tuple(value if one else 1.0 for value, one in zip(deviations, table.quantities, strict=True)),
     )
 
 

@@ -59,13 +59,40 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 @transforms.register("normalise")
 @dataclass(frozen=True)
 class Normalise(Transform):
-    """Subtract the mean and divide by the deviation, per channel: the dataset's, or those of ImageNet.
+    """Subtract the mean and divide by the deviation, per channel.
 
-    ``normalise:imagenet`` is for weights that were trained on ImageNet, such as DINO's. Nothing is done with the
-    dataset's own statistics where it has none, and nothing with whole numbers.
+    They are those of the training samples of all clients together, unless the dataset has published constants: real
+    sites find them by adding up their sums before the first round. ``normalise:site`` takes those of each client's own
+    training samples, which never leave it. ``normalise:imagenet`` is for weights that were trained on ImageNet, such as
+    DINO's. ``normalise(mean='0.5', deviation='0.25')`` takes numbers that are known beforehand, for all channels or,
+    with spaces between them, for each. Nothing is done to data without channels (sequences, whole numbers).
     """
 
-    statistics: str = parameter("dataset", "Whose mean and deviation.", choices=("dataset", "imagenet"))
+    statistics: str = parameter("dataset", "Whose mean and deviation.", choices=("dataset", "site", "imagenet"))
+    mean: str | None = parameter(None, "Known means, instead: one number, or one for each channel.")
+    deviation: str | None = parameter(None, "Known deviations, with the means.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.mean is None) != (self.deviation is None):
+            raise FedStrataError("'normalise' takes both a mean and a deviation, or neither.")
+        if self.mean is not None and self.statistics != "dataset":
+            raise FedStrataError(
+                f"'normalise' takes a mean and a deviation, or the statistics of '{self.statistics}', not both."
+            )
+        if any(deviation <= 0 for deviation in _numbers(self.deviation or "1")):
+            raise FedStrataError(f"The deviation '{self.deviation}' of 'normalise' must be above 0.")
+        _numbers(self.mean or "0")
+
+    @property
+    def of_everybody(self) -> bool:
+        """Whether the statistics are those of all clients' samples, where the dataset has no published ones."""
+        return self.statistics == "dataset" and self.mean is None
+
+    @property
+    def of_each(self) -> bool:
+        """Whether each client has statistics of its own."""
+        return self.statistics == "site"
 
     def check(self, dataset: Dataset) -> None:
         """Refuse a dataset that this transform cannot work on."""
@@ -74,9 +101,19 @@ class Normalise(Transform):
                 f"The statistics of ImageNet are those of images in colour [3, height, width], but the inputs of the "
                 f"dataset '{dataset.name}' have the shape {dataset.input_shape}; use 'normalise' without them."
             )
+        for given in (self.mean, self.deviation):
+            if given is not None and len(_numbers(given)) not in (1, dataset.input_shape[0]):
+                raise FedStrataError(
+                    f"'normalise' has the {len(_numbers(given))} numbers '{given}', but the samples of the dataset "
+                    f"'{dataset.name}' have {dataset.input_shape[0]} channels; give one number, or one for each."
+                )
 
     def numbers(self, dataset: Dataset) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
         """Return the mean and the deviation of each channel, or none where there is nothing to do."""
+        if self.mean is not None and self.deviation is not None:
+            channels = dataset.input_shape[0]
+            mean, deviation = (_numbers(given) for given in (self.mean, self.deviation))
+            return _for_each(mean, channels), _for_each(deviation, channels)
         return IMAGENET if self.statistics == "imagenet" else (dataset.mean, dataset.deviation)
 
     def apply(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, dataset: Dataset) -> Tensor:
@@ -87,6 +124,25 @@ class Normalise(Transform):
         shape = (-1, *[1] * (inputs.dim() - 3))
         means = constant(mean, inputs.dtype, inputs.device).reshape(shape)
         return (inputs - means) / constant(deviation, inputs.dtype, inputs.device).reshape(shape)
+
+    def apply_own(self, inputs: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
+        """Change the inputs ``[K, B, channels, ...]`` of K clients by statistics of their own, ``[K, channels]``."""
+        shape = (len(inputs), 1, -1, *[1] * (inputs.dim() - 3))
+        return (inputs - means.reshape(shape)) / deviations.reshape(shape)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(word) for word in text.split())
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(math.isfinite(number) for number in numbers):
+        raise FedStrataError(f"'{text}' does not fit 'normalise': give one number, or one for each channel in quotes.")
+    return numbers
+
+
+def _for_each(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    return numbers * channels if len(numbers) == 1 else numbers
 
 
 @lru_cache
@@ -202,12 +258,31 @@ def parse_transforms(text: str) -> tuple[Transform, ...]:
     return chosen
 
 
+def normalisation_in(chosen: Sequence[Transform]) -> Normalise | None:
+    """Find the transform that normalises."""
+    return next((transform for transform in chosen if isinstance(transform, Normalise)), None)
+
+
+Own = tuple[Tensor, Tensor]
+"""Means and deviations ``[K, channels]`` of K clients."""
+
+
 def apply_transforms(
-    chosen: Sequence[Transform], inputs: Tensor, dataset: Dataset, keys: Tensor | None = None, stream: int | Tensor = 0
+    chosen: Sequence[Transform],
+    inputs: Tensor,
+    dataset: Dataset,
+    keys: Tensor | None = None,
+    stream: int | Tensor = 0,
+    own: Own | None = None,
 ) -> Tensor:
-    """Apply transforms in order; without keys, as in evaluation, only those that are not random."""
+    """Apply transforms in order; without keys, as in evaluation, only those that are not random.
+
+    With statistics of their ``own``, the inputs of K clients are normalised by these.
+    """
     for transform in chosen:
-        if keys is not None:
+        if isinstance(transform, Normalise) and own is not None:
+            inputs = transform.apply_own(inputs, *own)
+        elif keys is not None:
             inputs = transform.apply(inputs, keys, stream, dataset)
         elif not transform.random:
             inputs = transform.apply(inputs, torch.empty(0, 2, dtype=torch.int64), stream, dataset)

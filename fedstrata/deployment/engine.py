@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedstrata.deployment.checks import Layout, check_weights, layout, odd_ones_out, read_reply
 from fedstrata.deployment.declarations import with_declarations
 from fedstrata.deployment.facts import cost_from_facts, number_in, read_scores
 from fedstrata.deployment.federation import Federation
 from fedstrata.deployment.protocol import BEGINNING, Place, Reply, Request
+from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.collecting import Collector
 from fedstrata.engines.engine import RoundReport, wire_errors
@@ -21,12 +23,13 @@ from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
 from fedstrata.engines.server import ServerSide, ServerState
+from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Message
 from fedstrata.runs.preparing import Prepared
-from fedstrata.stack import Stack, Tensors, take_first
+from fedstrata.stack import Stack, Tensors, repeat, take_first
 from fedstrata.wire import AS_IS, bytes_sent, encode, received
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ ENGINE = "network"
 """The name of this engine, where run folders tell with which one a run was made."""
 Announced = tuple[PartExchange, Message, int]
 """What was announced to a site, and before which round."""
+Deployed = Callable[[Message, Sequence[Announced], int], Tensors]
+"""The model that a client uses which keeps nothing to itself, from the broadcast after a round: a stack of one."""
 GlobalTest = Callable[[Message, Sequence[Announced], int], tuple[Scores, dict[str, float]]]
 """The scores of the model broadcast after a round, at a client that has heard the announcements so far, on the
 server's own test set, where the server has one.
@@ -50,12 +55,14 @@ class NetworkEngine:
         side: ServerSide,
         federation: Federation,
         test: GlobalTest | None = None,
+        deployed: Deployed | None = None,
         secure: SecureRounds | None = None,
     ) -> None:
         self.setting = side.setting
         self.federation = federation
         self.central = LoopServer(side)
         self.test = test
+        self.deployed = deployed
         self.secure = secure
         self._concluded = (0, 0)
         federation.missed = self._announcements
@@ -79,8 +86,10 @@ class NetworkEngine:
         raise FedStrataError("Sites do not choose models on validation samples; leave validation_fraction out.")
 
     def models(self, clients: Sequence[int], round: int) -> Tensors:
-        """Refuse: the sites keep their models themselves."""
-        raise FedStrataError("The models that sites use lie at the sites; each saves its own when the run ends.")
+        """Return the model that all sites use alike; where they have models of their own, these lie at the sites."""
+        if self.deployed is None or not self.setting.everybody_alike:
+            raise FedStrataError("The models that sites use lie at the sites; each saves its own when the run ends.")
+        return repeat(take_first(self.deployed(*self._heard_by_anybody(round), round)), len(clients))
 
     def restore(self, server: ServerState, clients: Stack) -> None:
         """Go on from a saved state; the sites have theirs.
@@ -165,13 +174,16 @@ class NetworkEngine:
         alike = self.setting.everybody_alike and len(set(messages)) == 1
         if self.test is None or not alike:
             return scores, {}
+        tested, everywhere = self.test(*self._heard_by_anybody(round), round)
+        return replace(scores, of_all=tested.of_all), everywhere
+
+    def _heard_by_anybody(self, round: int) -> tuple[Message, list[Announced]]:
+        """Gather what any site gets to test with after a round, and what was announced to it before."""
         sent = self.central.side.broadcast(self.server, [0], round + 1, testing=True)
-        broadcast = received(sent, self.setting.download_values)
         heard = [
             (exchange, self._announced(exchange, place, 0), place.round) for place, exchange in self._last(round + 1)
         ]
-        tested, everywhere = self.test(broadcast, heard, round)
-        return replace(scores, of_all=tested.of_all), everywhere
+        return received(sent, self.setting.download_values), heard
 
     def adapted(self, round: int) -> tuple[Scores, Tensors]:
         """Let every site adapt its model once more, and test it."""
@@ -259,13 +271,23 @@ def _in_order(tensors: Tensors, like: Tensors) -> Stack:
 
 def global_test(ready: Prepared) -> GlobalTest:
     """Test global models on the global test set of data that the server has itself."""
-    forward = LoopForward(ready.model, ready.setting.head)
-    evaluator, side = Evaluator(ready.setting, ready.data), ClientSide(ready.setting, forward, ready.data)
+    forward, evaluator = LoopForward(ready.model, ready.setting.head), Evaluator(ready.setting, ready.data)
+    deployed = deployed_anywhere(ready.setting, ready.model, ready.data)
 
     def test(broadcast: Message, heard: Sequence[Announced], round: int) -> tuple[Scores, dict[str, float]]:
+        return evaluator.common_model(forward, take_first(deployed(broadcast, heard, round)))
+
+    return test
+
+
+def deployed_anywhere(setting: Setting, model: nn.Module, data: DeviceData) -> Deployed:
+    """Make the model that a client uses which keeps nothing to itself; no sample of the data is looked at."""
+    side = ClientSide(setting, LoopForward(model, setting.head), data)
+
+    def deployed(broadcast: Message, heard: Sequence[Announced], round: int) -> Tensors:
         anybody = side.first_state([0])
         for exchange, announcement, before in heard:
             anybody = side.adopt([0], anybody, exchange, announcement, before)
-        return evaluator.common_model(forward, take_first(side.deployed_model([0], anybody, broadcast, round)))
+        return side.deployed_model([0], anybody, broadcast, round)
 
-    return test
+    return deployed

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedstrata.data.channels import Statistics
 from fedstrata.deployment.checks import RefusedReply
+from fedstrata.deployment.protocol import ProtocolError
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.server import ServerSide
 from fedstrata.flops import Cost
@@ -103,3 +105,24 @@ def _read_metric(told: Mapping[str, Any], metric: Metric, classes: int) -> np.nd
     if not isinstance(told[name], list) or len(told[name]) != classes:
         raise RefusedReply(f"its {name} is no list of a number for each class")
     return np.array([math.nan if value is None else number_in({name: value}, name) for value in told[name]])
+
+
+def statistics_to_facts(statistics: Statistics | None) -> dict[str, Any] | None:
+    """Write mean and deviation."""
+    return None if statistics is None else {name: list(values) for name, values in statistics._asdict().items()}
+
+
+def statistics_from_facts(value: Any) -> Statistics | None:
+    """Read mean and deviation, at a site or from the server's own disk."""
+    if value is None:
+        return None
+    lists: list[Any] = [value.get(name) for name in Statistics._fields] if isinstance(value, dict) else []
+    if not lists or not all(
+        isinstance(numbers, list) and all(type(number) is float and math.isfinite(number) for number in numbers)
+        for numbers in lists
+    ):
+        raise ProtocolError("A mean and a deviation came that are no numbers.")
+    mean, deviation = (tuple(numbers) for numbers in lists)
+    if len(mean) != len(deviation) or not all(number > 0 for number in deviation):
+        raise ProtocolError("A mean and a deviation came that do not fit together.")
+    return Statistics(mean, deviation)

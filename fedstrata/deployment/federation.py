@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from fedstrata.data.channels import Statistics
 from fedstrata.deployment.checks import RefusedReply
-from fedstrata.deployment.declarations import Declaration, Schema
+from fedstrata.deployment.declarations import SUMS, Declaration, Schema
+from fedstrata.deployment.facts import statistics_to_facts
 from fedstrata.deployment.protocol import BEHIND, MISSING, OK, UNREADY, Reply, Request, digest
 from fedstrata.deployment.rules import Rules
 from fedstrata.errors import FedStrataError
@@ -23,6 +26,10 @@ T = TypeVar("T")
 _DETOURS = 8
 """So often in one question a site may ask for something that it misses."""
 _IDLE_SECONDS = 1.0
+_SECONDS_TO_HEAR = 15.0
+"""So long the server stays to tell sites that the run is over."""
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+"""How a run ends; one that was stopped can go on, and its sites wait for that."""
 
 
 class TooFewAnswers(FedStrataError):  # noqa: N818 - a verdict
@@ -85,6 +92,8 @@ class Federation:
     experiment: Experiment
     committed: int = 0
     schema: Schema | None = None
+    statistics: Statistics | None = None
+    """Mean and deviation of all sites' training samples, once they are known."""
     log: Callable[[str], None] = lambda line: None
     watch: Callable[[Standing], None] = lambda standing: None
     missed: Callable[[int, int], list[Request]] = lambda site, round: []
@@ -129,6 +138,24 @@ class Federation:
         self.require(requests, len(answers))
         return dict(sorted(answers.items()))
 
+    def end(self, state: str, text: str, seconds: float = _SECONDS_TO_HEAR) -> None:
+        """Tell the sites that took part how the run ended, and wait a little until they have heard it."""
+        request = Request("end", self.run, facts={"state": state, "text": text[:1000]})
+        waiting = {*self.declarations, *self.left_out}
+        for site in sorted(waiting):
+            self.network.send(site, request)
+        until = self.network.now() + seconds
+        with suppress(FedStrataError):  # nothing that happens now is worth more than how the run ended
+            while waiting and self.network.now() < until:
+                for event in self.network.receive(_IDLE_SECONDS):
+                    heard = event.reply is not None and event.reply.ticket == request.ticket
+                    if event.joined and event.site in waiting:
+                        self.network.send(event.site, request)
+                    elif event.failure is not None or heard:
+                        waiting.discard(event.site)
+        for site in sorted(waiting):
+            self.log(f"{self.names[site]} was not there to hear how the run ended")
+
     def refuse(self, site: int, reason: str) -> None:
         """Refuse a reply by name, tell the site why, and leave it out if that happens too often."""
         self.refusals[site] += 1
@@ -161,6 +188,7 @@ class Federation:
             "session": self.session,
             "committed": self.committed,
             "secure": self.rules.secure_facts(),
+            "statistics": statistics_to_facts(self.statistics),
         }
         return Request("hello", self.run, facts=facts)
 
@@ -248,11 +276,18 @@ class Federation:
         if declared.schema.whole_numbers != self.schema.whole_numbers:
             one, others = ("whole", "any") if declared.schema.whole_numbers else ("any", "whole")
             raise RefusedReply(f"its inputs are {one} numbers, those of the other sites {others} numbers")
-        if declared.schema != self.schema:
+        if declared.schema == replace(self.schema, columns=declared.schema.columns) != self.schema:
             raise RefusedReply(
-                f"its samples have the shape {list(declared.schema.input_shape)} and the classes "
-                f"{_some(declared.schema.class_names)}, instead of {list(self.schema.input_shape)} and "
-                f"{_some(self.schema.class_names)}"
+                "its table has other columns or categories than those of the other sites; all must use one encoding, "
+                "as in table(label=..., encoding=columns.json)"
+            )
+        if declared.schema != self.schema:
+            raise RefusedReply(f"its samples have {declared.schema}, instead of {self.schema}")
+        usual = next(iter(self.declarations.values()), declared).normalises_by
+        if declared.normalises_by != usual:
+            raise RefusedReply(
+                f"its samples are normalised by {_words(declared.normalises_by)}, those of the other sites by "
+                f"{_words(usual)}; 'normalise:site' or normalise(mean='...', deviation='...') would be the same for all"
             )
         if self.declarations.setdefault(site, declared) != declared:
             raise RefusedReply("it declares other samples than before")
@@ -268,6 +303,7 @@ def _question(requests: Mapping[int, Request]) -> str:
     return next(iter(requests.values())).ticket
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:5])
-    return f"{shown}, ... ({len(names)})" if len(names) > 5 else shown
+def _words(normalises_by: str | Statistics) -> str:
+    if isinstance(normalises_by, Statistics):
+        return f"the constants {list(normalises_by.mean)} and {list(normalises_by.deviation)}"
+    return "the statistics of all sites" if normalises_by == SUMS else normalises_by

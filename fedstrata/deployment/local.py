@@ -22,6 +22,7 @@ from fedstrata.deployment.link import Link, ShapedLinks
 from fedstrata.deployment.server import Deployment
 from fedstrata.errors import FedStrataError
 from fedstrata.plugins import require_imports
+from fedstrata.runs.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.1
@@ -36,6 +37,11 @@ def site_names(count: int) -> list[str]:
 def sites_folder(out: Path) -> Path:
     """Tell where the sites of a rehearsal keep what is theirs: beside the run folder, which is the server's."""
     return out.with_name(f"{out.name}-sites")
+
+
+def model_folder(out: Path, name: str) -> Path:
+    """Tell where a site of a rehearsal keeps its own model of the end of the run."""
+    return sites_folder(out) / name / "model"
 
 
 def rehearse(
@@ -71,6 +77,7 @@ class LocalSites:
 
     def __init__(self, deployment: Deployment, addresses: Sequence[str], keys: Path) -> None:
         self.names = deployment.names
+        self.out = deployment.out
         self.logs = [keys.parent / f"{name}.log" for name in self.names]
         self.commands = [
             client_command(
@@ -79,6 +86,7 @@ class LocalSites:
                 keys / "sites" / name,
                 sites_folder(deployment.out) / name,
                 *("--part", str(number), "--poll", str(_POLL_SECONDS), "--parent", str(os.getpid())),
+                *("--min-samples", "1", "--out", str(model_folder(deployment.out, name))),
                 *_own_data(deployment),
                 *_own_imports(deployment, keys.parent / "imports"),
             )
@@ -117,7 +125,8 @@ class LocalSites:
     def check(self) -> None:
         """Stop where a site has ended by itself, with its last words."""
         for name, process, log in zip(self.names, self.processes, self.logs, strict=True):
-            if process.poll() is not None:
+            finished = process.poll() == 0 and RunFolder(self.out).finished
+            if process.poll() is not None and not finished:
                 words = log.read_text(errors="replace").strip().splitlines()
                 raise FedStrataError(f"{name} has ended: {words[-1] if words else f'code {process.returncode}'}")
 

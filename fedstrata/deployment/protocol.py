@@ -1,24 +1,27 @@
 """What a server asks a site, and what the site answers: a few plain facts, and a payload of encoded bytes.
 
-=========  =============================================================  =============================================
-kind       the request brings                                             the answer brings
-=========  =============================================================  =============================================
-who        nothing                                                        the site's number, where it knows one itself
-hello      the experiment, the site's number, the last committed round    the shape, classes and sizes of its data
-survey     the current model                                              the site's answer to a survey before a round
-adopt      what the server concluded from a survey                        nothing
-train      the model of a round                                           the site's upload, loss, cost and scores
-keys       nothing                                                        the site's public keys of the round
-shares     the neighbours' public keys                                    sealed shares of the site's secrets for them
-masked     their sealed shares for this site                              the site's upload, masked
-unmask     who has sent an upload                                         shares by which masks of the sum are removed
-test       the model after a round                                        the scores of the site's own model
-adapt      the same, after the last round                                 the scores after the final adaptation
-notice     a sentence for the site's log, such as why it was refused      nothing
-=========  =============================================================  =============================================
+==========  ============================================================  ==============================================
+kind        the request brings                                            the answer brings
+==========  ============================================================  ==============================================
+who         nothing                                                       the site's number, where it knows one itself
+hello       the experiment, the site's number, the last committed round   the shape, classes and sizes of its data
+statistics  nothing                                                       sums of its samples' channels (``normalise``)
+survey      the current model                                             the site's answer to a survey before a round
+adopt       what the server concluded from a survey                       nothing
+train       the model of a round                                          the site's upload, loss, cost and scores
+keys        nothing                                                       the site's public keys of the round
+shares      the neighbours' public keys                                   sealed shares of its secrets for them
+masked      their sealed shares for this site                             the site's upload, masked
+unmask      who has sent an upload                                        shares by which masks of the sum are removed
+test        the model after a round                                       the scores of the site's own model
+adapt       the same, after the last round                                the scores after the final adaptation
+notice      a sentence for the site's log, such as why it was refused     nothing
+end         that the run is finished, or why it is not                    nothing
+==========  ============================================================  ==============================================
 
 A payload that the site got before is named by its digest instead of being sent again. Under secure aggregation
-(:mod:`fedstrata.deployment.secure`) the answer to ``train`` has no upload; it follows in the four steps after it.
+(:mod:`fedstrata.deployment.secure`) the answers to ``statistics`` and ``train`` have no sums and no upload; they follow
+in the four steps after it. A hello also brings mean and deviation of all sites' samples, once they are known.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from typing import Any, NamedTuple
 from fedstrata.errors import FedStrataError
 
 SECURE_KINDS = ("keys", "shares", "masked", "unmask")
-KINDS = ("who", "hello", "survey", "adopt", "train", *SECURE_KINDS, "test", "adapt", "notice")
+KINDS = ("who", "hello", "statistics", "survey", "adopt", "train", *SECURE_KINDS, "test", "adapt", "notice", "end")
 OK, REFUSED, UNREADY, BEHIND, MISSING = "ok", "refused", "unready", "behind", "missing"
 STATUSES = (OK, REFUSED, UNREADY, BEHIND, MISSING)
 """Done; not done, for the reason in the facts; a hello is needed first; an announcement is; the named payload is."""

@@ -81,6 +81,21 @@ class SecureRules(Spec):
 
 
 @dataclass(frozen=True)
+class SiteRules(Spec):
+    """What a site lets leave it, as its operator says; no server can change it."""
+
+    name: ClassVar[str] = "rules"
+    kind: ClassVar[str] = "rules"
+
+    secure_only: bool = parameter(False, "Whether the site takes part only if the server sees nothing but sums.")
+    statistics: bool = parameter(
+        True,
+        "Whether sums of its training samples may leave, by which 'normalise' finds mean and deviation of all.",
+    )
+    min_samples: int = parameter(5, "Sums of fewer training samples than this never leave the site.", low=1)
+
+
+@dataclass(frozen=True)
 class Rules(SecureRules):
     """What a server insists on, as the ``[rules]`` of a sites file say."""
 

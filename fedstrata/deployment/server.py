@@ -16,10 +16,18 @@ import torch
 
 from fedstrata import files
 from fedstrata.callbacks import Listener, RoundView
-from fedstrata.deployment.declarations import Schema, declared_data
-from fedstrata.deployment.engine import ENGINE, NetworkEngine, global_test
-from fedstrata.deployment.federation import Federation, Network, Standing
+from fedstrata.data import datasets, parse_transforms
+from fedstrata.data.channels import Statistics, with_statistics
+from fedstrata.data.transforms import normalisation_in
+from fedstrata.deployment.declarations import SUMS, Schema, declared_data
+from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
+from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
+from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
+from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
+from fedstrata.deployment.pooling import OTHER_WAYS, agree
+from fedstrata.deployment.protocol import SECURE_KINDS
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
+from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.proxy import server_proxy
@@ -28,9 +36,12 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Declared, Method
 from fedstrata.plugins import require_imports
+from fedstrata.runs.devices import DTYPES
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
+from fedstrata.runs.signals import Interrupted
 from fedstrata.scores import make_metrics
 from fedstrata.wire import AS_IS
 
@@ -91,6 +102,7 @@ class Deployment:
                 raise FedStrataError(
                     f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}; choose another method."
                 )
+        self._check_private()
         if self.rules.secure:
             self._check_secure()
 
@@ -128,7 +140,10 @@ class Deployment:
             "method": experiment.method,
             "model": experiment.model,
             "rounds": experiment.rounds,
-            "rules": str(self.rules),
+            "leaves_a_site": what_leaves_a_site(self.rules, self._adds_sums_up(), self._surveying()),
+            "rules": rules_in_words(self.rules),
+            "every_site_decides": site_rules_in_words(),
+            "refused": what_is_refused(self.rules),
             **({"imports": [f"{text}, which every site must import too" for text in imports]} if imports else {}),
             **({"secure_aggregation": self._secrecy()} if self.rules.secure else {}),
         }
@@ -153,10 +168,13 @@ class Deployment:
 
     def _secrecy(self) -> str:
         """Tell what the server sees under secure aggregation, and what it still sees of single sites."""
-        surveying = [f"'{part.name}'" for part in self.method.parts if part.exchanges()]
+        surveying = self._surveying()
         surveys = f", and the answers to the surveys of {' and '.join(surveying)}" if surveying else ""
         told = "losses, scores and costs of single sites stay in the clear"
         return f"of uploads the server sees only sums; {told}{surveys}"
+
+    def _surveying(self) -> list[str]:
+        return [f"'{part.name}'" for part in self.method.parts if part.exchanges()]
 
     def run(
         self,
@@ -180,18 +198,35 @@ class Deployment:
             experiment=experiment,
             committed=0 if begun is None else begun.committed,
             schema=None if begun is None else begun.schema,
+            statistics=None if begun is None else begun.statistics,
             log=log,
             watch=watch,
         )
+        try:
+            return self._rounds(experiment, federation, begun, listener)
+        except Interrupted as stop:
+            federation.end(STOPPED, f"the server was stopped after round {stop.round}, and can go on from there")
+            raise
+        except FedStrataError as error:
+            federation.end(FAILED, f"the server has given the run up: {error}")
+            raise
+
+    def _rounds(
+        self, experiment: Experiment, federation: Federation, begun: _Begun | None, listener: Listener | None
+    ) -> dict[str, Any]:
+        log = federation.log
         driver = self._prepare(experiment, federation)
-        folder = self._begin(driver, federation.run) if begun is None else RunFolder.resume(self.out)
+        folder = self._begin(driver, federation) if begun is None else RunFolder.resume(self.out)
         with folder:
+            if begun is None and federation.statistics is not None:
+                federation.open()  # again: now all sites hear by what they normalise, which is on disk here
             log(f"the run {federation.run} {'begins' if begun is None else f'goes on after round {begun.committed}'}")
             if self.rules.secure:
                 log(self._secrecy())
             driver.restore(folder)
             summary = driver.run(folder, [self._noting_traffic(driver), *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
+            federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")
             return summary
 
     def _prepare(self, experiment: Experiment, federation: Federation) -> Driver:
@@ -199,28 +234,73 @@ class Deployment:
         own = self.ingredients.with_secret()
         ready = prepare(experiment, own) if self.rehearsal else None
         declarations = federation.open()
+        statistics = self._statistics(federation)
+        if ready is not None and statistics is not None:
+            ready = ready.with_statistics(statistics)
         if ready is None:
             assert federation.schema is not None
             schema = federation.schema
             dataset, split = declared_data(experiment.data, schema, declarations, len(self.names))
+            dataset = dataset if statistics is None else with_statistics(dataset, statistics)
             network, setting = make_setting(
                 experiment, self.method, own, schema.input_shape, len(schema.class_names), schema.trial
             )
             declared = Declared(torch.from_numpy(split.sizes), torch.from_numpy(split.label_counts(dataset)))
             side, test = ServerSide(setting, declared), None
+            data = DeviceData(dataset, split, (), setting.device, DTYPES[experiment.precision])
         else:
             dataset, split, setting, network = ready.dataset, ready.split, ready.setting, ready.model
             proxy = server_proxy(setting, LoopForward(ready.model, setting.head), ready.data)
             side, test = ServerSide(setting, ready.declared, proxy), global_test(ready)
+            data = ready.data
+        deployed = deployed_anywhere(setting, network, data)
         return Driver(
             experiment=self.ingredients.describe(experiment),
             dataset=dataset,
             split=split,
             setting=setting,
-            engine=NetworkEngine(side, federation, test, self._secure_rounds(federation)),
+            engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation)),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
             network=network,
         )
+
+    def _statistics(self, federation: Federation) -> Statistics | None:
+        """Tell by what the sites normalise: their datasets' constants, or what their sums tell, found out once."""
+        by = next(iter(federation.declarations.values())).normalises_by
+        if isinstance(by, Statistics):
+            return by
+        if by == SUMS and federation.statistics is None:
+            self._refuse_private_sums()
+            assert federation.schema is not None
+            secure = None
+            if self.rules.secure:
+                from fedstrata.deployment.secure.server import SecureAggregation
+
+                secure = SecureAggregation(federation)
+            federation.statistics = agree(federation, federation.schema.input_shape[0], secure)
+        return federation.statistics
+
+    def _refuse_private_sums(self) -> None:
+        """Refuse to have exact sums of samples leave the sites under a method that promises how little leaves them."""
+        part = self.method.answering_for_privacy
+        if part is not None:
+            raise FedStrataError(
+                f"'{part}' keeps an account of all that leaves a site, but for 'normalise' the exact sums of its "
+                f"samples would leave it. Choose other transforms: {OTHER_WAYS}."
+            )
+
+    def _check_private(self) -> None:
+        """Refuse private sums before anybody connects, unless the data has published constants."""
+        if self.method.answering_for_privacy is not None and self._adds_sums_up():
+            self._refuse_private_sums()
+
+    def _adds_sums_up(self) -> bool:
+        """Tell whether mean and deviation must be found by adding up, as far as one can know without the sites."""
+        normalisation = normalisation_in(parse_transforms(self.experiment.transforms))
+        if normalisation is None or not normalisation.of_everybody:
+            return False
+        own = self.ingredients.dataset
+        return own.estimated if own is not None else datasets.make(self.experiment.data).statistics is None
 
     def _secure_rounds(self, federation: Federation) -> SecureRounds | None:
         if not self.rules.secure:
@@ -230,9 +310,17 @@ class Deployment:
 
         return SecureRounds(SecureAggregation(federation, self.out / MASKED_SUM_FILE))
 
-    def _begin(self, driver: Driver, run: str) -> RunFolder:
+    def _begin(self, driver: Driver, federation: Federation) -> RunFolder:
         folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment())
-        described = {"run": run, "sites": list(self.names), "rehearsal": self.rehearsal}
+        assert federation.schema is not None
+        described = {
+            "run": federation.run,
+            "sites": list(self.names),
+            "rehearsal": self.rehearsal,
+            "statistics": statistics_to_facts(federation.statistics),
+            "input_type": federation.schema.input_type,
+            "columns": federation.schema.columns,
+        }
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
 
@@ -255,6 +343,7 @@ class _Begun:
     run: str
     committed: int
     schema: Schema
+    statistics: Statistics | None
 
     @classmethod
     def find(cls, out: Path, names: Sequence[str], experiment: Experiment) -> _Begun | None:
@@ -280,7 +369,13 @@ class _Begun:
         return cls(
             described["run"],
             0 if checkpoint is None else checkpoint.round,
-            Schema(tuple(data["input_shape"]), tuple(data["class_names"]), data.get("whole_numbers", False)),
+            Schema(
+                tuple(data["input_shape"]),
+                tuple(data["class_names"]),
+                described.get("input_type", "float32"),
+                described.get("columns", ""),
+            ),
+            statistics_from_facts(described.get("statistics")),
         )
 
 
@@ -307,30 +402,52 @@ class StatusFile:
 
     def __init__(self, out: Path) -> None:
         self.path = out / STATUS_FILE
+        self.experiment: dict[str, Any] = {}
         self._last = ""
+
+    @classmethod
+    def begin(cls, deployment: Deployment) -> StatusFile:
+        """Make the folder of a run that is to begin, or to go on, so that it can be looked at while sites are awaited.
+
+        A folder that holds something else is refused.
+        """
+        described = deployment.ingredients.describe(
+            deployment.experiment.with_changes({"checkpoint_every": 1, "clients": len(deployment.names)})
+        )
+        if _Begun.find(deployment.out, deployment.names, described) is None:
+            RunFolder.refuse_taken(deployment.out)
+        files.make_folder(deployment.out)
+        status = cls(deployment.out)
+        status.experiment = {"method": described.method, "rounds": described.rounds}
+        status(Standing("hello 0.0", (), tuple(deployment.names), ()))
+        return status
 
     def __call__(self, standing: Standing) -> None:
         """Write a standing that differs from the last one."""
-        text = json.dumps(dataclasses.asdict(standing)) + "\n"
+        text = json.dumps({**dataclasses.asdict(standing), **self.experiment}) + "\n"
         if text != self._last and self.path.parent.is_dir():
             files.write_atomically(self.path, text)
             self._last = text
 
 
 def status_of(out: Path) -> dict[str, Any]:
-    """Tell how a run stands, from its folder alone."""
-    folder = RunFolder.open(out)
+    """Tell how a run stands, from its folder alone, from the moment on when its server was started."""
     path = out / STATUS_FILE
     standing = files.from_json(files.read_bytes(path), path) if path.exists() else {}
-    metrics, experiment = folder.metrics(), folder.experiment
+    if not out.is_dir():
+        raise FedStrataError(f"There is no run folder '{out}'; give the --out folder of 'fedstrata server'.")
+    begun = not standing or (out / "experiment.toml").exists()
+    folder = RunFolder.open(out) if begun else None
+    metrics = MetricLog() if folder is None else folder.metrics()
     accuracy, done = metrics.series("client_after.accuracy.mean")[1], metrics.series("train.loss")[0]
     totals = {way: int(metrics.series(f"bytes.{way}")[1].sum()) for way in ("up", "down")}
     network = {way: int(metrics.series(f"network.{way}")[1].sum()) for way in ("up", "down")}
+    finished = folder is not None and folder.finished
     return {
-        "method": experiment.method,
-        "state": "finished" if folder.finished else str(standing.get("question", "not begun")),
+        "method": str(standing.get("method", "")) if folder is None else folder.experiment.method,
+        "state": "finished" if finished else doing(str(standing.get("question", ""))),
         "rounds_done": int(done[-1]) if len(done) else 0,
-        "rounds": experiment.rounds,
+        "rounds": int(standing.get("rounds", 0)) if folder is None else folder.experiment.rounds,
         "accuracy": float(accuracy[-1]) if len(accuracy) else None,
         "bytes_up": totals["up"],
         "bytes_down": totals["down"],
@@ -338,3 +455,24 @@ def status_of(out: Path) -> dict[str, Any]:
         "network_down": network["down"],
         **{key: list(standing.get(key, ())) for key in ("answered", "waiting", "left_out")},
     }
+
+
+def doing(question: str) -> str:
+    """Say in words what a server does that has put a question to its sites.
+
+    >>> doing("train 3.0")
+    'training in round 3'
+    """
+    kind, _, place = question.partition(" ")
+    round = int(place.partition(".")[0] or 0)
+    words = {
+        "hello": "waiting for the sites",
+        "statistics": "adding up the statistics of all samples",
+        "survey": f"asking the sites before round {round}",
+        "adopt": f"telling the sites before round {round}",
+        "train": f"training in round {round}",
+        "test": f"testing after round {round - 1}",
+        "adapt": f"adapting after round {round - 1}",
+        **dict.fromkeys(SECURE_KINDS, f"adding up under masks in round {round}"),
+    }
+    return words.get(kind, "not begun")

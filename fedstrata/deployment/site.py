@@ -8,6 +8,7 @@ leaves the site only under masks, whatever the server asks.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,9 +19,11 @@ import numpy as np
 import torch
 
 from fedstrata._version import __version__
-from fedstrata.data import Split, datasets
-from fedstrata.deployment.declarations import Declaration, Schema
-from fedstrata.deployment.facts import cost_to_facts, finite_or_none, scores_to_facts
+from fedstrata.data import Dataset, Split, datasets
+from fedstrata.data.channels import ChannelSums, Statistics, client_sums
+from fedstrata.data.transforms import normalisation_in
+from fedstrata.deployment.declarations import NOTHING, SUMS, Declaration, Schema
+from fedstrata.deployment.facts import cost_to_facts, finite_or_none, scores_to_facts, statistics_from_facts
 from fedstrata.deployment.protocol import (
     BEGINNING,
     BEHIND,
@@ -35,9 +38,12 @@ from fedstrata.deployment.protocol import (
     Stage,
     digest,
 )
-from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, refuse_matrices, tells_of_classes
+from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, SiteRules, refuse_matrices, tells_of_classes
+from fedstrata.deployment.saving import save_model
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
+from fedstrata.deployment.statistics import sums_to_facts, to_pieces
 from fedstrata.deployment.store import Record, SiteStore
+from fedstrata.deployment.telling import Teller
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.evaluation import Evaluator
 from fedstrata.engines.forward import LoopForward
@@ -94,18 +100,34 @@ class SiteData:
                     f"This site was started with part {self.part} of the data, but the server counts it as {number}; "
                     "start the sites in the order of the sites file."
                 )
-            return prepare(experiment, self.ingredients.with_secret())
+            return _with_own_statistics(prepare(experiment, self.ingredients.with_secret()), number)
         dataset = load_data(experiment) if self.ingredients.dataset is None else self.ingredients.dataset
         # Every client of the split is this site: the server's numbering holds, and no other site's data is needed.
         split = Split((dataset.train,) * sites, (dataset.test,) * sites)
-        return prepare(experiment, replace(self.ingredients.with_secret(), dataset=dataset, split=split))
+        own = replace(self.ingredients.with_secret(), dataset=dataset, split=split)
+        return _with_own_statistics(prepare(experiment, own), number)
+
+
+def _with_own_statistics(ready: Prepared, number: int) -> Prepared:
+    """Put the numbers by which this site alone normalises, where it does, into its dataset."""
+    own = ready.data.own
+    return ready if own is None else ready.with_statistics(own[number])
 
 
 class _Member:
-    """The site's part in one run: its client, and how its models are tested."""
+    """The site's part in one run: its client, and how its models are tested.
 
-    def __init__(self, ready: Prepared, number: int) -> None:
+    Where it normalises by the ``statistics`` of all sites, it can do nothing before these are known.
+    """
+
+    def __init__(self, ready: Prepared, number: int, statistics: Statistics | None) -> None:
         refuse_matrices(ready.setting.metrics)
+        self.normalises_by = _normalises_by(ready)
+        self.knows_statistics = self.normalises_by != SUMS or statistics is not None
+        if self.normalises_by == SUMS and statistics is not None:
+            if len(statistics.mean) != ready.dataset.input_shape[0]:
+                raise ProtocolError(f"Statistics came for {len(statistics.mean)} channels.")
+            ready = ready.with_statistics(statistics)
         self.ready = ready
         self.number = number
         self.forward = LoopForward(ready.model, ready.setting.head)
@@ -117,12 +139,27 @@ class _Member:
         """Tell what the server must know of the data, and nothing more."""
         dataset, split = self.ready.dataset, self.ready.data.split
         declaration = Declaration(
-            Schema(tuple(dataset.input_shape), tuple(dataset.class_names), dataset.whole_numbers),
+            _schema(dataset),
             len(split.train[self.number]),
             len(split.test[self.number]),
             tuple(self.ready.declared.label_counts[self.number].tolist()),
+            self.normalises_by,
         )
         return {"version": __version__, **declaration.to_facts()}
+
+    def sums(self, rules: SiteRules) -> ChannelSums:
+        """Add up the channels of the site's training samples, unless its rules forbid that."""
+        if self.normalises_by != SUMS:
+            raise ProtocolError("Nothing in this run needs the sums of this site's samples.")
+        samples = len(self.ready.split.train[self.number])
+        if not rules.statistics:
+            raise FedStrataError("This site gives no sums of its samples away (--no-statistics).")
+        if samples < rules.min_samples:
+            raise FedStrataError(
+                f"This site has {samples} training samples, and gives no sums of fewer than {rules.min_samples} away "
+                "(--min-samples)."
+            )
+        return client_sums(self.ready.dataset, self.ready.split, self.number)
 
     def scores(self, model: Tensors) -> dict[str, Any]:
         """Test a model on the site's own test samples."""
@@ -150,10 +187,34 @@ class _Member:
         return exchanges[place.exchange]
 
 
-class Site:
-    """Answers requests; its state is on disk, so that it may be stopped at any moment.
+def _schema(dataset: Dataset) -> Schema:
+    """Tell what this site's samples must have in common with those of the others."""
+    columns = "" if dataset.table is None else digest("\n".join(dataset.table.inputs).encode())
+    kind = str(dataset.inputs.dtype).removeprefix("torch.")
+    return Schema(tuple(dataset.input_shape), tuple(dataset.class_names), kind, columns)
 
-    With ``secure_only`` it takes part in no run without secure aggregation.
+
+def _normalises_by(ready: Prepared) -> str | Statistics:
+    """Tell whether samples are normalised by what all sites' sums tell, by published constants, or by neither."""
+    normalisation, dataset = normalisation_in(ready.data.transforms), ready.dataset
+    if normalisation is None or not normalisation.of_everybody or dataset.mean is None or dataset.deviation is None:
+        return NOTHING
+    return SUMS if dataset.estimated else Statistics(dataset.mean, dataset.deviation)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run came to its end: ``finished`` or ``failed``, and in words."""
+
+    state: str
+    words: str
+
+
+class Site:
+    """Answers requests by its own rules; its state is on disk, so that it may be stopped at any moment.
+
+    Its own model of the end of the run goes to ``out``, by default into its state folder. ``end`` is how the run ended,
+    once the server has told.
     """
 
     def __init__(
@@ -162,13 +223,17 @@ class Site:
         data: SiteData,
         log: Callable[[str], None] = lambda line: None,
         number: int = 0,
-        secure_only: bool = False,
+        rules: SiteRules | None = None,
+        out: Path | None = None,
     ) -> None:
         self.root = root
         self.number = number
-        self.secure_only = secure_only
+        self.rules = rules or SiteRules()
         self.data = data
         self.log = log
+        self.out = out
+        self.end: End | None = None
+        self.teller = Teller(log)
         self.run = ""
         self._greeting = Request("hello")
         self._floor = 0
@@ -177,9 +242,15 @@ class Site:
         self._newest: Record | None = None
         self._secure: SecureSteps | None = None
         self._payload = b""
+        self._model: tuple[int, Tensors, dict[str, Any]] | None = None
 
     def answer(self, request: Request) -> Reply:
         """Answer a request; what cannot be done is refused with a sentence."""
+        reply = self._answer(request)
+        self.teller.count(request, reply)
+        return reply
+
+    def _answer(self, request: Request) -> Reply:
         try:
             return self._answers()[request.kind](request)
         except FedStrataError as error:
@@ -194,17 +265,47 @@ class Site:
             "who": lambda request: Reply(request.ticket, facts={"number": self.number}),
             "hello": self._hello,
             "notice": self._notice,
+            "statistics": self._statistics,
             "survey": self._do,
             "adopt": self._do,
             "train": self._do,
             **dict.fromkeys(SECURE_KINDS, self._aggregate),
             "test": self._look,
             "adapt": self._look,
+            "end": self._end,
         }
 
     def _notice(self, request: Request) -> Reply:
         self.log(str(request.facts.get("text", ""))[:500])
         return Reply(request.ticket)
+
+    def _end(self, request: Request) -> Reply:
+        """Hear that the run is over, or that the server was stopped, and save the model as it is by now."""
+        if self.run == request.run:
+            self.teller.flush()
+            state, words = (str(request.facts.get(key, ""))[:1000] for key in ("state", "text"))
+            self.log(words)
+            if self._model is not None and state != "finished":
+                self._save()
+            if state in ("finished", "failed"):
+                self.end = End(state, words)
+            else:
+                self.teller.waits_for = "the server to come back"
+        return Reply(request.ticket)
+
+    @property
+    def model_folder(self) -> Path | None:
+        """Where the site's own model is, or will be."""
+        return self.out or (None if self._store is None else self._store.path / "model")
+
+    def _save(self) -> None:
+        member, folder = self._member, self.model_folder
+        assert member is not None
+        assert folder is not None
+        assert self._model is not None
+        round, model, scores = self._model
+        save_model(folder, member.ready, member.number, round, model, scores)
+        self.log(f"this site's own model after round {round} is saved in '{folder}'")
 
     def _hello(self, request: Request) -> Reply:
         facts = request.facts
@@ -216,17 +317,26 @@ class Site:
             raise ProtocolError(f"A hello came for site {number} of {sites}.")
         store = SiteStore(self.root, request.run)
         secure = self._secure_steps(store, facts)
+        statistics = _agreed_statistics(store, facts)
         member = self._member
         if member is None or self.run != request.run or _role(self._greeting) != _role(request):
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
-            member = _Member(ready, number)
-            self.log(f"takes part in the run {request.run} as site {number + 1} of {sites}")
+            member = _Member(ready, number, statistics)
+            self.end = self._model = None
+            samples = len(ready.data.split.train[number])
+            self.log(
+                f"takes part in the run {request.run} as site {number + 1} of {sites}: {ready.experiment.method}, "
+                f"{ready.experiment.rounds} rounds, with {samples} training samples"
+            )
             kept = [str(metric) for metric in ready.setting.metrics if metric.tells_of_classes]
             if kept and not member.tells_of_classes:
                 self.log(
                     f"keeps {', '.join(kept)} to itself: of some class it has fewer than {FEWEST_OF_A_CLASS} test "
                     "samples"
                 )
+            self.teller.waits_for = "the other sites to come"
+        elif not member.knows_statistics:
+            member = _Member(member.ready, number, statistics)
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
         self._member, self._store, self._newest, self._secure = member, store, None, secure
@@ -239,7 +349,7 @@ class Site:
         if known is not None and known.get("secure") != rules:
             raise ProtocolError("The rules of secure aggregation cannot change during a run; begin another one.")
         if rules is None:
-            if self.secure_only:
+            if self.rules.secure_only:
                 raise FedStrataError(
                     "This site takes part only in secure aggregation, which this server does not do; its operator sets "
                     "'secure = true' in the rules of the sites file."
@@ -249,7 +359,25 @@ class Site:
 
         return SecureSteps(store, SecureRules(**rules), facts["number"], facts["sites"])
 
+    def _statistics(self, request: Request) -> Reply:
+        """Give the sums of the training samples away or, under secure aggregation, say that they can be had."""
+        if not self._is_greeted(request):
+            return Reply(request.ticket, UNREADY)
+        sums = self._sums()
+        return Reply(request.ticket, facts={} if self._secure is not None else sums_to_facts(sums))
+
+    def _sums(self) -> ChannelSums:
+        assert self._member is not None
+        if self._member.knows_statistics:
+            raise ProtocolError("Mean and deviation are known already; sums are given away once in a run.")
+        return self._member.sums(self.rules)
+
     def _is_ready(self, request: Request) -> bool:
+        """Tell whether the site takes part in a request's run, and knows all that it needs for that."""
+        ready = self._is_greeted(request)
+        return ready and self._member is not None and self._member.knows_statistics
+
+    def _is_greeted(self, request: Request) -> bool:
         """Tell whether the site takes part in a request's run; one that was restarted remembers its last hello."""
         if self._member is None and (self.root / request.run).is_dir():
             known = SiteStore(self.root, request.run).greeting()
@@ -261,8 +389,8 @@ class Site:
         return ready
 
     def _aggregate(self, request: Request) -> Reply:
-        """Take part in the secure aggregation of a round."""
-        if not self._is_ready(request):
+        """Take part in the secure aggregation of a round or, before the first, of the sums of all samples."""
+        if not self._is_greeted(request):
             return Reply(request.ticket, UNREADY)
         if self._secure is None:
             raise ProtocolError("This run has no secure aggregation.")
@@ -273,6 +401,9 @@ class Site:
         member, store = self._member, self._store
         assert member is not None
         assert store is not None
+        if round == BEGINNING.round:
+            assert self._secure is not None
+            return to_pieces(self._sums(), self._secure.rules, self._secure.sites), 1.0
         place = Place.training(round)
         if place not in store.places():
             raise ProtocolError(f"This site has not trained in round {round}.")
@@ -324,7 +455,9 @@ class Site:
                 member.client.adopt(member.exchange(request.place), payload, round)
                 adopted = request.place
             else:
+                began = time.perf_counter()
                 reply, outcome = member.client.answer(payload, round, _losses(request))
+                seconds = time.perf_counter() - began
                 if self._secure is not None:
                     upload = member.summed(outcome.reply)
                     refuse_infinite(upload)
@@ -337,6 +470,8 @@ class Site:
                 facts |= cost_to_facts(outcome.cost)
                 if request.facts.get("evaluate") is True:
                     facts["scores"] = member.scores(outcome.trained)
+                tested = "scores" in facts
+                self.teller.trained(round, member.ready.setting.rounds, facts, seconds, tested)
         session = str(self._greeting.facts["session"])
         return Record(request.place, asked, facts, reply, adopted, session, member.client.state)
 
@@ -358,9 +493,12 @@ class Site:
             model = member.client.adapted_model(payload, request.round - 1)
         else:
             model = member.client.model(payload, request.round - 1)
-        if request.round > member.ready.setting.rounds:
-            store.write_model(take_first(model))
-        return Reply(request.ticket, facts={"scores": member.scores(model)})
+        scores, rounds = member.scores(model), member.ready.setting.rounds
+        self._model = request.round - 1, take_first(model), scores
+        self.teller.tested(request.round - 1, rounds, scores, request.kind == "adapt")
+        if request.round > rounds:
+            self._save()
+        return Reply(request.ticket, facts={"scores": scores})
 
     def _received(self, request: Request, asked: str) -> bytes | None:
         """Take the payload of a request, or the one that it names and that came before."""
@@ -395,6 +533,15 @@ class Site:
 def _role(greeting: Request) -> tuple[Any, ...]:
     """Tell what a hello makes of a site; another session of the server changes nothing of that."""
     return tuple(greeting.facts.get(key) for key in ("experiment", "number", "sites"))
+
+
+def _agreed_statistics(store: SiteStore, facts: Mapping[str, Any]) -> Statistics | None:
+    """Read mean and deviation of all sites' samples; once they are known they stay as they are."""
+    given, known = facts.get("statistics"), store.greeting()
+    before = None if known is None else known.get("statistics")
+    if before is not None and given != before:
+        raise ProtocolError("Mean and deviation of the samples cannot change during a run; begin another one.")
+    return statistics_from_facts(given)
 
 
 def _losses(request: Request) -> list[float]:

@@ -9,9 +9,10 @@ folder that appears whole or not at all, named by its place in the run::
         step.json            what was asked (its digest), what was answered, checksums
 
 Beside them lie ``hello.json``, what the server said of the run; under secure aggregation ``secrets.json``, the secrets
-of a round, which only their owner can read, until the round is over; and at the end ``model.safetensors``, the site's
-own final model. With the newest steps kept, a request that comes again gets the same answer, and one that comes again
-with another content (the server fell back to an earlier round) is answered from the state before it.
+of a round, which only their owner can read, until the round is over; and at the end ``model``, the site's own final
+model, unless its operator wants it elsewhere. With the newest steps kept, a request that comes again gets the same
+answer, and one that comes again with another content (the server fell back to an earlier round) is answered from the
+state before it.
 """
 
 from __future__ import annotations
@@ -145,10 +146,6 @@ class SiteStore:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-
-    def write_model(self, model: Mapping[str, Tensor]) -> None:
-        """Keep the site's own final model."""
-        files.write_atomically(self.path / "model.safetensors", files.to_safetensors(model))
 
     def _described(self, place: Place) -> dict[str, Any]:
         path = self._folder(place) / "step.json"

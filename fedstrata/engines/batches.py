@@ -7,6 +7,7 @@ would see alone.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
-from fedstrata.data.transforms import Transform, apply_transforms
+from fedstrata.data.transforms import Own, Transform, apply_transforms
 from fedstrata.rng import client_keys, permutation
 
 
@@ -91,7 +93,10 @@ class _Shuffled:
 
 
 class DeviceData:
-    """A dataset and its split, on the device where training happens."""
+    """A dataset and its split, on the device where training happens.
+
+    ``own`` are the statistics of each client, where each normalises by its own.
+    """
 
     def __init__(
         self,
@@ -104,7 +109,9 @@ class DeviceData:
         proxy: np.ndarray | None = None,
         validation: np.ndarray | None = None,
         validation_at_clients: Sequence[np.ndarray] = (),
+        own: Sequence[Statistics] | None = None,
     ) -> None:
+        self.own = own
         self.dataset = dataset
         self.split = split
         self.held_out = tuple(held_out)
@@ -121,6 +128,14 @@ class DeviceData:
         padded = np.stack([np.pad(positions, (0, longest - len(positions))) for positions in split.train])
         self._train = torch.from_numpy(padded).to(device)
         self._sizes = torch.from_numpy(split.sizes).to(device)
+        rows = () if own is None else zip(*own, strict=True)
+        self._own = tuple(torch.tensor(values, dtype=dtype, device=device) for values in rows)
+
+    def with_statistics(self, statistics: Statistics) -> DeviceData:
+        """Normalise the same samples by other statistics."""
+        changed = copy.copy(self)
+        changed.dataset = with_statistics(self.dataset, statistics)
+        return changed
 
     def batches(
         self, clients: Sequence[int], work: Work, seed: int, round: int, purpose: str = "batches"
@@ -168,11 +183,25 @@ class DeviceData:
                 begins[row], strides[row], filled = filled, longest, filled + most * longest
         return _Shuffled(torch.cat(pieces), begins, strides)
 
-    def make(self, positions: Tensor, keys: Tensor | None, step: int = 0) -> tuple[Tensor, Tensor]:
-        """Gather samples ``[k, b]`` and prepare them; with keys the random transforms apply too (training)."""
+    def make(
+        self, positions: Tensor, keys: Tensor | None, step: int = 0, clients: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Gather samples ``[k, b]`` and prepare them; with keys the random transforms apply too (training).
+
+        ``clients`` are the owners of the rows, who may have their own ways to normalise.
+        """
         inputs = self.inputs[positions]
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(self.dtype) / 255
         elif inputs.is_floating_point():
             inputs = inputs.to(self.dtype)
-        return apply_transforms(self.transforms, inputs, self.dataset, keys, step), self.labels[positions]
+        changed = apply_transforms(self.transforms, inputs, self.dataset, keys, step, self._own_of(clients))
+        return changed, self.labels[positions]
+
+    def _own_of(self, clients: Sequence[int] | None) -> Own | None:
+        if not self._own:
+            return None
+        assert clients is not None, "samples of nobody cannot be normalised by their owner's statistics"
+        rows = torch.tensor(clients, device=self.device)
+        means, deviations = (values[rows] for values in self._own)
+        return means, deviations

@@ -96,7 +96,7 @@ class Evaluator:
         ids = [clients[row] for row in tested]
         positions = [self.data.split.test[client] for client in ids]
         asked = bool(self.setting.metrics)
-        correct, losses, chances = _run_own(self.setting, self.data, forward, models, positions, asked)
+        correct, losses, chances = _run_own(self.setting, self.data, forward, models, positions, asked, ids)
         accuracy, loss = _means(correct, positions), _means(losses, positions)
         predictions = [
             (chances[row, : len(own)], self._labels(own)) for row, own in enumerate(positions) if chances is not None
@@ -108,7 +108,7 @@ class Evaluator:
     def on_validation(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> np.ndarray:
         """Judge each client's model on the samples that it holds out for that: the accuracy ``[K]``."""
         positions = [self.data.validation_at_clients[client] for client in clients]
-        accuracy, _ = score_models(self.setting, self.data, forward, models, positions)
+        accuracy, _ = score_models(self.setting, self.data, forward, models, positions, clients)
         return accuracy.cpu().numpy()
 
     def common_model(self, forward: Forward, model: Tensors) -> tuple[Scores, dict[str, float]]:
@@ -160,10 +160,15 @@ class Evaluator:
 
 
 def score_models(
-    setting: Setting, data: DeviceData, forward: Forward, models: Tensors, positions: Sequence[np.ndarray]
+    setting: Setting,
+    data: DeviceData,
+    forward: Forward,
+    models: Tensors,
+    positions: Sequence[np.ndarray],
+    clients: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Test K models, each on its own samples, at least one: accuracy and mean cross entropy, ``[K]`` each."""
-    correct, loss, _ = _run_own(setting, data, forward, models, positions, asked=False)
+    """Test the models of K clients, each on its own samples, at least one: accuracy and mean cross entropy, ``[K]``."""
+    correct, loss, _ = _run_own(setting, data, forward, models, positions, False, clients)
     return _means(correct, positions), _means(loss, positions)
 
 
@@ -180,11 +185,12 @@ def _run_own(
     models: Tensors,
     positions: Sequence[np.ndarray],
     asked: bool,
+    clients: Sequence[int],
 ) -> _Run:
-    """Run K models, each on its own samples; where these are fewer than the longest, some are repeated."""
+    """Run the models of K clients, each on its own samples; where these are fewer than the most, some are repeated."""
     longest = max(len(own) for own in positions)
     padded = np.stack([np.resize(own, longest) for own in positions])
-    return _run(setting, data, forward, models, torch.from_numpy(padded), asked)
+    return _run(setting, data, forward, models, torch.from_numpy(padded), asked, clients)
 
 
 def _means(values: Tensor, positions: Sequence[np.ndarray]) -> Tensor:
@@ -194,15 +200,23 @@ def _means(values: Tensor, positions: Sequence[np.ndarray]) -> Tensor:
     return (values * inside).sum(1) / lengths
 
 
-def _run(setting: Setting, data: DeviceData, forward: Forward, models: Tensors, positions: Tensor, asked: bool) -> _Run:
-    """Run K models on their positions ``[K, n]``."""
+def _run(
+    setting: Setting,
+    data: DeviceData,
+    forward: Forward,
+    models: Tensors,
+    positions: Tensor,
+    asked: bool,
+    clients: Sequence[int] | None = None,
+) -> _Run:
+    """Run K models on their positions ``[K, n]``, which are samples of these ``clients``."""
     parameters = {name: models[name] for name in setting.layers.parameter_names}
     buffers = {name: models[name] for name in setting.layers.buffer_names}
     keys = torch.zeros(len(positions), 2, dtype=torch.int64, device=setting.device)
     correct, losses, chances = [], [], []
     with torch.no_grad():
         for part in torch.split(positions, max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
-            inputs, labels = data.make(part.to(setting.device), None)
+            inputs, labels = data.make(part.to(setting.device), None, clients=clients)
             outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
             correct.append((outputs.argmax(-1) == labels).to(torch.float64))
             losses.append(cross_entropy(outputs, labels).to(torch.float64))

@@ -138,7 +138,7 @@ def _trial_step(setting: Setting, forward: Forward, data: DeviceData, clients: i
     }
     buffers = repeat({name: setting.initial[name] for name in setting.layers.buffer_names}, clients)
     positions = torch.arange(samples, device=setting.device).remainder(len(data.labels)).expand(clients, samples)
-    inputs, labels = data.make(positions, None)
+    inputs, labels = data.make(positions, None, clients=[0] * clients)
     keys = torch.zeros(clients, 2, dtype=torch.int64, device=setting.device)
     with torch.autocast(setting.device.type, dtype=torch.bfloat16, enabled=setting.precision == "bf16"):
         outputs, _ = forward(parameters, buffers, inputs, keys, training=True)

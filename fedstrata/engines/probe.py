@@ -47,7 +47,7 @@ class DataProbe:
         for batch in drawn:
             rows = batch.rows
             keys = fold(dropout if rows is None else dropout[rows], batch.step)
-            inputs, labels = data.make(batch.positions, None)
+            inputs, labels = data.make(batch.positions, None, clients=self.clients.rows(rows).ids)
             taken = take({name: model[name] for name in names}, rows)
             own = {name: tensor.detach().requires_grad_() for name, tensor in taken.items()}
             effective = self.trainer.setting.method.effective(self.clients.rows(rows), own, batch.step)
@@ -86,16 +86,17 @@ class DataProbe:
                 positions, draws = positions.reshape(-1, 1), draws.reshape(-1, 1)
             for rows in torch.split(torch.arange(len(owners), device=keys.device), at_once):
                 own = take(model, owners[rows])
-                squares = self._squared_gradients(own, names, positions[rows], kind, draws[rows])
+                ids = [self.clients.ids[owner] for owner in owners[rows].tolist()]
+                squares = self._squared_gradients(own, names, positions[rows], kind, draws[rows], ids)
                 for name in names:
                     total[name].index_add_(0, owners[rows], squares[name] * weight)
         return total
 
     def _squared_gradients(
-        self, model: Tensors, names: Sequence[str], positions: Tensor, kind: str, draws: Tensor
+        self, model: Tensors, names: Sequence[str], positions: Tensor, kind: str, draws: Tensor, ids: Sequence[int]
     ) -> Tensors:
         layers = self.trainer.setting.layers
-        inputs, labels = self.trainer.data.make(positions, None)
+        inputs, labels = self.trainer.data.make(positions, None, clients=ids)
         parameters = {name: model[name].detach() for name in layers.parameter_names}
         for name in names:
             parameters[name].requires_grad_()
@@ -122,7 +123,7 @@ class DataProbe:
         with torch.no_grad():
             for batch in self._plain(_SAMPLES_AT_ONCE, None):
                 rows = torch.arange(len(counts), device=counts.device) if batch.rows is None else batch.rows
-                inputs, labels = data.make(batch.positions, None)
+                inputs, labels = data.make(batch.positions, None, clients=self.clients.rows(batch.rows).ids)
                 none = torch.zeros(len(rows), 2, dtype=torch.int64, device=rows.device)
                 _, features, _ = self.trainer.forward.features(
                     take(parameters, batch.rows), take(buffers, batch.rows), inputs, none, training=False
@@ -150,7 +151,7 @@ class DataProbe:
         data, setting = self.trainer.data, self.trainer.setting
         samples = data.held_out if held_out else data.split.train
         own = [samples[client] for client in self.clients.ids]
-        return score_models(setting, data, self.trainer.forward, model, own)
+        return score_models(setting, data, self.trainer.forward, model, own, self.clients.ids)
 
     def _plain(self, batch_size: int, batches: int | None, draw: int = 0) -> Iterator[Batch]:
         """Yield minibatches of each client; ``None``: as many as hold all its samples once."""

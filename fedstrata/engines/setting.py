@@ -21,8 +21,9 @@ from fedstrata.stack import Tensors
 class Setting:
     """All that stays the same over a run, and that every client and the server know.
 
-    ``metrics`` are those that the experiment asks for beside accuracy and loss. Only ``secret`` is each one's own,
-    where server and clients are not one process: noise drawn with it cannot be told.
+    ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. ``metrics`` are
+    those that the experiment asks for beside accuracy and loss. Only ``secret`` is each one's own, where server and
+    clients are not one process: noise drawn with it cannot be told.
     """
 
     method: Method
@@ -44,6 +45,7 @@ class Setting:
     join_round: int | None = None
     upload_values: str = "as-is"
     download_values: str = "as-is"
+    own_inputs: bool = False
     metrics: tuple[Metric, ...] = ()
     secret: str = field(default="", repr=False)
 
@@ -68,5 +70,7 @@ class Setting:
 
     @property
     def everybody_alike(self) -> bool:
-        """Whether all clients use the model that the server sends: nothing is kept, nothing is put together by each."""
-        return not self.resident and not self.method.personalises
+        """Whether all clients use the model that the server sends: nothing is kept, nothing is put together by each,
+        and inputs are prepared in the same way.
+        """
+        return not self.resident and not self.method.personalises and not self.own_inputs

@@ -144,7 +144,7 @@ class Trainer:
         """Run the models on a batch: return the step as hooks see it, each client's loss, and the buffers after."""
         method, layers = self.setting.method, self.setting.layers
         for_transforms, for_dropout = keys if batch.rows is None else (key[batch.rows] for key in keys)
-        inputs, labels = self.data.make(batch.positions, for_transforms, batch.step)
+        inputs, labels = self.data.make(batch.positions, for_transforms, batch.step, clients.ids)
         draws = fold(for_dropout, batch.step)
         phase, repeat, learning_rate = place
 

@@ -7,11 +7,13 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedstrata import files
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, imported_name
 from fedstrata.report import formats
 from fedstrata.report.labels import LABELS, STATISTICS, label_of
 from fedstrata.report.markup import Markup, element, join
+from fedstrata.report.reading import Run
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 from fedstrata.significance import estimate, headline_key, metric_value
@@ -81,9 +83,7 @@ def rerun(view: View) -> Section:
         imports = [str(run.path / IMPORTS_FOLDER / imported_name(text)) for text in own.pop("imports", ())]
         changes = [argument for file in imports for argument in ("--import", file)]
         changes += [argument for key, value in own.items() for argument in ("--set", f"{key}={_setting(value)}")]
-        commands.append(
-            shlex.join(["fedstrata", "run", "experiment.toml", *changes, "--out", f"rerun/{names[run.path]}"])
-        )
+        commands.append(shlex.join([*_program(run), "experiment.toml", *changes, "--out", f"rerun/{names[run.path]}"]))
     body = (
         element("p", "Save this as ", element("code", "experiment.toml"), *_beside(common.get("imports", ())), ":"),
         _copyable("".join(shared), "experiment.toml"),
@@ -91,6 +91,17 @@ def rerun(view: View) -> Section:
         _copyable("\n".join(commands) + "\n", "commands"),
     )
     return Section("rerun", "Run it again", join(body))
+
+
+def _program(run: Run) -> list[str]:
+    """Tell which command makes such a run: what was run over sites needs them again, whose data is not here."""
+    path = run.path / "deployment.json"
+    if not path.exists():
+        return ["fedstrata", "run"]
+    described = files.from_json(files.read_bytes(path), path)
+    if described["rehearsal"]:
+        return ["fedstrata", "deploy", "--local", str(len(described["sites"]))]
+    return ["fedstrata", "server", "--tls", "keys/server", "--sites", "keys/server/sites.toml"]
 
 
 def _beside(imports: Sequence[str]) -> list[Markup | str]:

@@ -78,7 +78,7 @@ class Driver:
 
     def _tested(self) -> Tensors:
         """Return the shared part of the model that is tested after this round."""
-        if self.one_for_all and self.plan.engine in ENGINES:
+        if self.one_for_all:
             return take_first(self.engine.models([0], self.round))
         return self.engine.side.tested(self.engine.server, self.round)
 

@@ -52,6 +52,8 @@ from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
 # Written in this order when there is no folder to rename: the experiment comes last and makes the folder a run.
 _DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.toml")
 _SPLIT_SCHEMA = pa.schema([("client", pa.int32()), ("part", pa.string()), ("position", pa.int64())])
+BEFORE_A_RUN = {"status.json", "deployment.log"}
+"""What a server of real sites writes while it waits for them, before it can begin a run."""
 _CLIENTS_FILE = "clients.safetensors"
 _CHECKPOINT_VERSION = 2
 _CHECKPOINTS_KEPT = 2
@@ -388,7 +390,7 @@ def _refuse_foreign_content(path: Path) -> None:
     """Let only an empty folder pass, or one in which the creation of a run was cut short."""
     if not path.is_dir():
         raise FedStrataError(f"'{path}' is a file, not a folder; choose another --out.")
-    names = {entry.name for entry in path.iterdir() if files.partial_of(entry.name) is None}
+    names = {entry.name for entry in path.iterdir() if files.partial_of(entry.name) is None} - BEFORE_A_RUN
     if not names or (
         files.LOCK_FILE in names
         and names < {files.LOCK_FILE, IMPORTS_FOLDER, *_DESCRIPTION}

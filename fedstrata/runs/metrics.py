@@ -190,7 +190,8 @@ class MetricLog:
 
         def kept(table: pa.Table) -> pa.Table:
             rows = zip(table["round"].to_pylist(), table["metric"].to_pylist(), strict=True)
-            return table.filter(pa.array([not (at == round and name.startswith(beginnings)) for at, name in rows]))
+            kept = [not (at == round and name.startswith(beginnings)) for at, name in rows]
+            return table.filter(pa.array(kept, pa.bool_()))
 
         return self.from_tables({name: kept(table) for name, table in self.to_tables().items()})
 

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from fedstrata.data import parse_transforms
+from fedstrata.data.channels import Statistics, statistics_of_clients
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.plugins import IMPORTS_FOLDER, load_imports
 from fedstrata.runs.folder import RunFolder
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 _CLIENTS_AT_ONCE = 16
 _SCORES = ("accuracy", "loss")
+_STATISTICS = ("normalise/mean", "normalise/deviation")
+"""The names of each client's own statistics, beside its tensors."""
 
 
 def global_model(driver: Driver) -> TrainedModel:
@@ -36,7 +41,11 @@ def client_model(driver: Driver, client: int) -> TrainedModel:
     """Make the model that a client uses: the one behind the headline of the run."""
     _refuse_unknown(client, driver.split.clients)
     tensors = take_first(driver.used([client]))
-    card = _of_client(global_card(driver), client, driver.metrics, driver.headline, driver.best.rounds)
+    card = global_card(driver)
+    if driver.setting.own_inputs:
+        own = statistics_of_clients(driver.dataset, driver.split)
+        card = card if own is None else _normalised_by(card, own[client])
+    card = _of_client(card, client, driver.metrics, driver.headline, driver.best.rounds)
     return TrainedModel.make(driver.network, tensors, card)
 
 
@@ -71,11 +80,25 @@ def models_of_clients(driver: Driver) -> Tensors:
     chunks = [everybody[begin : begin + _CLIENTS_AT_ONCE] for begin in range(0, len(everybody), _CLIENTS_AT_ONCE)]
     parts = [{name: tensor.cpu() for name, tensor in driver.used(chunk).items()} for chunk in chunks]
     shared = {name: tensor.cpu() for name, tensor in driver.model.items()}
-    return {
+    return _own_statistics(driver) | {
         name: stack
         for name, stack in concatenate(parts).items()
         if name not in shared or not bool((stack == shared[name]).all())
     }
+
+
+def _own_statistics(driver: Driver) -> Tensors:
+    """Gather the statistics by which each client normalises, beside the models, where it does by its own."""
+    own = statistics_of_clients(driver.dataset, driver.split) if driver.setting.own_inputs else None
+    rows = () if own is None else zip(*own, strict=True)
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in zip(_STATISTICS, rows, strict=False)}
+
+
+def _normalised_by(card: Card, statistics: Statistics) -> Card:
+    """Change by what a card says that inputs are normalised."""
+    own = {"step": "normalise", **{name: list(values) for name, values in statistics._asdict().items()}}
+    steps = [own if step["step"] == "normalise" else step for step in card.preprocessing]
+    return card.with_changes(preprocessing=tuple(steps if own in steps else [*steps, own]))
 
 
 def load_model(path: str | Path, client: int | None = None, network: Network | None = None) -> TrainedModel:
@@ -107,7 +130,11 @@ def load_model(path: str | Path, client: int | None = None, network: Network | N
         summary = folder.summary()
         rounds = summary.get("validated_rounds", ())
         card = _of_client(card, client, folder.metrics(), summary["headline"], rounds)
-        shared = {**shared, **{name: stack[client] for name, stack in own.items()}}
+        mine = {name: stack[client] for name, stack in own.items()}
+        if all(name in mine for name in _STATISTICS):
+            mean, deviation = (tuple(mine.pop(name).tolist()) for name in _STATISTICS)
+            card = _normalised_by(card, Statistics(mean, deviation))
+        shared = {**shared, **mine}
     return TrainedModel.make(network_of(card, shared, network), shared, card)
 
 

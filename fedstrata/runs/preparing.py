@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
+from fedstrata.data.channels import Statistics, statistics_of_clients, with_statistics, with_statistics_of_all
 from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
-from fedstrata.data.transforms import Transform
+from fedstrata.data.transforms import Transform, normalisation_in
 from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
@@ -107,6 +108,12 @@ class Prepared:
     data: DeviceData
     declared: Declared
 
+    def with_statistics(self, statistics: Statistics) -> Prepared:
+        """Normalise the same samples by other statistics."""
+        return dataclasses.replace(
+            self, dataset=with_statistics(self.dataset, statistics), data=self.data.with_statistics(statistics)
+        )
+
 
 def prepare(
     experiment: Experiment, ingredients: Ingredients | None = None, tell: Callable[[str], None] = lambda words: None
@@ -142,6 +149,9 @@ def prepare(
     tell(f"building the model {experiment.model}")
     model, setting = make_setting(experiment, method, ingredients, dataset.input_shape, dataset.classes, dataset.trial)
     refuse_odd_validation(experiment, setting)
+    normalisation = normalisation_in(transforms)
+    if normalisation is not None and normalisation.of_everybody:
+        dataset = with_statistics_of_all(dataset, split)
     validation = None
     if experiment.validation:
         validation = hold_out_for_validation(dataset, experiment.validation, experiment.seed)[1]
@@ -168,6 +178,7 @@ def device_data(
     validation_fraction: float | None = None,
 ) -> DeviceData:
     """Hold out the samples that the method asks for, and put the data on the device."""
+    own = statistics_of_clients(dataset, split) if setting.own_inputs else None
     held_out: tuple[np.ndarray, ...] = ()
     proxy: np.ndarray | None = None
     needs = setting.method.needs
@@ -180,7 +191,7 @@ def device_data(
         split, held_out = hold_out_at_clients(split, needs.held_out, setting.seed)
     if needs.proxy:
         dataset, split, proxy = hold_out_for_server(dataset, split, needs.proxy, setting.seed)
-    return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy, validation, judged)
+    return DeviceData(dataset, split, transforms, setting.device, dtype, held_out, proxy, validation, judged, own)
 
 
 def refuse_odd_joining(experiment: Experiment, method: Method) -> None:
@@ -221,9 +232,15 @@ def refuse_odd_validation(experiment: Experiment, setting: Setting) -> None:
         )
     if experiment.validation and (not setting.everybody_alike or setting.method.adaptation is not None):
         raise FedStrataError(
-            f"validation = {experiment.validation} chooses the best global model, but with '{setting.method}' clients "
-            "use models of their own; give a validation_fraction instead, or choose another method."
+            f"validation = {experiment.validation} chooses the best global model, but with "
+            f"{_what_is_own(setting)}; give a validation_fraction instead, or choose another."
         )
+
+
+def _what_is_own(setting: Setting) -> str:
+    if setting.own_inputs:
+        return "'normalise:site' clients prepare inputs by statistics of their own"
+    return f"'{setting.method}' clients use models of their own"
 
 
 def refuse_misfits(experiment: Experiment, method: Method) -> None:
@@ -237,7 +254,12 @@ def refuse_misfits(experiment: Experiment, method: Method) -> None:
     optimisers.make(experiment.optimiser)
     schedules.make(experiment.schedule)
     refuse_unused_loss(experiment, method)
-    parse_transforms(experiment.transforms)
+    normalisation = normalisation_in(parse_transforms(experiment.transforms))
+    if method.needs.proxy and normalisation is not None and normalisation.of_each:
+        raise FedStrataError(
+            f"'{method}' learns from samples at the server, which belong to no client by whose statistics "
+            "'normalise:site' could prepare them; use 'normalise'."
+        )
     choose_device(experiment.device)
 
 
@@ -278,6 +300,7 @@ def make_setting(
     initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     initial = method.initial(layers, initial, experiment.seed)
     personal = method.personal(layers)
+    normalisation = normalisation_in(parse_transforms(experiment.transforms))
     if experiment.statistics == "local":
         personal |= {name for name in layers.norm_names if name in layers.buffer_names}
     return model, Setting(
@@ -306,6 +329,7 @@ def make_setting(
         download_values=experiment.download_values,
         precision=experiment.precision,
         device=device,
+        own_inputs=normalisation is not None and normalisation.of_each,
         metrics=metrics,
         secret=ingredients.secret or "",
     )

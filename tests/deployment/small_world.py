@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedstrata.data import Dataset, Split, datasets
+from fedstrata.data.channels import with_statistics_of_all
 from fedstrata.deployment.protocol import Place, Request, digest
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
@@ -62,6 +63,15 @@ def ingredients(sizes: tuple[int, ...] = (9, 16, 12, 23), model: Any = Net) -> I
     return Ingredients(dataset=dataset, split=Split(train, test), model=model, secret="")
 
 
+@cache
+def statistics() -> dict[str, list[float]]:
+    """Tell mean and deviation of all training samples, as a server does once it knows them."""
+    own = ingredients()
+    assert own.split is not None
+    known = with_statistics_of_all(digits(), own.split)
+    return {"mean": list(known.mean or ()), "deviation": list(known.deviation or ())}
+
+
 def simulated(method: str, own: Ingredients | None = None, **changes: Any) -> Driver:
     experiment = EXPERIMENT.with_changes({"method": method, **changes})
     return Driver.prepare(experiment, own or ingredients(), Plan("loop", 1))
@@ -77,6 +87,7 @@ def hello(
         "sites": SITES,
         "session": session,
         "committed": committed,
+        "statistics": statistics(),
     }
     return Request("hello", run, facts=facts)
 

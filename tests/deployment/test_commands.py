@@ -62,8 +62,24 @@ def test_a_dry_run_tells_what_would_travel_and_leaves_nothing(keys, call):
     assert told["sites"] == ["berlin", "paris"]
     assert told["tls"] is True
     assert told["parameters"] > 1000
+    assert any("sum of their squares" in line for line in told["leaves_a_site"])
+    assert any(line.startswith("norm_limit = 100: ") for line in told["rules"])
+    assert any(line.startswith("min_samples = 5: ") for line in told["every_site_decides"])
+    assert any("after 3 refusals" in line for line in told["refused"])
     assert any("norm" in name for name in told["stays_at_sites"])
     assert not Path("runs").exists()
+
+
+def test_a_dry_run_prints_the_rules_and_what_masks_hide(keys, call):
+    call("keys", "--host", "here", *(part for name in "abc" for part in ("--site", name)), "--out", "more")
+    code, out, _ = call("server", "--sites", "more/server/sites.toml", "--tls", "more/server", "--dry-run", "--secure")
+    assert code == 0
+    assert "leaves a site:\n  - once: the shape of a sample" in out
+    assert "the upload of the method, under masks: the server sees the sum over all sites" in out
+    assert "secure_threshold = 0.66: " in out
+    code, out, _ = call(*SERVER, "--tls", "keys/server", "--dry-run", "--transforms", "normalise:site")
+    assert "sum of their squares" not in out
+    assert "secure_threshold" not in out
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_a_site_whose_app_fails_is_left_aside_for_the_round(tmp_path):
 
 @pytest.mark.parametrize(
     ("told", "words"),
-    [({"input_shape": [3, 8, 8]}, "[3, 8, 8]"), ({"whole_numbers": True}, "its inputs are whole numbers")],
+    [({"input_shape": [3, 8, 8]}, "[3, 8, 8]"), ({"input_type": "int64"}, "its inputs are whole numbers")],
 )
 def test_other_samples_than_those_of_the_rest_are_refused(told, words, tmp_path):
     def tamper(site: int, request: Request, reply: Reply) -> list[tuple[float, Reply]]:

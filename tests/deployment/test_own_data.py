@@ -71,9 +71,12 @@ def test_a_run_over_folders_that_the_server_never_sees(folders, tmp_path):
     for path in (tmp_path / "run").rglob("*"):
         assert path.suffix != ".png"
     write_report([tmp_path / "run"], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "fedstrata server --tls" in page
+    assert "fedstrata run " not in page, "the server has no data to run anything with"
     assert read_run(tmp_path / "run").finished
     for number in range(3):
-        assert list((tmp_path / "state" / f"site-{number}").glob("*/model.safetensors"))
+        assert list((tmp_path / "state" / f"site-{number}").glob("*/model/model.safetensors"))
 
 
 def test_a_site_with_other_classes_is_refused_by_name(folders, tmp_path):

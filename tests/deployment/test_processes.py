@@ -29,6 +29,7 @@ from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
+from fedstrata.trained import TrainedModel
 
 LONGEST = 240
 EXPERIMENT = Experiment(
@@ -112,7 +113,10 @@ def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
     assert told["network_up"] > told["bytes_up"] > 0
     assert told["network_down"] > told["bytes_down"] > 0
     assert "On the network" in (out / "report.html").read_text()
-    assert all((tmp_path / "run-sites" / f"site-{number}").is_dir() for number in (1, 2, 3))
+    for number in (1, 2, 3):
+        place = tmp_path / "run-sites" / f"site-{number}" / "model"
+        assert told["models"][f"the model of site-{number}"] == str(place)
+        assert (place / "model.safetensors").is_file()
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"PRIVATE KEY" not in everything
     assert status_of(out)["state"] == "finished"
@@ -176,6 +180,11 @@ def test_sites_and_server_may_be_killed_at_any_time(tmp_path):
             with us.start("server") as again:
                 wait_for(us.out / "summary.json", first, second, third)
                 assert again.wait(timeout=LONGEST) == 0
+                assert [site.wait(timeout=LONGEST) for site in (first, second, third)] == [0, 0, 0]
+    for name in names:
+        [folder] = (tmp_path / name).glob("*/model")
+        assert TrainedModel.load(folder).card.origin["round"] == rounds
+        assert "the run is finished" in (tmp_path / f"{name}.log").read_text()
     assert_same_model(us.out, simulated(experiment(rounds), len(names)))
     log = (us.out / "deployment.log").read_text()
     assert "goes on after round" in log
@@ -195,6 +204,7 @@ def test_rounds_go_on_without_sites_that_hang_or_are_cut_off_while_they_upload(k
         model="mlp(hidden=400-400)",
         optimiser="sgd(learning_rate=0.05)",
         evaluate_every=20,
+        transforms="normalise(mean='0.3', deviation='0.4')",  # whoever comes too late for sums would change them
     )
     us = Consortium(tmp_path, names, asked)
     us.rules = ["--min-sites", "2", "--round-timeout", "2.5"]
@@ -226,7 +236,8 @@ def test_rounds_go_on_without_sites_that_hang_or_are_cut_off_while_they_upload(k
             running["berlin"] = stack.enter_context(us.start("berlin"))
             us.await_line("berlin has connected", told)
         assert running["server"].wait(timeout=LONGEST) == 0
-        assert all(running[name].poll() is None for name in ("paris", "rome")), "they came back by themselves"
+        ended = [running[name].wait(timeout=LONGEST) for name in ("paris", "rome")]
+        assert ended == [0, 0], "they came back by themselves, and ended when the run did"
 
     late = {(name, int(round)) for name, round in re.findall(r"(\w+) is late for 'train (\d+)\.", us.log)}
     merged = {

@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 from small_world import SITES, hello, ingredients, request, simulated
 
 from fedstrata.deployment.protocol import OK, REFUSED, SECURE_KINDS, UNREADY, Place, Reply, Request
-from fedstrata.deployment.rules import Rules
+from fedstrata.deployment.rules import Rules, SiteRules
 from fedstrata.deployment.site import Site, SiteData
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
@@ -220,7 +220,7 @@ def test_rules_that_would_protect_nobody_are_refused(change, tmp_path):
 
 
 def test_a_site_may_insist_on_secure_aggregation(tmp_path):
-    site = Site(tmp_path, SiteData(part=0, ingredients=ingredients()), secure_only=True)
+    site = Site(tmp_path, SiteData(part=0, ingredients=ingredients()), rules=SiteRules(secure_only=True))
     assert "only in secure aggregation" in refusal(site.answer(hello()))
     assert site.answer(greeting(0)).status == OK
 

@@ -68,9 +68,10 @@ def test_a_site_declares_sizes_and_counts_and_no_sample(tmp_path):
     assert facts["input_shape"] == [1, 8, 8]
     assert sum(facts["label_counts"]) == 9
     assert facts["class_names"] == [str(digit) for digit in range(10)]
-    assert facts["whole_numbers"] is False
+    assert facts["input_type"] == "float32"
     assert set(facts) == {
-        "version", "input_shape", "class_names", "whole_numbers", "size", "test_size", "label_counts"
+        "version", "input_shape", "class_names", "input_type", "columns", "size", "test_size", "label_counts",
+        "normalises_by",
     }  # fmt: skip
 
 
@@ -201,7 +202,7 @@ def test_nothing_on_disk_is_pickled_and_the_final_model_is_there(engine, tmp_pat
         if path.is_file():
             with pytest.raises(ValueError, match=r".*"):
                 list(pickletools.genops(path.read_bytes()))
-    model = files.from_safetensors((tmp_path / "run" / "model.safetensors").read_bytes(), tmp_path)
+    model = files.from_safetensors((tmp_path / "run" / "model" / "model.safetensors").read_bytes(), tmp_path)
     assert model.keys() == engine.setting.initial.keys()
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "fedstrata"
 DEPLOYMENT = PACKAGE / "deployment"
 DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-FENCES = {f"flower/{name}.py" for name in ("internals", "superlink", "supernode")}
+FENCE = "flower/internals.py"
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -50,13 +50,53 @@ def test_nothing_but_deployment_and_its_commands_knows_deployment():
     assert knowing == {"cli/deployment.py"}
 
 
-def test_flower_is_known_in_one_folder_and_what_it_does_not_document_in_three_files():
+def test_flower_is_known_in_one_folder_and_what_it_does_not_document_in_one_file():
     for path in PACKAGE.rglob("*.py"):
         used = {name for name in imports(path) if name.partition(".")[0] == "flwr"}
         assert not used or path.parent == DEPLOYMENT / "flower", path
-        assert used <= DOCUMENTED or named(path) in FENCES, path
-    for name in FENCES:
-        assert "read from Flower 1.41" in (DEPLOYMENT / name).read_text()
+        assert used <= DOCUMENTED or named(path) == FENCE, path
+
+
+def undocumented() -> dict[str, str]:
+    """List what the fence imports that Flower does not document, by the names under which it is used."""
+    tree = ast.parse((DEPLOYMENT / FENCE).read_text())
+    return {
+        alias.asname or alias.name: node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flwr") and node.module not in DOCUMENTED
+        for alias in node.names
+    }
+
+
+def test_every_undocumented_use_of_flower_is_named_with_its_purpose():
+    pytest.importorskip("flwr")
+    from fedstrata.deployment.flower import internals
+
+    assert internals.USES.keys() == undocumented().keys()
+    assert internals.USED_PARTS.keys() <= internals.USES.keys()
+    for name, parts in internals.USED_PARTS.items():
+        for part in parts:
+            assert hasattr(getattr(internals, name), part), f"Flower has no {name}.{part} any more"
+
+
+def test_what_is_looked_at_inside_of_flower_is_still_there():
+    pytest.importorskip("flwr")
+    from fedstrata.deployment.flower import SuperLink, internals
+
+    state = SuperLink("127.0.0.1", 0, [], None)._state
+    for name in internals.LINK_STATE_HOLDS:
+        assert hasattr(state, name), f"Flower's link state has no {name} any more"
+
+
+def test_the_versions_of_flower_that_were_run_are_told():
+    pytest.importorskip("flwr")
+    from fedstrata.deployment.flower import internals
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [asked] = [text for text in project["optional-dependencies"]["flower"] if text.startswith("flwr")]
+    told = (ROOT / "docs" / "deployment.md").read_text().partition("## Which versions of Flower were run")[2]
+    assert f"`{asked}`" in told
+    assert internals.READ_FROM in told
 
 
 def test_the_server_does_not_import_the_site():

@@ -26,7 +26,7 @@ class RecordingData(DeviceData):
         super().__init__(*args)
         self.used = []
 
-    def make(self, positions, keys, step=0):
+    def make(self, positions, keys, step=0, clients=None):
         self.used.append(positions.tolist())
         return super().make(positions, keys, step)
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +25,12 @@ ROOT_VARIABLE = "FEDSTRATA_DATA"
 
 @dataclass(frozen=True)
 class DatasetSource(Spec, ABC):
-    """A dataset by name: its parameters, and the way to load it."""
+    """A dataset by name: its parameters, and the way to load it.
+
+    ``statistics`` are mean and deviation of its channels, where they are published constants.
+    """
+
+    statistics: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
 
     @property
     def names_files(self) -> bool:
@@ -91,4 +97,4 @@ def pooled(
     labels = torch.from_numpy(np.concatenate([train.labels, test.labels]).astype(np.int64))
     first, last = np.split(np.arange(len(inputs)), [len(train.inputs)])
     mean, deviation = statistics or channel_statistics(inputs[: len(train.inputs)])
-    return Dataset(name, inputs, labels, first, last, class_names, None, mean, deviation)
+    return Dataset(name, inputs, labels, first, last, class_names, None, mean, deviation, estimated=statistics is None)

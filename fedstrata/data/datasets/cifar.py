@@ -46,7 +46,6 @@ class Cifar(DatasetSource, ABC):
     )
 
     classes: ClassVar[int]
-    statistics: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
     parquet_label: ClassVar[str]
     pickled: ClassVar[Batches]
     pickled_label: ClassVar[str]

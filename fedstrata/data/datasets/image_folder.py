@@ -82,7 +82,7 @@ class ImageFolder(DatasetSource):
         else:
             train, test = hold_out_for_testing(groups_of(marks, sites), self.test_fraction)
         mean, deviation = channel_statistics(inputs[torch.from_numpy(train)])
-        return Dataset(str(self), inputs, marks, train, test, names, sites, mean, deviation)
+        return Dataset(str(self), inputs, marks, train, test, names, sites, mean, deviation, estimated=True)
 
     def _folders(self, folder: Path) -> Iterator[_Folder]:
         """Find the folders that hold a folder per class: of each part, of each site."""

@@ -6,7 +6,7 @@
     superlink.py    a Flower SuperLink inside the server's process
     supernode.py    a Flower SuperNode inside the site's process
     serving.py      a server's run over its own SuperLink
-    internals.py    what is used of Flower beside its documented interface
+    internals.py    all that is used of Flower beside its documented interface, and what for
 
 Public names are imported when they are first used; without Flower, the extra that brings it is named.
 """

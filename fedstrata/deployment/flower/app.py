@@ -140,11 +140,13 @@ def server_app(
         given = Deployment(experiment, names, folder, rules or Rules(), rehearsal, ingredients or Ingredients())
         deployment = configured(given, context.run_config)
         deployment = dataclasses.replace(deployment, experiment=load_imports(deployment.experiment, place))
+        deployment.check()
+        status = StatusFile.begin(deployment)
         tell = LogFile(deployment.out / LOG_FILE, log)
         tell(f"waits for {len(deployment.names)} nodes, with a partition-id from 0 to {len(deployment.names) - 1}")
         network = GridNetwork(grid, AskedNodes(grid, len(deployment.names)))
         progress = listener or (lambda update: tell(_progress(update)))
-        deployment.run(network, progress, StatusFile(deployment.out), tell)
+        deployment.run(network, progress, status, tell)
 
     return app
 

@@ -2,7 +2,7 @@
 
 Flower's own command would start another process for the ServerApp, and anyone who reaches its port could start runs and
 register nodes. Here only the fleet API is served, for the sites whose public keys are known, and the ServerApp talks to
-the SuperLink's state directly. It is put together from parts that Flower does not document, read from Flower 1.41.0.
+the SuperLink's state directly. It is put together from parts that Flower does not document (``internals.py``).
 """
 
 from __future__ import annotations
@@ -18,26 +18,31 @@ import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import FastAPI
 from flwr.app import Message as FlowerMessage
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.proto.task_pb2 import Task
-from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.serverapp import Grid
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.error import http_error_translator
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.grid.http_grid import HttpGrid
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
-from flwr.superlink.routers.fleet.router import router as fleet_router
-from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedstrata.deployment.flower.internals import public_key_to_bytes
+from fedstrata.deployment.flower.internals import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    HttpGrid,
+    InMemoryLinkState,
+    NodeAuthMiddleware,
+    NoOpFederationManager,
+    ObjectStoreFactory,
+    ProtobufTranslationMiddleware,
+    Task,
+    TaskIdentity,
+    TaskType,
+    fleet_router,
+    http_error_translator,
+    iterate_object_tree,
+    public_key_to_bytes,
+    runtime_handlers,
+)
 from fedstrata.errors import FedStrataError
 
 _IN_MEMORY = ":flwr-in-memory:"

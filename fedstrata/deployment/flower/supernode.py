@@ -2,12 +2,13 @@
 
 Flower's own command starts a new process for every message, which imports PyTorch and loads the data each time, and
 asks for messages every three seconds. This one keeps the ClientApp alive, and comes back by itself when the server was
-away. It is put together from parts that Flower does not document, read from Flower 1.41.0.
+away. It is put together from parts that Flower does not document (``internals.py``).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,39 +16,35 @@ from pathlib import Path
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, RecordDict
-from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
+
+from fedstrata.deployment.flower.app import PARTITION_KEY
+from fedstrata.deployment.flower.internals import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
+    FleetHttpClient,
+    Node,
+    NodeAuthHttpInterceptor,
+    ObjectPullError,
+    ObjectPushError,
     PullMessagesRequest,
     PushMessagesRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import (
+    RuntimeVersionHttpInterceptor,
+    SendNodeHeartbeatRequest,
     get_all_nested_objects,
     get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
+    message_from_proto,
+    message_to_proto,
+    name_message,
+    no_object_id_recompute,
+    public_key_to_bytes,
     pull_and_inflate_object_from_tree,
     push_objects,
+    remove_content_from_message,
 )
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-from fedstrata.deployment.flower.app import PARTITION_KEY
-from fedstrata.deployment.flower.internals import public_key_to_bytes
 from fedstrata.errors import FedStrataError
 
 _HEARTBEAT_SECONDS = 10.0
@@ -74,11 +71,15 @@ class SuperNode:
     root_certificate: Path | None
     poll_seconds: float = 1.0
     log: Callable[[str], None] = lambda line: None
+    is_over: Callable[[], bool] = lambda: False
+    """Whether the ClientApp has nothing more to do: then the connection ends too."""
+    idle: Callable[[float], None] = lambda seconds: None
+    """Told how long no message has come."""
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set; the server may come and go meanwhile."""
         pause, away = _FIRST_PAUSE, False
-        while not stop.is_set():
+        while not stop.is_set() and not self.is_over():
             try:
                 with self._client() as client:
                     node = self._activate(client)
@@ -135,10 +136,15 @@ class SuperNode:
         heart = threading.Thread(target=self._beat, args=(client, node, ended), daemon=True, name="heartbeat")
         heart.start()
         try:
-            while not stop.is_set():
-                if not self._answer_one(client, node):
+            since = time.monotonic()
+            while not stop.is_set() and not self.is_over():
+                if self._answer_one(client, node):
+                    since = time.monotonic()
+                else:
+                    self.idle(time.monotonic() - since)
                     stop.wait(self.poll_seconds)
-            client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            if not self.is_over():  # of a node that has gone, the server would not get its last answer any more
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
         except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
             raise _Lost(f"the connection with {self.server} is lost ({type(error).__name__})") from None
         finally:
@@ -168,14 +174,14 @@ class SuperNode:
             initial_backoff=_FIRST_PAUSE,
             max_concurrent_pulls=_AT_ONCE,
         )
-        message.metadata.__dict__["_message_id"] = head.metadata.message_id
+        name_message(message, head.metadata.message_id)
         context = Context(run, node.node_id, {PARTITION_KEY: 0}, RecordDict(), {})
         self._send(client, node, self.app(message, context))
         return True
 
     def _send(self, client: FleetHttpClient, node: Node, reply: Message) -> None:
         with no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
+            name_message(reply, reply.object_id)
             response = client.PushMessages(
                 PushMessagesRequest(
                     node=node,

@@ -139,13 +139,13 @@ class SecureAggregation:
     """Has the uploads of sites added up so that the server sees only their sum; ``path`` is where it keeps that."""
 
     federation: Federation
-    path: Path
+    path: Path | None = None
     bytes_up: int = 0
     bytes_down: int = 0
 
     def saved(self, round: int) -> Gathered | None:
         """Find a sum of this round that was collected before the server was stopped."""
-        if not self.path.exists():
+        if self.path is None or not self.path.exists():
             return None
         gathered = Gathered.from_bytes(files.read_bytes(self.path), self.path)
         return gathered if gathered.asked.round == round else None
@@ -160,7 +160,7 @@ class SecureAggregation:
                     f"attempt {number} of {ATTEMPTS} to add up the uploads of round {asked.round}: {short}"
                 )
             else:
-                files.write_atomically(self.path, gathered.to_bytes())
+                self._keep(gathered)
                 return gathered
         raise FedStrataError(
             f"In round {asked.round} too many sites dropped out {ATTEMPTS} times, so that the sum of the others could "
@@ -192,8 +192,12 @@ class SecureAggregation:
             gathered.holders,
         )
         opened = replace(gathered, opened=True)
-        files.write_atomically(self.path, opened.to_bytes())
+        self._keep(opened)
         return opened
+
+    def _keep(self, gathered: Gathered) -> None:
+        if self.path is not None:
+            files.write_atomically(self.path, gathered.to_bytes())
 
     def _attempt(self, asked: Asked, number: int) -> Gathered:
         """Take the steps from the keys to the masked sum."""

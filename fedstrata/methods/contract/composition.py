@@ -139,6 +139,11 @@ class Method:
         relying = (part for part in self.parts if Matter.EXACT_UPLOADS in touched_by(part).relies_on)
         return next((f"'{part.name}' {Matter.EXACT_UPLOADS.relied_on}" for part in relying), None)
 
+    @property
+    def answering_for_privacy(self) -> str | None:
+        """The part that keeps an account of what the uploads tell of a client, if there is one."""
+        return next((part.name for part in self.parts if _decides(part, Decision.PRIVACY)), None)
+
     @cached_property
     def merges_by_mean(self) -> bool:
         """Whether the merged model is the weighted mean of the replies."""
