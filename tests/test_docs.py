@@ -24,7 +24,14 @@ from fedstrata.scores import metrics
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-RUN = ("index.md", "losses-and-metrics.md", "use-the-model.md", "while-it-runs.md", "write-a-method.md", "your-data-and-model.md")
+RUN = (
+    "index.md",
+    "losses-and-metrics.md",
+    "use-the-model.md",
+    "while-it-runs.md",
+    "write-a-method.md",
+    "your-data-and-model.md",
+)
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
     "index.md": ("fedstrata compare", "fedstrata report"),

@@ -27,11 +27,12 @@ from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
 from fedstrata.runs.folder import RunFolder, describe_environment
-from fedstrata.runs.metrics import EVERYBODY, POOLED, UNDEFINED, MetricLog, TimingLog, describe_clients
+from fedstrata.runs.metrics import EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
+from fedstrata.runs.noting import note_scores
 from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
-from fedstrata.scores import Metric, compute
+from fedstrata.runs.summing_up import summarise
 from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
 from fedstrata.trained import TrainedModel
 
@@ -326,49 +327,7 @@ class Driver:
         return {**measured, "cosine": layer_cosines(layers, self.reference, travelled)} if self.reference else measured
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
-        """Log one number per client, and return the summary over clients for the round."""
-        values: dict[str, float] = {}
-        if not scores.clients:
-            return values
-        for metric, numbers in (("accuracy", scores.accuracy), ("loss", scores.loss)):
-            self.metrics.add_clients(self.round, f"{label}.{metric}", scores.clients, numbers.tolist())
-            described = describe_clients(numbers, higher_is_better=metric == "accuracy")
-            values |= {f"{label}.{metric}.{name}": value for name, value in described.items()}
-        pooled = {} if scores.pooled is None else compute(*scores.pooled, self.setting.metrics)
-        for one in self.setting.metrics:
-            values |= self._note_further(f"{label}.{one}", one, scores, pooled.get(str(one)))
-        return values
-
-    def _note_further(self, metric: str, kind: Metric, scores: Scores, pooled: np.ndarray | None) -> dict[str, float]:
-        """Log what was asked for beside accuracy and loss, and sum it up over the clients that it is defined for."""
-        numbers = scores.further[str(kind)]
-        if kind.axes:
-            for client, own in zip(scores.clients, numbers, strict=True):
-                self.metrics.add_classes(self.round, metric, client, own)
-            if pooled is not None:
-                self.metrics.add_classes(self.round, metric, EVERYBODY, pooled)
-            return {}
-        self.metrics.add_clients(self.round, metric, scores.clients, numbers.tolist())
-        undefined = np.isnan(numbers) & np.isfinite(scores.loss)  # of a diverged model it is not hidden
-        described = describe_clients(numbers[~undefined], higher_is_better=kind.higher_is_better is not False)
-        if kind.higher_is_better is None:
-            del described["worst10"]
-        if undefined.any() and str(kind) not in self.warned:
-            self.warned.add(str(kind))
-            self._warn_of_undefined(kind, scores.clients, undefined)
-        told = {**described, UNDEFINED: float(undefined.sum()), **({} if pooled is None else {POOLED: float(pooled)})}
-        return {f"{metric}.{name}": value for name, value in told.items()}
-
-    def _warn_of_undefined(self, kind: Metric, clients: Sequence[int], undefined: np.ndarray) -> None:
-        first, count = clients[int(undefined.argmax())], int(undefined.sum())
-        needs = f": it needs {kind.defined_for} among the test samples" if kind.defined_for else ""
-        rest = "their mean is over the others" if count < len(clients) else "it has no mean over clients"
-        warnings.warn(
-            f"The metric '{kind}' is not defined for {count} of {len(clients)} clients, of which client {first} is the "
-            f"first{needs}; {rest}.",
-            FedStrataWarning,
-            stacklevel=2,
-        )
+        return note_scores(self.metrics, self.round, label, scores, self.setting.metrics, self.warned)
 
     def _remark(self, view: Server) -> None:
         for remark in self.method.remarks(view):
@@ -413,53 +372,8 @@ class Driver:
         self.metrics = self.metrics.without(self.round, labels)
 
     def summary(self) -> dict[str, Any]:
-        """Sum the run up: the last round, the mean of the last ten, and the best, each under its own name.
-
-        Where samples are held out to choose a model on, ``validated`` is the round of that model. Where a callback has
-        ended the run before its last round, ``stopped`` says why.
-        """
-        rounds, accuracy = self.metrics.series("client_after.accuracy.mean")
-        return {
-            "method": str(self.method),
-            "data": self.experiment.data,
-            "model": self.experiment.model,
-            "rounds": self.round,
-            "clients": self.split.clients,
-            "seed": self.experiment.seed,
-            "headline": self.headline,
-            "final": self.metrics.latest(),
-            "last_ten": self.metrics.last_ten(),
-            "best": self.metrics.best(),
-            "best_round": int(rounds[accuracy.argmax()]) if len(rounds) else None,
-            **self._validated(),
-            **({} if self.stopped is None else {"stopped": self.stopped}),
-            **self.metrics.traffic(),
-            "seconds": sum(self.timings.totals().values()),
-            "parameters": sum(self.setting.initial[name].numel() for name in self.setting.layers.parameter_names),
-            "engine": self.plan.engine,
-        }
-
-    def _validated(self) -> dict[str, Any]:
-        """Tell in which round the model was best on the validation samples, the first of equals, and all it did.
-
-        Where clients have models of their own, each has its own round, and what is told is over all of these.
-        """
-        if self.best.clients:
-            return {"validated_rounds": self.best.rounds, "validated": self._validated_clients()}
-        if not self.best.model:
-            return {}
-        chosen = self.chosen_round
-        return {"validated_round": chosen, "validated": self.metrics.of_round(chosen)}
-
-    def _validated_clients(self) -> dict[str, float]:
-        """Sum up what clients reached, each in the round of its own best model."""
-        chosen = list(enumerate(self.best.rounds))
-        values: dict[str, float] = {}
-        for label in ("client_validation", "client_after"):
-            numbers = [self.metrics.of_client(client, f"{label}.accuracy", round) for client, round in chosen]
-            described = describe_clients([number for number in numbers if number is not None])
-            values |= {f"{label}.accuracy.{name}": value for name, value in described.items()}
-        return values
+        """Sum the run up."""
+        return summarise(self)
 
     def environment(self) -> dict[str, Any]:
         """Tell with what the run is made."""

@@ -1,0 +1,63 @@
+"""The result of a run in short: what ``summary.json`` holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.runs.metrics import describe_clients
+
+if TYPE_CHECKING:
+    from fedstrata.runs.driver import Driver
+
+
+def summarise(driver: Driver) -> dict[str, Any]:
+    """Sum a run up: the last round, the mean of the last ten, and the best, each under its own name.
+
+    Where samples are held out to choose a model on, ``validated`` is what that model reached. Where the run ended
+    before its last round, ``stopped`` says why.
+    """
+    metrics, setting = driver.metrics, driver.setting
+    rounds, accuracy = metrics.series("client_after.accuracy.mean")
+    return {
+        "method": str(driver.method),
+        "data": driver.experiment.data,
+        "model": driver.experiment.model,
+        "rounds": driver.round,
+        "clients": driver.split.clients,
+        "seed": driver.experiment.seed,
+        "headline": driver.headline,
+        "final": metrics.latest(),
+        "last_ten": metrics.last_ten(),
+        "best": metrics.best(),
+        "best_round": int(rounds[accuracy.argmax()]) if len(rounds) else None,
+        **_validated(driver),
+        **({} if driver.stopped is None else {"stopped": driver.stopped}),
+        **metrics.traffic(),
+        "seconds": sum(driver.timings.totals().values()),
+        "parameters": sum(setting.initial[name].numel() for name in setting.layers.parameter_names),
+        "engine": driver.plan.engine,
+    }
+
+
+def _validated(driver: Driver) -> dict[str, Any]:
+    """Tell in which round the model was best on the validation samples, the first of equals, and all it did.
+
+    Where clients have models of their own, each has its own round, and what is told is over all of these.
+    """
+    best = driver.best
+    if best.clients:
+        return {"validated_rounds": best.rounds, "validated": _validated_clients(driver)}
+    if not best.model:
+        return {}
+    return {"validated_round": driver.chosen_round, "validated": driver.metrics.of_round(driver.chosen_round)}
+
+
+def _validated_clients(driver: Driver) -> dict[str, float]:
+    """Sum up what clients reached, each in the round of its own best model."""
+    chosen = list(enumerate(driver.best.rounds))
+    values: dict[str, float] = {}
+    for label in ("client_validation", "client_after"):
+        numbers = [driver.metrics.of_client(client, f"{label}.accuracy", round) for client, round in chosen]
+        described = describe_clients([number for number in numbers if number is not None])
+        values |= {f"{label}.accuracy.{name}": value for name, value in described.items()}
+    return values
