@@ -14,6 +14,7 @@ from fedstrata.data.split import Split
 from fedstrata.experiment import Experiment
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import MetricLog, TimingLog, describe_clients
+from fedstrata.trained import Card
 
 MakeRun = Callable[..., Path]
 
@@ -42,7 +43,8 @@ def write_run(
     with RunFolder.create(path, experiment, dataset, split, environment) as run:
         if finish:
             weights = {"weight": torch.zeros(2)}
-            run.finish(weights, metrics, timings, _summary(experiment, headline, metrics, timings))
+            card = Card(experiment.model, dataset.input_shape, "float32", (), dataset.class_names)
+            run.finish(weights, {}, card, metrics, timings, _summary(experiment, headline, metrics, timings))
         else:
             run.save_checkpoint(experiment.rounds // 2, {"weight": torch.zeros(2)}, {}, metrics, timings)
     return path
