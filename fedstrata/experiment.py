@@ -54,7 +54,8 @@ class Experiment(Spec):
     )
     patience: int | None = parameter(
         None,
-        "Ends the run after so many evaluations in a row without a better one on the validation samples; none: never.",
+        "How many evaluations in a row may bring nothing better on the validation samples before the run ends; none: "
+        "any number.",
         low=1,
     )
     model: str = parameter("cnn", "The model; 'fedstrata models' lists them.")

@@ -35,6 +35,7 @@ RUN = (
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
     "index.md": ("fedstrata compare", "fedstrata report"),
+    "use-the-model.md": ("fedstrata run",),
     "your-data-and-model.md": ('fedstrata run --data "image_folder',),
 }
 """What only runs with data that is not there, or takes too long for a test."""

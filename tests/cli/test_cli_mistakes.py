@@ -44,7 +44,7 @@ from fedstrata.errors import FedStrataError
         ("run nowhere.toml", "There is no file 'nowhere.toml'"),
         ("runn", "There is no command 'runn'. Did you mean 'run'? See"),
         ("method", "Did you mean 'methods'?"),
-        ("nonsense", "There is no command 'nonsense'. See 'fedstrata --help'."),
+        ("xyzzy", "There is no command 'xyzzy'. See 'fedstrata --help'."),
         ("fedbn", "'fedbn' is no command but a method; run it with 'fedstrata run --method fedbn'."),
         ("run --lr 0.1", "There is no option '--lr'. Did you mean '--learning-rate'? See 'fedstrata run --help'."),
         ("run fedbn", "There is no file 'fedbn'; to run the method, write --method fedbn."),
