@@ -60,13 +60,20 @@ class Result:
     split_hash: str
     driver: Driver | None = field(default=None, compare=False)
 
-    def global_model(self) -> TrainedModel:
-        """Make the global model, ready to use: raw inputs in, classes out."""
-        return load_model(self._saved()) if self.driver is None else self.driver.global_model()
+    def global_model(self, last: bool = False) -> TrainedModel:
+        """Make the global model, ready to use: raw inputs in, classes out.
 
-    def client_model(self, client: int) -> TrainedModel:
+        Where validation has chosen it, it is of the best round, unless the ``last`` one is asked for.
+        """
+        if self.driver is None:
+            return load_model(self._saved(), last=last)
+        return self.driver.global_model(last)
+
+    def client_model(self, client: int, last: bool = False) -> TrainedModel:
         """Make the model that a client uses, the one behind the headline of the run, ready to use."""
-        return load_model(self._saved(), client) if self.driver is None else self.driver.client_model(client)
+        if self.driver is None:
+            return load_model(self._saved(), client, last=last)
+        return self.driver.client_model(client, last)
 
     def _saved(self) -> Path:
         if self.out is None:
@@ -234,14 +241,19 @@ def carry_on(out: Path, given: Ingredients, callbacks: Iterable[object], shown: 
 
 
 def load(
-    path: str | Path, *, client: int | None = None, network: nn.Module | Callable[..., nn.Module] | None = None
+    path: str | Path,
+    *,
+    client: int | None = None,
+    network: nn.Module | Callable[..., nn.Module] | None = None,
+    last: bool = False,
 ) -> TrainedModel:
     """Load a model, ready to use: from the folder of a run, or from one that was saved or exported.
 
     Of a run, it is the global model, or with ``client`` the one that this client uses. A network that was made in
-    Python is given again: the module, or a function that returns it.
+    Python is given again: the module, or a function that returns it. Where validation has chosen models, these are
+    loaded, unless the ``last`` ones are asked for.
     """
-    return load_model(path, client, network)
+    return load_model(path, client, network, last)
 
 
 def read_result(out: Path) -> Result:

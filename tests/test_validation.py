@@ -181,11 +181,23 @@ def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> No
         assert model.card.metrics["accuracy"] == result.metrics.of_client(client, "client_after.accuracy", chosen)
         loaded = fedstrata.load(tmp_path / "run", client=client)
         assert loaded.card == model.card
+        for final in (
+            result.client_model(client, last=True),
+            fedstrata.load(tmp_path / "run", client=client, last=True),
+        ):
+            assert final.card.origin["round"] == 5
+            assert final.card.metrics["accuracy"] == result.metrics.of_client(client, "client_after.accuracy", 5)
+            assert all(torch.equal(one, kept[-1][name][client]) for name, one in final.network.named_parameters())
         assert all(
             torch.equal(tensor, loaded.plain_state_dict()[name]) for name, tensor in model.plain_state_dict().items()
         )
     own = [result.metrics.of_client(client, "client_after.accuracy", chosen) for client, chosen in enumerate(rounds)]
     assert result.summary["validated"]["client_after.accuracy.mean"] == pytest.approx(np.mean(own))
+
+
+def driver_of(result: fedstrata.Result) -> Driver:
+    assert result.driver is not None
+    return result.driver
 
 
 def result_of(view: RoundView) -> dict[str, torch.Tensor]:
@@ -202,6 +214,10 @@ def test_one_model_for_all_is_chosen_by_the_mean_over_clients() -> None:
     assert result.global_model().card.origin["round"] == result.summary["validated_round"]
     chosen = result.metrics.of_round(result.summary["validated_round"])
     assert result.global_model().card.metrics["accuracy"] == chosen["global.accuracy"]
+    final = result.global_model(last=True)
+    assert final.card.metrics["accuracy"] == result.summary["final"]["global.accuracy"]
+    tested = driver_of(result).engine.server.model
+    assert all(torch.equal(one, tested[name]) for name, one in final.network.named_parameters())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])

@@ -16,6 +16,9 @@ Client = Annotated[
     int | None,
     typer.Option(metavar="N", help="Take the model that this client uses, from 0 on; else the global one."),
 ]
+Last = Annotated[
+    bool, typer.Option("--last", help="Take the model of the last round, where validation has chosen another.")
+]
 _SHOWN = 20
 
 
@@ -43,6 +46,7 @@ def predict(
         Path, typer.Argument(metavar="INPUT", help="A NumPy array (.npy), an image, a folder of images, or a table.")
     ],
     client: Client = None,
+    last: Last = False,
     out: Annotated[Path | None, typer.Option(help="Write all predictions to this CSV file.")] = None,
     imports: Imports = None,
     json: Json = False,
@@ -54,7 +58,7 @@ def predict(
     """
     from fedstrata.trained.inputs import names_of
 
-    loaded = _loaded(model, client, imports)
+    loaded = _loaded(model, client, last, imports)
     probabilities = loaded.predict_proba(inputs)
     labels = names_of(inputs) or [str(number) for number in range(len(probabilities))]
     chosen = probabilities.argmax(1)
@@ -85,6 +89,7 @@ def evaluate(
     ] = None,
     data_root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where the dataset's files lie.")] = None,
     client: Client = None,
+    last: Last = False,
     part: Annotated[
         str, typer.Option(metavar="test|train|all", help="Which samples: those for testing, for training, or all.")
     ] = "test",
@@ -102,7 +107,7 @@ def evaluate(
     """
     from fedstrata.runs.evaluating import evaluate_model
 
-    loaded = _loaded(model, client, imports)
+    loaded = _loaded(model, client, last, imports)
     with messages.status("testing"):
         found = evaluate_model(loaded, model, data, data_root, client, part, metrics)
     if json:
@@ -121,6 +126,7 @@ def export(
         Path | None, typer.Option("--out", "-o", help="The folder to write; by default 'model' or 'model-client-N'.")
     ] = None,
     client: Client = None,
+    last: Last = False,
     onnx: Annotated[
         bool,
         typer.Option("--onnx", help="Write model.onnx too, checked with onnxruntime: pip install 'fedstrata[onnx]'."),
@@ -137,7 +143,7 @@ def export(
     """
     from fedstrata.trained.export import export as write
 
-    loaded = _loaded(model, client, imports)
+    loaded = _loaded(model, client, last, imports)
     folder = out or Path("model" if client is None else f"model-client-{client}")
     with messages.status("exporting"):
         write(loaded, folder, onnx=onnx, hub=hub)
@@ -151,7 +157,7 @@ def export(
             results.print(f"Put it on the hub:\n  hf upload OWNER/NAME {folder}", soft_wrap=True)
 
 
-def _loaded(path: Path, client: int | None, imports: list[Path] | None) -> Any:
+def _loaded(path: Path, client: int | None, last: bool, imports: list[Path] | None) -> Any:
     from fedstrata.experiment import Experiment
     from fedstrata.plugins import load_imports
     from fedstrata.runs.models import load_model
@@ -160,7 +166,7 @@ def _loaded(path: Path, client: int | None, imports: list[Path] | None) -> Any:
         load_imports(Experiment(imports=tuple(map(str, imports))), Path())
     if not path.exists():
         raise FedStrataError(f"There is no folder '{path}'.")
-    return load_model(path, client)
+    return load_model(path, client, last=last)
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]], class_names: tuple[str, ...], probabilities: Any) -> None:

@@ -75,9 +75,9 @@ class Driver:
         """The shared part of the model that the run gives: that of the best round where samples are held out to tell,
         else the one that is tested after the last; where clients use models of their own, what the server holds.
         """
-        return self.best.model or self._tested()
+        return self.best.model or self.tested()
 
-    def _tested(self) -> Tensors:
+    def tested(self) -> Tensors:
         """Return the shared part of the model that is tested after this round."""
         if self.one_for_all:
             return take_first(self.engine.models([0], self.round))
@@ -105,22 +105,25 @@ class Driver:
         rounds, accuracy = self.metrics.series(self._judged_by)
         return int(rounds[accuracy.argmax()])
 
-    def used(self, clients: Sequence[int]) -> Tensors:
-        """Return the models that some clients use, a stack in their order; adapted, once the run is at its end."""
-        chosen = self.best.of_clients(clients)
+    def used(self, clients: Sequence[int], last: bool = False) -> Tensors:
+        """Return the models that some clients use, a stack in their order; adapted, once the run is at its end.
+
+        Where validation has chosen models, it is these, unless the ``last`` ones are asked for.
+        """
+        chosen = {} if last else self.best.of_clients(clients)
         if chosen:
             return chosen
         if self.adapted:
             return take(self.adapted, torch.tensor(list(clients)))
         return self.engine.models(clients, self.round)
 
-    def global_model(self) -> TrainedModel:
+    def global_model(self, last: bool = False) -> TrainedModel:
         """Make the global model, ready to use."""
-        return global_model(self)
+        return global_model(self, last)
 
-    def client_model(self, client: int) -> TrainedModel:
+    def client_model(self, client: int, last: bool = False) -> TrainedModel:
         """Make the model that a client uses, ready to use."""
-        return client_model(self, client)
+        return client_model(self, client, last)
 
     @classmethod
     def prepare(
@@ -171,6 +174,8 @@ class Driver:
         summary = self.summary()
         if folder is not None:
             own = models_of_clients(self) if self.plan.engine in ENGINES else None
+            if self.best.model or self.best.clients:
+                folder.save_last(self.tested(), models_of_clients(self, last=True))
             folder.finish(self.model, own, global_card(self), self.metrics, self.timings, summary)
         called.at_end(self._view(self.metrics.of_round(self.round)), summary)
         return summary
@@ -231,7 +236,7 @@ class Driver:
     def tested_model(self, round: int) -> Tensors:
         """Copy the shared part of the model that is tested after a round; refused once that round is over."""
         self._refuse_past(round)
-        return clone(self._tested())
+        return clone(self.tested())
 
     def ready_model(self, round: int, client: int | None) -> TrainedModel:
         """Make a model ready to use, the global one or a client's; refused once that round is over."""
@@ -287,7 +292,7 @@ class Driver:
             )
         before = self.metrics.series("validation.accuracy")[1].tolist()
         if everywhere["validation.accuracy"] > max(before, default=-math.inf):
-            self.best.keep_model(self._tested())
+            self.best.keep_model(self.tested())
 
     def _judge_at_clients(self) -> dict[str, float]:
         """Let clients judge the models on samples of their own, and keep the best: of all, or each client's own."""
@@ -301,7 +306,7 @@ class Driver:
         values = {f"{name}.{statistic}": value for statistic, value in describe_clients(numbers).items()}
         before = self.metrics.series(f"{name}.mean")[1].tolist()
         if one_for_all and values[f"{name}.mean"] > max(before, default=-math.inf):
-            self.best.keep_model(self._tested())
+            self.best.keep_model(self.tested())
         return values
 
     def _waited_enough(self) -> str | None:

@@ -12,6 +12,7 @@
     model.safetensors   the final global model, as far as it is shared
     model.json          what one must know to use it: architecture, preprocessing, classes, where it comes from
     clients.safetensors where clients use models of their own: what differs in them, stacked over all clients
+    last-*.safetensors  the same of the last round, where the best models on validation samples are the results
     summary.json        written last: where it is, the run is finished
 
 Every file appears whole or not at all, and a checkpoint is one folder that appears whole or not at all.
@@ -55,6 +56,7 @@ _SPLIT_SCHEMA = pa.schema([("client", pa.int32()), ("part", pa.string()), ("posi
 BEFORE_A_RUN = {"status.json", "deployment.log"}
 """What a server of real sites writes while it waits for them, before it can begin a run."""
 _CLIENTS_FILE = "clients.safetensors"
+_LAST = "last-{}"
 _CHECKPOINT_VERSION = 2
 _CHECKPOINTS_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"round-(\d{6,})")
@@ -210,10 +212,15 @@ class RunFolder:
         self._require_finished()
         return self._read_json("summary.json")
 
-    def model(self) -> dict[str, Tensor]:
-        """The weights and buffers of the final global model, on the CPU."""
+    def model(self, last: bool = False) -> dict[str, Tensor]:
+        """The weights and buffers of the global model that the run gives, on the CPU, or of that of the last round."""
         self._require_finished()
-        return files.from_safetensors(self._read(WEIGHTS_FILE), self.path / WEIGHTS_FILE)
+        name = self._name(WEIGHTS_FILE, last)
+        return files.from_safetensors(self._read(name), self.path / name)
+
+    def _name(self, name: str, last: bool) -> str:
+        """Name the file of the last round, where there is one beside the results."""
+        return _LAST.format(name) if last and (self.path / _LAST.format(name)).exists() else name
 
     def card(self) -> Card:
         """What one must know to use the models of the run."""
@@ -226,11 +233,11 @@ class RunFolder:
             )
         return Card.from_mapping(self._read_json(CARD_FILE), path)
 
-    def models_of_clients(self) -> dict[str, Tensor] | None:
+    def models_of_clients(self, last: bool = False) -> dict[str, Tensor] | None:
         """What differs between the clients' models and the global one, as stacks; none where they are elsewhere."""
         self._require_finished()
-        path = self.path / _CLIENTS_FILE
-        return files.from_safetensors(self._read(_CLIENTS_FILE), path) if path.exists() else None
+        path = self.path / self._name(_CLIENTS_FILE, last)
+        return files.from_safetensors(self._read(path.name), path) if path.exists() else None
 
     def save_checkpoint(
         self, round: int, state: Mapping[str, Tensor], facts: Mapping[str, Any], metrics: MetricLog, timings: TimingLog
@@ -266,6 +273,12 @@ class RunFolder:
         user's decision.
         """
         return self._from_newest_checkpoint(_read_checkpoint)
+
+    def save_last(self, model: Mapping[str, Tensor], clients: Mapping[str, Tensor]) -> None:
+        """Write the models of the last round, where others are the results of the run."""
+        self._require_lock()
+        for name, tensors in ((WEIGHTS_FILE, model), (_CLIENTS_FILE, clients)):
+            files.write_atomically(self.path / _LAST.format(name), files.to_safetensors(tensors))
 
     def finish(
         self,

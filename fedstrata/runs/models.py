@@ -28,30 +28,34 @@ _STATISTICS = ("normalise/mean", "normalise/deviation")
 """The names of each client's own statistics, beside its tensors."""
 
 
-def global_model(driver: Driver) -> TrainedModel:
-    """Make the global model of a run: the one that is tested as ``global``, or that the server goes on with."""
-    tensors = driver.model
+def global_model(driver: Driver, last: bool = False) -> TrainedModel:
+    """Make the global model of a run: the one that is tested as ``global``, or that the server goes on with.
+
+    Where validation has chosen it, it is of the best round, unless the ``last`` one is asked for.
+    """
+    tensors = driver.tested() if last else driver.model
     _refuse_half(str(driver.method), [name for name in driver.setting.initial if name not in tensors])
     if not driver.one_for_all:
         _say_it_is_shared(str(driver.method))
-    return TrainedModel.make(driver.network, tensors, global_card(driver))
+    return TrainedModel.make(driver.network, tensors, global_card(driver, last))
 
 
-def client_model(driver: Driver, client: int) -> TrainedModel:
+def client_model(driver: Driver, client: int, last: bool = False) -> TrainedModel:
     """Make the model that a client uses: the one behind the headline of the run."""
     _refuse_unknown(client, driver.split.clients)
-    tensors = take_first(driver.used([client]))
-    card = global_card(driver)
+    tensors = take_first(driver.used([client], last))
+    card = global_card(driver, last)
     if driver.setting.own_inputs:
         own = statistics_of_clients(driver.dataset, driver.split)
         card = card if own is None else _normalised_by(card, own[client])
-    card = _of_client(card, client, driver.metrics, driver.headline, driver.best.rounds)
+    card = _of_client(card, client, driver.metrics, driver.headline, () if last else driver.best.rounds)
     return TrainedModel.make(driver.network, tensors, card)
 
 
-def global_card(driver: Driver) -> Card:
+def global_card(driver: Driver, last: bool = False) -> Card:
     """Tell all that one must know to use the models of a run."""
-    experiment, dataset, round = driver.experiment, driver.dataset, driver.chosen_round
+    experiment, dataset = driver.experiment, driver.dataset
+    round = driver.round if last else driver.chosen_round
     return Card(
         architecture=experiment.model,
         input_shape=dataset.input_shape,
@@ -72,14 +76,14 @@ def global_card(driver: Driver) -> Card:
     )
 
 
-def models_of_clients(driver: Driver) -> Tensors:
+def models_of_clients(driver: Driver, last: bool = False) -> Tensors:
     """Gather the clients' models, as stacks over all clients, as far as they differ from the global one."""
     if driver.one_for_all:
         return {}
     everybody = range(driver.split.clients)
     chunks = [everybody[begin : begin + _CLIENTS_AT_ONCE] for begin in range(0, len(everybody), _CLIENTS_AT_ONCE)]
-    parts = [{name: tensor.cpu() for name, tensor in driver.used(chunk).items()} for chunk in chunks]
-    shared = {name: tensor.cpu() for name, tensor in driver.model.items()}
+    parts = [{name: tensor.cpu() for name, tensor in driver.used(chunk, last).items()} for chunk in chunks]
+    shared = {name: tensor.cpu() for name, tensor in (driver.tested() if last else driver.model).items()}
     return _own_statistics(driver) | {
         name: stack
         for name, stack in concatenate(parts).items()
@@ -101,11 +105,14 @@ def _normalised_by(card: Card, statistics: Statistics) -> Card:
     return card.with_changes(preprocessing=tuple(steps if own in steps else [*steps, own]))
 
 
-def load_model(path: str | Path, client: int | None = None, network: Network | None = None) -> TrainedModel:
+def load_model(
+    path: str | Path, client: int | None = None, network: Network | None = None, last: bool = False
+) -> TrainedModel:
     """Load a model, ready to use: from the folder of a run, or from one that was saved or exported.
 
     Of a run, it is the global model, or the one that a client uses. A network that was made in Python is given again:
-    the module, or a function that returns it.
+    the module, or a function that returns it. Where validation has chosen models, these are loaded, unless the ``last``
+    ones are asked for.
     """
     path = Path(path)
     if not (path / "experiment.toml").exists():
@@ -114,7 +121,13 @@ def load_model(path: str | Path, client: int | None = None, network: Network | N
         return TrainedModel.load(path, network)
     folder = RunFolder.open(path)
     load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
-    card, shared, own = folder.card(), folder.model(), folder.models_of_clients()
+    card, shared, own = folder.card(), folder.model(last), folder.models_of_clients(last)
+    summary, metrics = folder.summary(), folder.metrics()
+    if last:
+        round = int(summary["rounds"])
+        card = card.with_changes(
+            metrics=_global_metrics(metrics, round), origin={**card.origin, "round": round}, hash=None
+        )
     if client is None:
         method = str(card.origin["method"])
         _refuse_half(method, [name for name in own or () if name not in shared])
@@ -127,9 +140,8 @@ def load_model(path: str | Path, client: int | None = None, network: Network | N
                 f"The run in '{path}' was made on a network of sites, and the models that they use lie there; "
                 "ask the site for its folder, or leave the client out for the global model."
             )
-        summary = folder.summary()
-        rounds = summary.get("validated_rounds", ())
-        card = _of_client(card, client, folder.metrics(), summary["headline"], rounds)
+        rounds = () if last else summary.get("validated_rounds", ())
+        card = _of_client(card, client, metrics, summary["headline"], rounds)
         mine = {name: stack[client] for name, stack in own.items()}
         if all(name in mine for name in _STATISTICS):
             mean, deviation = (tuple(mine.pop(name).tolist()) for name in _STATISTICS)
