@@ -116,7 +116,7 @@ def evaluate(
         results.print(f"{found['data']}, {found['samples']} samples ({found['part']})", soft_wrap=True)
         table = new_table("metric", "value", right=("value",))
         for name, value in found["metrics"].items():
-            table.add_row(name, f"{value:.4f}")
+            table.add_row(name, f"{value:.0f}" if name.startswith("confusion.") else f"{value:.4f}")
         results.print(table)
 
 

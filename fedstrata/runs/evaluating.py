@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,21 @@ def measured(
             f"{', '.join(model.class_names)}."
         )
     right = torch.tensor([places.get(name, -1) for name in dataset.class_names])[labels]
-    return score(model.predict_proba(dataset.inputs[positions]), right, "+".join(filter(None, (*ALWAYS, metrics))))
+    found = score(model.predict_proba(dataset.inputs[positions]), right, "+".join(filter(None, (*ALWAYS, metrics))))
+    return {_with_names(name, model.class_names): value for name, value in found.items()}
+
+
+def _with_names(metric: str, class_names: Sequence[str]) -> str:
+    """Name classes, not their places, at the end of a metric's name.
+
+    >>> _with_names("confusion.0.1", ("ill", "well")), _with_names("recall(of=each).1", ("ill", "well"))
+    ('confusion.ill.well', 'recall(of=each).well')
+    """
+    matched = re.fullmatch(r"(.*?)((?:\.\d+)+)", metric)
+    if matched is None or matched.group(1).endswith("="):
+        return metric
+    places = matched.group(2).split(".")[1:]
+    return ".".join((matched.group(1), *(class_names[int(place)] for place in places)))
 
 
 def _loaded(experiment: Experiment, model: TrainedModel) -> Dataset:

@@ -135,4 +135,6 @@ def test_from_a_table_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.warns(fedstrata.FedStrataWarning):  # nobody had the value 'x' in training
         found = evaluate_model(fedstrata.load(run), run, other, part="all")
     assert found["samples"] == 4
+    counted = evaluate_model(fedstrata.load(run), run, metrics="confusion")["metrics"]
+    assert list(counted)[2:] == ["confusion.ill.ill", "confusion.ill.well", "confusion.well.ill", "confusion.well.well"]
     assert found["metrics"]["accuracy"] == 1.0
