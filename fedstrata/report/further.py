@@ -61,7 +61,9 @@ def _over_clients(view: View) -> Markup | None:
     for group in view.groups:
         line: list[Cell | str] = [group.label]
         for name in names:
-            line += [_cell(_finals(group, f"{name}.{statistic}")) for statistic in STATISTICS]
+            for statistic in STATISTICS:
+                values = _finals(group, f"{name}.{statistic}")
+                line.append(_count(values) if statistic == UNDEFINED else _cell(values))
         cells.append(line)
     return table("Over the clients", columns, cells)
 
@@ -74,6 +76,12 @@ def _finals(group: Group[Run], metric: str) -> list[float]:
 def _cell(values: Iterable[float]) -> Cell:
     found = estimate(values)
     return Cell(formats.number(found), None if found is None else found.mean)
+
+
+def _count(values: Iterable[float]) -> Cell:
+    """Show how many clients it is, in the mean over seeds."""
+    found = estimate(values)
+    return _cell(()) if found is None else Cell(f"{found.mean:g}", found.mean)
 
 
 def _by_class(view: View) -> list[Markup]:
