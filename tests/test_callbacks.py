@@ -110,6 +110,24 @@ def test_a_model_cannot_be_had_when_its_round_is_over() -> None:
         RoundView("fedavg", 0, 1, 1, 0.0, {}).model  # noqa: B018
 
 
+def test_models_of_a_round_are_ready_to_use_whatever_validation_has_chosen() -> None:
+    seen: list[tuple[int, dict[str, torch.Tensor], float]] = []
+
+    def watch(view: RoundView) -> None:
+        whole, own = view.global_model(), view.client_model(0)
+        assert whole.predict(torch.rand(3, 1, 8, 8)).shape == (3,)
+        assert own.card.origin["round"] == view.round
+        assert all(torch.equal(tensor, view.model[name]) for name, tensor in whole.network.named_parameters())
+        seen.append((view.round, own.plain_state_dict(), view.metrics["global.accuracy"]))
+        assert whole.card.metrics["accuracy"] == view.metrics["global.accuracy"]
+
+    experiment = TINY.with_changes({"rounds": 3, "validation_fraction": 0.2, "evaluate_every": 1})
+    result = fedstrata.run(experiment, callbacks=[watch])
+    assert [round for round, _, _ in seen] == [1, 2, 3]
+    final = result.client_model(0, last=True).plain_state_dict()
+    assert all(torch.equal(tensor, final[name]) for name, tensor in seen[-1][1].items())
+
+
 def test_a_callback_ends_a_run_which_is_then_finished(tmp_path: Path) -> None:
     log = Log()
     result = fedstrata.run(TINY, out=tmp_path / "a", callbacks=[StopAt(3), log])

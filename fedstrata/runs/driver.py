@@ -241,7 +241,7 @@ class Driver:
     def ready_model(self, round: int, client: int | None) -> TrainedModel:
         """Make a model ready to use, the global one or a client's; refused once that round is over."""
         self._refuse_past(round)
-        return self.global_model() if client is None else self.client_model(client)
+        return self.global_model(last=True) if client is None else self.client_model(client, last=True)
 
     def _refuse_past(self, round: int) -> None:
         if round != self.round:
