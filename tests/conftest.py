@@ -28,3 +28,17 @@ def fresh_imports() -> Iterator[None]:
         for registry, name in file.registered:
             registry.put(name, None)
     plugins._imported.clear()
+
+
+@pytest.fixture
+def fresh_methods(fresh_imports: None) -> Iterator[None]:
+    """Forget the components that a page registers."""
+    from fedstrata.losses import losses
+    from fedstrata.methods import methods
+    from fedstrata.scores import metrics
+
+    known = {registry: set(registry.names()) for registry in (methods, losses, metrics)}
+    yield
+    for registry, before in known.items():
+        for name in set(registry.names()) - before:
+            registry.put(name, None)

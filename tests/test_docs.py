@@ -10,16 +10,13 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from fedstrata.cli import app, main
-from fedstrata.losses import losses
 from fedstrata.methods import Decision, Matter, Part, methods
-from fedstrata.scores import metrics
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -70,16 +67,6 @@ def blocks(page: str) -> list[Block]:
         Block(language, file, text, following[2] if language == "python" and following[0] == "text" else None)
         for (language, file, text), following in zip(found, after, strict=True)
     ]
-
-
-@pytest.fixture
-def fresh_methods(fresh_imports: None) -> Iterator[None]:
-    """Forget the components that a page registers."""
-    known = {registry: set(registry.names()) for registry in (methods, losses, metrics)}
-    yield
-    for registry, before in known.items():
-        for name in set(registry.names()) - before:
-            registry.put(name, None)
 
 
 @pytest.mark.usefixtures("fresh_methods")

@@ -14,6 +14,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 SHELL = [line.partition("#")[0].strip() for line in README.splitlines() if line.startswith("fedstrata ")]
 
 
+@pytest.mark.usefixtures("fresh_methods")
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_python_examples_run(number, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

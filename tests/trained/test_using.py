@@ -102,6 +102,19 @@ def test_export_is_read_by_others(ditto: fedstrata.Result, tmp_path: Path, capsy
     assert f"| accuracy | {model.card.metrics['accuracy']:.4f} |" in readme
 
 
+def test_an_onnx_file_that_computes_something_else_is_not_written(
+    ditto: fedstrata.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = ditto.client_model(1)
+    right = model.predict_proba
+    monkeypatch.setattr(model, "predict_proba", lambda inputs: right(inputs) + 0.01)
+    with pytest.raises(fedstrata.FedStrataError, match=r"differs from PyTorch by 0\.01 in probability"):
+        export(model, tmp_path / "exported", onnx=True)
+    assert not (tmp_path / "exported").exists()
+
+
 def test_classes_go_by_their_names(ditto: fedstrata.Result) -> None:
     """Data that lists them in another order is tested rightly, and a class that nobody trained on is refused."""
     model, some = ditto.client_model(0), DIGITS.test[:40]
