@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from attacks import Table, note_attack
 from hypothesis import settings
 
 from fedstrata import plugins
@@ -12,6 +14,23 @@ from fedstrata import plugins
 # Properties are checked without a time limit per example: a busy machine is no failure.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer to write down what attacks have come to; see ``tests/attacks.py``."""
+    parser.addoption("--report", type=Path, help="the page that gets the table of attacks, docs/security.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gather what tests perform, in the process that hears of all of them."""
+    page = config.getoption("--report", None)
+    if page is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Table(page))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note what a test performs."""
+    note_attack(item)
 
 
 @pytest.fixture(autouse=True)

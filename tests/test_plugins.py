@@ -21,7 +21,8 @@ from fedstrata.comparing import OtherExperimentError, PlannedRun
 from fedstrata.data import datasets
 from fedstrata.deployment.protocol import OK, REFUSED, Request
 from fedstrata.deployment.server import Deployment
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment, read_pinned
 from fedstrata.methods import methods

@@ -283,7 +283,8 @@ def client(
     from fedstrata.deployment.flower import SuperNode, app_of
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
     from fedstrata.deployment.rules import SiteRules
-    from fedstrata.deployment.site import Site, SiteData
+    from fedstrata.deployment.site import Site
+    from fedstrata.deployment.site_data import SiteData
     from fedstrata.files import WriteLock, make_folder
     from fedstrata.plugins import import_files
 

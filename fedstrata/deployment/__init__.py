@@ -10,6 +10,8 @@ What both ends agree on:
 A site:
 
     site.py           it answers requests, each once
+    site_data.py      where its samples come from
+    member.py         its part in one run
     store.py          what it keeps on its disk
     saving.py         the model that it ends with
     telling.py        what it tells its operator

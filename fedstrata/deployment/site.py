@@ -10,20 +10,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from fedstrata._version import __version__
-from fedstrata.data import Dataset, Split, datasets
-from fedstrata.data.channels import ChannelSums, Statistics, client_sums
-from fedstrata.data.transforms import normalisation_in
-from fedstrata.deployment.declarations import NOTHING, SUMS, Declaration, Schema
-from fedstrata.deployment.facts import cost_to_facts, finite_or_none, scores_to_facts, statistics_from_facts
+from fedstrata.data.channels import ChannelSums, Statistics
+from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
+from fedstrata.deployment.member import Member
 from fedstrata.deployment.protocol import (
     BEGINNING,
     BEHIND,
@@ -38,168 +33,21 @@ from fedstrata.deployment.protocol import (
     Stage,
     digest,
 )
-from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, SiteRules, refuse_matrices, tells_of_classes
+from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, SiteRules
 from fedstrata.deployment.saving import save_model
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.deployment.statistics import sums_to_facts, to_pieces
 from fedstrata.deployment.store import Record, SiteStore
 from fedstrata.deployment.telling import Teller
-from fedstrata.engines.client import ClientSide
-from fedstrata.engines.evaluation import Evaluator
-from fedstrata.engines.forward import LoopForward
-from fedstrata.engines.loop import LoopClient
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Message
-from fedstrata.plugins import imported_name, require_imports
-from fedstrata.runs.preparing import Ingredients, Prepared, load_data, prepare
 from fedstrata.stack import Stack, Tensors, take_first
 from fedstrata.wire import AS_IS, decode, encode, quantisation_error
 
 if TYPE_CHECKING:
     from fedstrata.deployment.secure.site import SecureSteps
-
-
-@dataclass(frozen=True)
-class SiteData:
-    """Where a site's samples come from.
-
-    All samples of the dataset are its own, or with ``part`` (for rehearsals on one machine) only those that the
-    experiment's partition gives to that client. ``data``, ``data_root`` and ``device`` are the site's own choice,
-    whatever the server's experiment says of them. ``ingredients`` are Python objects of the site's own.
-    """
-
-    data: str | None = None
-    data_root: str | None = None
-    device: str = "auto"
-    part: int | None = None
-    ingredients: Ingredients = field(default_factory=Ingredients)
-
-    def prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
-        """Load the site's samples and build the model.
-
-        The server names files that it has imported; only those that the site's operator has given too are used.
-        """
-        for text in experiment.imports:
-            require_imports(
-                [text],
-                f"get it from the server's operator, read it, and start the client with --import {imported_name(text)}",
-            )
-        if self.data is None and datasets.make(experiment.data).names_files:
-            raise FedStrataError(
-                f"The server names a folder of this machine ('{experiment.data}'); only the site itself may do that, "
-                "with --data or --data-root."
-            )
-        experiment = replace(
-            experiment, data=self.data or experiment.data, data_root=self.data_root, device=self.device, clients=sites
-        )
-        if self.part is not None:
-            if self.part != number:
-                raise FedStrataError(
-                    f"This site was started with part {self.part} of the data, but the server counts it as {number}; "
-                    "start the sites in the order of the sites file."
-                )
-            return _with_own_statistics(prepare(experiment, self.ingredients.with_secret()), number)
-        dataset = load_data(experiment) if self.ingredients.dataset is None else self.ingredients.dataset
-        # Every client of the split is this site: the server's numbering holds, and no other site's data is needed.
-        split = Split((dataset.train,) * sites, (dataset.test,) * sites)
-        own = replace(self.ingredients.with_secret(), dataset=dataset, split=split)
-        return _with_own_statistics(prepare(experiment, own), number)
-
-
-def _with_own_statistics(ready: Prepared, number: int) -> Prepared:
-    """Put the numbers by which this site alone normalises, where it does, into its dataset."""
-    own = ready.data.own
-    return ready if own is None else ready.with_statistics(own[number])
-
-
-class _Member:
-    """The site's part in one run: its client, and how its models are tested.
-
-    Where it normalises by the ``statistics`` of all sites, it can do nothing before these are known.
-    """
-
-    def __init__(self, ready: Prepared, number: int, statistics: Statistics | None) -> None:
-        refuse_matrices(ready.setting.metrics)
-        self.normalises_by = _normalises_by(ready)
-        self.knows_statistics = self.normalises_by != SUMS or statistics is not None
-        if self.normalises_by == SUMS and statistics is not None:
-            if len(statistics.mean) != ready.dataset.input_shape[0]:
-                raise ProtocolError(f"Statistics came for {len(statistics.mean)} channels.")
-            ready = ready.with_statistics(statistics)
-        self.ready = ready
-        self.number = number
-        self.forward = LoopForward(ready.model, ready.setting.head)
-        self.client = LoopClient(ClientSide(ready.setting, self.forward, ready.data), number)
-        self.first_state = self.client.state
-        self.evaluator = Evaluator(ready.setting, ready.data)
-
-    def declaration(self) -> dict[str, Any]:
-        """Tell what the server must know of the data, and nothing more."""
-        dataset, split = self.ready.dataset, self.ready.data.split
-        declaration = Declaration(
-            _schema(dataset),
-            len(split.train[self.number]),
-            len(split.test[self.number]),
-            tuple(self.ready.declared.label_counts[self.number].tolist()),
-            self.normalises_by,
-        )
-        return {"version": __version__, **declaration.to_facts()}
-
-    def sums(self, rules: SiteRules) -> ChannelSums:
-        """Add up the channels of the site's training samples, unless its rules forbid that."""
-        if self.normalises_by != SUMS:
-            raise ProtocolError("Nothing in this run needs the sums of this site's samples.")
-        samples = len(self.ready.split.train[self.number])
-        if not rules.statistics:
-            raise FedStrataError("This site gives no sums of its samples away (--no-statistics).")
-        if samples < rules.min_samples:
-            raise FedStrataError(
-                f"This site has {samples} training samples, and gives no sums of fewer than {rules.min_samples} away "
-                "(--min-samples)."
-            )
-        return client_sums(self.ready.dataset, self.ready.split, self.number)
-
-    def scores(self, model: Tensors) -> dict[str, Any]:
-        """Test a model on the site's own test samples."""
-        scores, metrics = self.evaluator.own_models(self.forward, model, [self.number]), self.ready.setting.metrics
-        return scores_to_facts(scores, metrics, self.tells_of_classes)
-
-    @cached_property
-    def tells_of_classes(self) -> bool:
-        """Whether there are test samples enough to tell something of single classes."""
-        own = self.ready.data.split.test[self.number]
-        labels = self.ready.dataset.labels.numpy()[own]
-        return tells_of_classes(np.bincount(labels, minlength=self.ready.dataset.classes).tolist())
-
-    def summed(self, reply: Message) -> Message:
-        """Take out of a reply what a server adds up that sees only sums: the shared tensors."""
-        shared = self.ready.setting.shared
-        tensors = {name: tensor for name, tensor in reply.tensors.items() if name in shared}
-        return Message(tensors, {name: mask for name, mask in reply.masks.items() if name in tensors})
-
-    def exchange(self, place: Place) -> PartExchange:
-        """Find the exchange that a survey or an announcement belongs to."""
-        exchanges = self.ready.setting.exchanges_before(place.round)
-        if place.exchange >= len(exchanges):
-            raise ProtocolError(f"The method has no exchange number {place.exchange} before round {place.round}.")
-        return exchanges[place.exchange]
-
-
-def _schema(dataset: Dataset) -> Schema:
-    """Tell what this site's samples must have in common with those of the others."""
-    columns = "" if dataset.table is None else digest("\n".join(dataset.table.inputs).encode())
-    kind = str(dataset.inputs.dtype).removeprefix("torch.")
-    return Schema(tuple(dataset.input_shape), tuple(dataset.class_names), kind, columns)
-
-
-def _normalises_by(ready: Prepared) -> str | Statistics:
-    """Tell whether samples are normalised by what all sites' sums tell, by published constants, or by neither."""
-    normalisation, dataset = normalisation_in(ready.data.transforms), ready.dataset
-    if normalisation is None or not normalisation.of_everybody or dataset.mean is None or dataset.deviation is None:
-        return NOTHING
-    return SUMS if dataset.estimated else Statistics(dataset.mean, dataset.deviation)
 
 
 @dataclass(frozen=True)
@@ -237,7 +85,7 @@ class Site:
         self.run = ""
         self._greeting = Request("hello")
         self._floor = 0
-        self._member: _Member | None = None
+        self._member: Member | None = None
         self._store: SiteStore | None = None
         self._newest: Record | None = None
         self._secure: SecureSteps | None = None
@@ -321,7 +169,7 @@ class Site:
         member = self._member
         if member is None or self.run != request.run or _role(self._greeting) != _role(request):
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
-            member = _Member(ready, number, statistics)
+            member = Member(ready, number, statistics)
             self.end = self._model = None
             samples = len(ready.data.split.train[number])
             self.log(
@@ -336,7 +184,7 @@ class Site:
                 )
             self.teller.waits_for = "the other sites to come"
         elif not member.knows_statistics:
-            member = _Member(member.ready, number, statistics)
+            member = Member(member.ready, number, statistics)
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
         self._member, self._store, self._newest, self._secure = member, store, None, secure
@@ -444,7 +292,7 @@ class Site:
         withheld = self._secure is not None and record.place.stage == Stage.TRAINING
         return Reply(request.ticket, facts=record.facts, payload=b"" if withheld else record.reply)
 
-    def _perform(self, member: _Member, request: Request, payload: bytes, asked: str, adopted: Place) -> Record:
+    def _perform(self, member: Member, request: Request, payload: bytes, asked: str, adopted: Place) -> Record:
         facts: dict[str, Any] = {}
         reply = b""
         round = request.round

@@ -11,7 +11,8 @@ from small_world import ingredients
 
 from fedstrata.deployment.federation import Event
 from fedstrata.deployment.protocol import Reply, Request
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.runs.preparing import Ingredients
 
 Delivery = tuple[float, Reply | str]

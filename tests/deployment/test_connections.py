@@ -23,7 +23,8 @@ from fedstrata.cli.deployment import is_loopback, read_address
 from fedstrata.deployment.flower import ServerCertificate, SuperLink, SuperNode, app_of, serve
 from fedstrata.deployment.keys import SitesFile, make_keys, read_private_key
 from fedstrata.deployment.server import Deployment
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.errors import FedStrataError
 from fedstrata.runs.folder import RunFolder
 

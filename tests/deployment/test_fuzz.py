@@ -12,7 +12,8 @@ from small_world import SITES, hello, ingredients, request, simulated
 
 from fedstrata.deployment.checks import check_weights, layout, odd_ones_out, read_reply
 from fedstrata.deployment.protocol import OK, REFUSED, Place, ProtocolError, Reply, Request
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError

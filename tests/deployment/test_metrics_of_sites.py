@@ -20,7 +20,8 @@ from fedstrata.deployment.facts import scores_from_facts
 from fedstrata.deployment.protocol import OK, REFUSED, Place, Request
 from fedstrata.deployment.rules import tells_of_classes
 from fedstrata.deployment.server import Deployment
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.runs.preparing import Ingredients
 from fedstrata.scores import make_metrics

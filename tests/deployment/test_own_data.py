@@ -19,7 +19,8 @@ from fedstrata.data import from_arrays, from_table
 from fedstrata.deployment.protocol import REFUSED, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.errors import FedStrataError
 from fedstrata.report import read_run, write_report
 from fedstrata.runs.folder import RunFolder

@@ -18,7 +18,8 @@ from small_world import SITES, hello, ingredients, request, simulated
 
 from fedstrata.deployment.protocol import OK, REFUSED, SECURE_KINDS, UNREADY, Place, Reply, Request
 from fedstrata.deployment.rules import Rules, SiteRules
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.methods.contract.views import Message

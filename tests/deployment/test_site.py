@@ -26,7 +26,8 @@ from fedstrata.deployment.protocol import (
     Stage,
     digest,
 )
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.deployment.store import SiteStore
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.errors import FedStrataError

@@ -21,7 +21,8 @@ from fedstrata.deployment.facts import statistics_from_facts
 from fedstrata.deployment.protocol import OK, REFUSED, UNREADY, Place, ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules, SiteRules
 from fedstrata.deployment.server import DEPLOYMENT_FILE, Deployment
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.deployment.statistics import from_pieces, sums_from_facts, to_pieces
 from fedstrata.engines.planning import Plan
 from fedstrata.errors import FedStrataError

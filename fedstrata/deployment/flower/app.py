@@ -28,7 +28,8 @@ from fedstrata.deployment.flower.messages import from_record, to_record
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
-from fedstrata.deployment.site import Site, SiteData
+from fedstrata.deployment.site import Site
+from fedstrata.deployment.site_data import SiteData
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import import_files, load_imports
 from fedstrata.runs.preparing import Ingredients

@@ -1,0 +1,89 @@
+"""Tests that perform an attack or a fault, and the table that ``docs/security.md`` makes of them.
+
+Such a test says what it does and what comes of it::
+
+    @pytest.mark.attack("A site reports a loss of 10**400.", "Its reply is refused by name; the round goes on.")
+    def test_an_endless_loss(record_property):
+        ...
+        record_property("measured", "at most 61 MB")   # where something was measured
+
+``pytest -m attack --report docs/security.md`` performs all of them, slow ones too, and writes what happened between the
+two marks in that file: the outcome where the test has passed, and that it failed where it has not.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+BEGIN, END = "<!-- attacks: begin -->\n", "<!-- attacks: end -->\n"
+ROOT = Path(__file__).parent.parent
+
+
+class Performed(NamedTuple):
+    """An attack that was performed by a test, and what came of it."""
+
+    test: str
+    attack: str
+    outcome: str
+    passed: bool
+    measured: str
+
+
+def note_attack(item: pytest.Item) -> None:
+    """Let the report of a test tell what it performs, in whichever process it runs."""
+    mark = item.get_closest_marker("attack")
+    if mark is not None:
+        item.user_properties += [("attack", mark.args[0]), ("outcome", mark.args[1])]
+
+
+@dataclass
+class Table:
+    """Gathers what the tests have performed, and writes it into a page."""
+
+    page: Path
+
+    def __post_init__(self) -> None:
+        self.performed: dict[str, Performed] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        told = dict(report.user_properties)
+        if "attack" not in told or report.skipped or (report.when != "call" and report.passed):
+            return
+        test = report.nodeid.partition("[")[0]
+        before = self.performed.get(test)
+        passed = report.passed and (before is None or before.passed)
+        measured = str(told.get("measured", "" if before is None else before.measured))
+        self.performed[test] = Performed(test, str(told["attack"]), str(told["outcome"]), passed, measured)
+
+    def pytest_sessionfinish(self) -> None:
+        content = self.page.read_text()
+        head, _, rest = content.partition(BEGIN)
+        _, _, tail = rest.partition(END)
+        self.page.write_text(head + BEGIN + table(sorted(self.performed.values())) + END + tail)
+
+
+def table(performed: list[Performed]) -> str:
+    """Write attacks as a table, those of one file of tests together."""
+    lines = ["| attack or fault | what happened | test |", "|---|---|---|"]
+    for one in performed:
+        outcome = one.outcome if one.passed else "**The test fails.**"
+        measured = f" Measured: {one.measured}." if one.measured else ""
+        file, _, name = one.test.rpartition("::")
+        lines.append(f"| {one.attack} | {outcome}{measured} | `{Path(file).name}`<br>`{name}` |")
+    return "\n".join(lines) + "\n"
+
+
+def marked_tests() -> set[str]:
+    """Name all tests that are marked as attacks, from their source."""
+    return {
+        f"{path.name}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(decorator).startswith("pytest.mark.attack(") for decorator in node.decorator_list)
+    }
