@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedstrata.methods.contract.declarations import Facts, Matter, Touches
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Server
 from fedstrata.methods.mechanisms.private_updates import PrivateUpdates
-from fedstrata.rng import normal
 from fedstrata.stack import Tensors
 
 
@@ -39,9 +36,8 @@ class CentralDP(PrivateUpdates):
     def published(self, server: Server, merged: Tensors) -> Tensors:
         """Put noise on the merged model."""
         scale = self.multiplier(server.rounds) * self.clip / len(server.participants)
-        key = torch.tensor(server.secret_key(self.name), device=server.sizes.device)
         return {
-            name: tensor + scale * normal(key, tensor.shape, place).to(tensor.dtype)
+            name: tensor + scale * server.noise(self.name, tensor.shape, place).to(tensor.dtype)
             if tensor.is_floating_point()
             else tensor
             for place, (name, tensor) in enumerate(merged.items())

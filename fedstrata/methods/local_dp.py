@@ -11,7 +11,6 @@ from fedstrata.methods.contract.declarations import Facts
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients
 from fedstrata.methods.mechanisms.private_updates import PrivateUpdates
-from fedstrata.rng import normal
 
 
 @methods.register("local-dp")
@@ -38,4 +37,4 @@ class LocalDP(PrivateUpdates):
     def disturbed(self, clients: Clients, update: Tensor, place: int) -> Tensor:
         """Put the client's own noise on its update."""
         scale = 2 * self.multiplier(clients.rounds) * self.clip
-        return update + scale * normal(clients.secret_keys(self.name), update.shape[1:], place).to(update.dtype)
+        return update + scale * clients.noise(self.name, update.shape[1:], place).to(update.dtype)
