@@ -13,6 +13,7 @@ A site:
     site_data.py      where its samples come from
     member.py         its part in one run
     store.py          what it keeps on its disk
+    budget.py         what it has spent of its privacy, over all runs, and refuses to spend
     saving.py         the model that it ends with
     telling.py        what it tells its operator
 

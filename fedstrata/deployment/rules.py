@@ -93,6 +93,11 @@ class SiteRules(Spec):
         "Whether sums of its training samples may leave, by which 'normalise' finds mean and deviation of all.",
     )
     min_samples: int = parameter(5, "Sums of fewer training samples than this never leave the site.", low=1)
+    lifetime_epsilon: float | None = parameter(
+        None, "The epsilon that the site spends in all runs together, none of them without noise; none: no bound.",
+        above=0,
+    )  # fmt: skip
+    lifetime_delta: float = parameter(1e-5, "The delta at which that is counted.", above=0, below=1)
 
 
 @dataclass(frozen=True)
