@@ -26,6 +26,7 @@ from fedstrata.deployment.facts import statistics_from_facts, statistics_to_fact
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
 from fedstrata.deployment.pooling import OTHER_WAYS, agree
 from fedstrata.deployment.protocol import SECURE_KINDS
+from fedstrata.deployment.releases import RELEASES_FOLDER, Releases
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import LoopForward
@@ -226,6 +227,7 @@ class Deployment:
             driver.restore(folder)
             summary = driver.run(folder, [self._noting_traffic(driver), *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
+            Releases(self.out / RELEASES_FOLDER).drop()
             federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")
             return summary
 
@@ -259,7 +261,7 @@ class Deployment:
             dataset=dataset,
             split=split,
             setting=setting,
-            engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation)),
+            engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation), self._releases()),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
             network=network,
         )
@@ -309,6 +311,10 @@ class Deployment:
         from fedstrata.deployment.secure.server import SecureAggregation
 
         return SecureRounds(SecureAggregation(federation, self.out / MASKED_SUM_FILE))
+
+    def _releases(self) -> Releases | None:
+        """Keep models before they leave where a method answers for privacy; elsewhere they can be merged again."""
+        return None if self.method.answering_for_privacy is None else Releases(self.out / RELEASES_FOLDER)
 
     def _begin(self, driver: Driver, federation: Federation) -> RunFolder:
         folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment())
