@@ -268,7 +268,8 @@ def client(
     lifetime_epsilon: Annotated[
         float | None,
         typer.Option(
-            metavar="EPSILON", help="Spend no more privacy than this in all runs together, and take part in none without."
+            metavar="EPSILON",
+            help="Spend no more than this in all runs together, and take part in none without noise.",
         ),
     ] = None,
     lifetime_delta: Annotated[float, typer.Option(metavar="DELTA", help="The delta at which that is counted.")] = 1e-5,

@@ -18,13 +18,13 @@ from fedstrata import files
 from fedstrata.callbacks import Listener, RoundView
 from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
-from fedstrata.data.transforms import normalisation_in
+from fedstrata.data.transforms import OTHER_WAYS, normalisation_in
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
 from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
-from fedstrata.deployment.pooling import OTHER_WAYS, agree
+from fedstrata.deployment.pooling import agree
 from fedstrata.deployment.protocol import SECURE_KINDS
 from fedstrata.deployment.releases import RELEASES_FOLDER, Releases
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices

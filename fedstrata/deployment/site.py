@@ -223,6 +223,10 @@ class Site:
         assert self._member is not None
         if self._member.knows_statistics:
             raise ProtocolError("Mean and deviation are known already; sums are given away once in a run.")
+        if self._spending is not None:
+            raise FedStrataError(
+                f"Under '{self._spending.terms.part}' this site gives no exact sums of its samples away."
+            )
         return self._member.sums(self.rules)
 
     def _is_ready(self, request: Request) -> bool:

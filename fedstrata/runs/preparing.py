@@ -17,7 +17,7 @@ from fedstrata.data import Dataset, Split, datasets, parse_transforms, partition
 from fedstrata.data.channels import Statistics, statistics_of_clients, with_statistics, with_statistics_of_all
 from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
-from fedstrata.data.transforms import Transform, normalisation_in
+from fedstrata.data.transforms import OTHER_WAYS, Transform, normalisation_in
 from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
@@ -166,6 +166,23 @@ def prepare(
     )
     declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
     return Prepared(experiment, dataset, split, model, setting, data, declared)
+
+
+def note_exact_statistics(ready: Prepared) -> None:
+    """Say of a simulation that its mean and deviation are outside of what its method promises.
+
+    Real sites refuse to give the sums for them away.
+    """
+    part, normalisation = ready.setting.method.answering_for_privacy, normalisation_in(ready.data.transforms)
+    exact = normalisation is not None and normalisation.of_everybody and ready.dataset.estimated
+    if part is not None and exact and ready.dataset.mean is not None:
+        warnings.warn(
+            "'normalise' takes the exact mean and deviation of all clients' training samples, which the account of "
+            f"'{part}' does not cover; on real sites it is refused. To be covered, choose other transforms: "
+            f"{OTHER_WAYS}.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
 
 
 def device_data(

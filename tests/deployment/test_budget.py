@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -13,19 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from direct_network import DirectNetwork
-from small_world import EXPERIMENT, SITES, hello, ingredients, request, simulated
+from small_world import hello, ingredients, request, simulated
 
 from fedstrata.deployment.budget import LEDGER_FILE, Budget
 from fedstrata.deployment.protocol import OK, REFUSED, Place, Reply, Request
-from fedstrata.deployment.rules import Rules, SiteRules
-from fedstrata.deployment.server import Deployment
+from fedstrata.deployment.rules import SiteRules
 from fedstrata.deployment.site import Site
 from fedstrata.deployment.site_data import SiteData
 from fedstrata.engines.loop import LoopEngine
-from fedstrata.errors import FedStrataError
 from fedstrata.functional import gaussian_epsilon
-from fedstrata.methods import Method
 from fedstrata.methods.contract.views import Message
 from fedstrata.wire import decode, encode
 
@@ -189,12 +184,24 @@ def test_a_site_killed_before_its_release_was_written_down_answers_after_its_res
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         site = start(folder)
         assert site.answer(greeting()).status == OK
-        with monkeypatch.context() as patched, pytest.raises(Killed):
+        with monkeypatch.context() as patched:
             patched.setattr(Budget, "write", kill)
-            site.answer(train(model()))
+            with pytest.raises(Killed):
+                site.answer(train(model()))
         site = start(folder)
         assert site.answer(train(payload)).status == OK
         assert len(site.budget.accounts()["run"].releases) == 1
+
+
+@pytest.mark.parametrize("method", [METHOD, "fedbn+central-dp"])
+@pytest.mark.attack(
+    "Under local-dp or central-dp, a server asks a site for the exact sums of its samples, as for 'normalise'.",
+    "The site refuses, whatever the server's own checks say.",
+)
+def test_no_exact_sums_leave_under_a_promise_of_privacy(method, tmp_path):
+    site, asked = start(tmp_path), greeting(method)
+    assert site.answer(replace(asked, facts={**asked.facts, "statistics": None})).status == OK
+    assert "gives no exact sums" in refusal(site.answer(Request("statistics", "run")))
 
 
 # No budget is overdrawn -----------------------------------------------------------------------------------------------
@@ -215,7 +222,7 @@ def spend_all(site: Site, run: str = "run", method: str = METHOD) -> tuple[int, 
     "The site refuses, and says what is spent, what it would be, and what is allowed.",
 )
 def test_a_run_gets_the_rounds_that_it_was_granted(tmp_path):
-    """Four rounds with a noise multiplier of 2 are one with 1, which spends 4.377 at a delta of 1e-5; there are three."""
+    """Four rounds with a noise multiplier of 2 are one with 1, which spends 4.377 at a delta of 1e-5; it has three."""
     lines: list[str] = []
     round, reason = spend_all(start(tmp_path, log=lines.append))
     assert round == 4

@@ -139,7 +139,7 @@ def test_sites_refuse_a_server_that_knows_nothing_of_later_models(tmp_path):
     shutil.rmtree(tmp_path / "run")
     shutil.move(tmp_path / "backup", tmp_path / "run")
     network = DirectNetwork(tmp_path, SITES, own=secretive())
-    with pytest.raises(FedStrataError, match="gave a usable answer to 'train 2.0'"):
+    with pytest.raises(FedStrataError, match=r"gave a usable answer to 'train 2\.0'"):
         run(tmp_path, network)
     assert any("has answered round 2 for another model" in line for line in network.lines[0])
 

@@ -256,7 +256,7 @@ def test_a_sum_of_two_tells_each_of_them_the_other_and_is_not_opened():
     party = Party(vectors(3))
     party.share({0, 1, 2})
     party.masked({0, 1}, {0, 1, 2})
-    with pytest.raises(ProtocolError, match="A sum of 2 uploads hides too little: .* at least 3"):
+    with pytest.raises(ProtocolError, match=r"A sum of 2 uploads hides too little: .* at least 3"):
         party.unmask({0, 1}, {0, 1}, {2})
     with pytest.raises(ProtocolError, match="A sum of 2 uploads"):
         Party(vectors(3)).share({0, 1})
@@ -272,7 +272,7 @@ def test_a_sum_of_two_tells_each_of_them_the_other_and_is_not_opened():
     "So many shares are needed for a secret that no such lies to sites that all know each other open a sum of two.",
 )
 def test_lies_about_who_dropped_out_do_not_open_a_sum_of_two():
-    """Sites 0 and 1 are left, and of 2, 3 and 4 each says that the other two dropped out; 0 and 1 say what is missing."""
+    """Sites 0 and 1 are left; of 2, 3 and 4 each hears that the other two dropped out, and 0 and 1 what is missing."""
     lies = {0: {2, 3}, 1: {2, 4}, 2: {3, 4}, 3: {2, 4}, 4: {2, 3}}
     everybody, pair = set(range(5)), {0, 1}
     old = Party(vectors(5), rules=Lower(secure=True, secure_threshold=0.51))

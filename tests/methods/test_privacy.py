@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
@@ -9,12 +10,15 @@ import pytest
 import torch
 from watching import BOTH_ENGINES, clients_view, declared, run, server_view, training_view
 
-from fedstrata.errors import FedStrataError
+from fedstrata.engines.planning import Plan
+from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.functional import gaussian_epsilon
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Facts, Message, Method, Part, Touches, methods
 from fedstrata.rng import normal, unrepeatable_normal
-from fedstrata.testing.world import SIZES, prepare
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
+from fedstrata.testing.world import EXPERIMENT, SIZES, TinyNet, digits, prepare, unequal_split
 
 LAYERS = LayerMap.read(torch.nn.Linear(2, 2), (2,))
 
@@ -193,6 +197,23 @@ def test_what_leaves_a_client_is_clipped_in_whatever_order_the_parts_are_written
     moved = [(tensor[0] - engine.server.model[name]).double() for name, tensor in sent.items()]
     norm = sum(float(change.square().sum()) for change in moved) ** 0.5
     assert norm == pytest.approx(0.01, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["central-dp", "local-dp"])
+def test_a_simulation_that_normalises_by_exact_statistics_says_that_they_are_not_covered(method):
+    """Real sites refuse it; with other transforms, or without a promise, there is nothing to say."""
+
+    def prepared(method: str, transforms: str) -> None:
+        own = Ingredients(digits(), unequal_split(digits()), TinyNet)
+        Driver.prepare(EXPERIMENT.with_changes({"method": method, "transforms": transforms}), own, Plan("loop", 1))
+
+    with pytest.warns(FedStrataWarning, match=rf"account of '{method}' does not cover.* 'normalise:site'.*mean="):
+        prepared(f"fedbn+{method}", "normalise")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for transforms in ("normalise:site", "normalise(mean='0.3', deviation='0.4')", "none"):
+            prepared(f"fedbn+{method}", transforms)
+        prepared("fedbn", "normalise")
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,7 @@ class RoundSecrets:
         own = {self.number: (seeds[self.number], masks[self.number])}
         return replace(self, holders=dict(holders), sealed=sealed, held=own)
 
-    def hold(
-        self, relayed: Mapping[int, str], needed: int, asked: str, fewest: int = FEWEST_SITES
-    ) -> RoundSecrets:
+    def hold(self, relayed: Mapping[int, str], needed: int, asked: str, fewest: int = FEWEST_SITES) -> RoundSecrets:
         """Take the shares of the neighbours in, before the masked upload; only once, for one question."""
         if not self.holders:
             raise ProtocolError("Shares came before the keys of the round.")
@@ -209,8 +207,8 @@ def refuse_few(sites: int, fewest: int) -> None:
     """
     if sites < fewest:
         raise ProtocolError(
-            f"A sum of {sites} uploads hides too little: this site helps to add up at least {fewest}, its own and those "
-            "of its neighbours."
+            f"A sum of {sites} uploads hides too little: this site helps to add up at least {fewest}, its own and "
+            "those of its neighbours."
         )
 
 

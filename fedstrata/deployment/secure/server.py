@@ -204,8 +204,8 @@ class SecureAggregation:
         if sites < FEWEST_SITES:
             raise FedStrataError(
                 f"In round {round} there are uploads of {sites} sites to add up, and a sum of fewer than "
-                f"{FEWEST_SITES} hides too little, so that it is not opened. The rounds so far are saved: look into the "
-                "log, and start the server again when more sites are there."
+                f"{FEWEST_SITES} hides too little, so that it is not opened. The rounds so far are saved: look into "
+                "the log, and start the server again when more sites are there."
             )
 
     def _keep(self, gathered: Gathered) -> None:

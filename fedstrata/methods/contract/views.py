@@ -108,8 +108,8 @@ class Clients:
 
     ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel. ``memory`` is
     what the part remembers. ``initial`` is the common initial model, without a client axis: everybody in a run knows
-    it. ``secret`` says that nobody may be able to draw its noise again, as at a real site; in a simulation everybody can.
-    ``everybody`` and ``probing`` are for the engines: what all parts remember, and how to ask a client's data.
+    it. ``secret`` says that nobody may be able to draw its noise again, as at a real site; in a simulation everybody
+    can. ``everybody`` and ``probing`` are for the engines: what all parts remember, and how to ask a client's data.
 
     ``previous`` is each client's own model as its last local training left it, where a part needs it
     (:attr:`Needs.previous`), and the initial one before the first; ``trained`` tells who has trained before ``[K]``.
@@ -174,8 +174,8 @@ class Server:
 
     ``initial`` is the common initial model, also of what clients keep to themselves.
     ``proxy`` is the server's own small labelled set, where a part needs one (:attr:`Needs.proxy`). ``testing`` says
-    that what is sent will be tested, not trained. ``secret`` says that nobody may be able to draw its noise again, as at
-    the server of real sites.
+    that what is sent will be tested, not trained. ``secret`` says that nobody may be able to draw its noise again, as
+    at the server of real sites.
     """
 
     round: int
