@@ -129,7 +129,7 @@ class Budget:
                     "'local-dp' or 'central-dp', or without this site."
                 )
             return None
-        if known is None or len(known.releases) < rounds:
+        if known is None:
             self.refuse_lifetime(terms)
         return RunBudget(self, run, terms)
 

@@ -271,6 +271,7 @@ def test_all_runs_together_spend_what_the_operator_allows(tmp_path):
     assert f"allows {allowed:g} (lifetime_epsilon)" in reason
     site = start(tmp_path, rules)
     assert "lifetime_epsilon" in refusal(site.answer(greeting(run="third"))), "before anybody trains"
+    assert start(tmp_path, rules).answer(train(model(), run="another")).status == OK, "what has left may be sent again"
 
 
 def test_where_a_lifetime_is_bounded_nothing_leaves_uncounted(tmp_path):
