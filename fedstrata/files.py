@@ -52,6 +52,18 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         _flush(path.parent)
 
 
+def write_privately(path: Path, content: str) -> None:
+    """Put a file that only its owner can read in place in one step."""
+    partial = _partial_beside(path)
+    with explained(path), _removed_on_failure(partial):
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _flush(path.parent)
+
+
 def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> None:
     """Put a folder with its files in place in one step; a folder of that name must not exist, or be empty.
 

@@ -265,6 +265,14 @@ def client(
     min_samples: Annotated[
         int, typer.Option(metavar="N", help="Give no sums of fewer training samples than this away.")
     ] = 5,
+    lifetime_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="EPSILON",
+            help="Spend no more than this in all runs together, and take part in none without noise.",
+        ),
+    ] = None,
+    lifetime_delta: Annotated[float, typer.Option(metavar="DELTA", help="The delta at which that is counted.")] = 1e-5,
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -301,7 +309,8 @@ def client(
             messages.print(f"{site}: {line}", soft_wrap=True)
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    here = Site(folder, own, log, rules=SiteRules(secure_only, not no_statistics, min_samples), out=out)
+    rules = SiteRules(secure_only, not no_statistics, min_samples, lifetime_epsilon, lifetime_delta)
+    here = Site(folder, own, log, rules=rules, out=out)
     node = SuperNode(
         server,
         app_of(lambda context: here),

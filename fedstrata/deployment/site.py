@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.data.channels import ChannelSums, Statistics
+from fedstrata.deployment.budget import Budget, RunBudget
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
 from fedstrata.deployment.member import Member
 from fedstrata.deployment.protocol import (
@@ -89,6 +90,8 @@ class Site:
         self._store: SiteStore | None = None
         self._newest: Record | None = None
         self._secure: SecureSteps | None = None
+        self.budget = Budget(root, self.rules)
+        self._spending: RunBudget | None = None
         self._payload = b""
         self._model: tuple[int, Tensors, dict[str, Any]] | None = None
 
@@ -185,9 +188,11 @@ class Site:
             self.teller.waits_for = "the other sites to come"
         elif not member.knows_statistics:
             member = Member(member.ready, number, statistics)
+        spending = self.budget.open(request.run, member.ready.setting.method, member.ready.setting.rounds)
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
         self._member, self._store, self._newest, self._secure = member, store, None, secure
+        self._spending = spending
         self.run, self._greeting = request.run, request
         return Reply(request.ticket, facts=member.declaration())
 
@@ -218,6 +223,10 @@ class Site:
         assert self._member is not None
         if self._member.knows_statistics:
             raise ProtocolError("Mean and deviation are known already; sums are given away once in a run.")
+        if self._spending is not None:
+            raise FedStrataError(
+                f"Under '{self._spending.terms.part}' this site gives no exact sums of its samples away."
+            )
         return self._member.sums(self.rules)
 
     def _is_ready(self, request: Request) -> bool:
@@ -255,7 +264,9 @@ class Site:
         place = Place.training(round)
         if place not in store.places():
             raise ProtocolError(f"This site has not trained in round {round}.")
-        return decode(store.read(place).reply), float(member.client.side.weights([member.number])[0])
+        record = store.read(place)
+        self._spend(record)
+        return decode(record.reply), float(member.client.side.weights([member.number])[0])
 
     def _do(self, request: Request) -> Reply:
         """Do a step that belongs to the run's history, unless it is done already."""
@@ -267,10 +278,12 @@ class Site:
         if not request.is_in_its_place:
             raise ProtocolError(f"'{request.ticket}' came in the place of another step of round {request.round}.")
         asked = str(request.facts.get("payload", ""))
-        if request.place in store.places():
-            done = store.read(request.place)
-            if done.asked == asked:
-                return self._reply(request, done)
+        done = store.read(request.place) if request.place in store.places() else None
+        kept = done is not None and done.asked == asked
+        if self._spending is not None and request.place.stage == Stage.TRAINING:
+            self._spending.check(request.round, asked, kept)
+        if done is not None and kept:
+            return self._reply(request, done)
         if request.round < self._floor:
             raise ProtocolError(f"Round {request.round} is over; this site is at round {self._floor}.")
         payload = self._received(request, asked)
@@ -289,8 +302,16 @@ class Site:
 
     def _reply(self, request: Request, record: Record) -> Reply:
         """Answer with what was done; under secure aggregation the upload stays here."""
+        self._spend(record)
         withheld = self._secure is not None and record.place.stage == Stage.TRAINING
         return Reply(request.ticket, facts=record.facts, payload=b"" if withheld else record.reply)
+
+    def _spend(self, record: Record) -> None:
+        """Write down what an upload costs in privacy, where it does, before it leaves."""
+        if self._spending is not None and record.place.stage == Stage.TRAINING:
+            words = self._spending.spend(record.place.round, record.asked)
+            if words is not None:
+                self.log(words)
 
     def _perform(self, member: Member, request: Request, payload: bytes, asked: str, adopted: Place) -> Record:
         facts: dict[str, Any] = {}
