@@ -275,9 +275,10 @@ class Federation:
             if site in waiting:
                 self._send(site, waiting[site].todo[0])
         elif event.failure is not None:
-            self.log(f"{self.names[site]} failed: {event.failure}")
+            why = f"failed: {clean(event.failure)}"
+            self.log(f"{self.names[site]} {why}")
             if waiting.pop(site, None) is not None:
-                question.declined[site] = f"failed: {clean(event.failure)}"
+                question.declined[site] = why
         elif event.reply is not None:
             self._take(site, event.reply, question)
 
