@@ -80,7 +80,9 @@ def test_where_no_more_than_half_agree_the_run_does_not_begin(lie, tmp_path):
     sites = network(tmp_path, 2, told)
     with pytest.raises(FedStrataError, match="No more than half of the sites agree") as refusal:
         deployment(tmp_path, NAMES[:2]).run(sites)
-    assert f"berlin declares {words}" in str(refusal.value).replace("the shape [1, 8, 8] of float32 and the classes ", "")
+    assert f"berlin declares {words}" in str(refusal.value).replace(
+        "the shape [1, 8, 8] of float32 and the classes ", ""
+    )
     assert "paris declares the s" in str(refusal.value)
     assert not (tmp_path / "run").exists()
     for lines in sites.lines:
@@ -126,8 +128,8 @@ def test_a_restarted_server_knows_what_was_agreed_on(tmp_path):
             raise Killed
         return [(0.1, reply)]
 
+    own = DirectNetwork(tmp_path, 3, killing, ingredients((9, 16, 12)))
     with pytest.raises(Killed):
-        own = DirectNetwork(tmp_path, 3, killing, ingredients((9, 16, 12)))
         deployment(tmp_path, NAMES, rounds=2).run(own)
     rules = Rules(min_sites=1, max_refusals=1)
     for lie in ("shape", "normalisation"):
@@ -161,5 +163,5 @@ def test_more_than_half_by_hand():
 
     assert settled(0) == settled(1, 0, 0) == settled(1, 1, 0, 0, 0) == schemas[0]
     for even in ((0, 1), (1, 1, 0, 0)):
-        with pytest.raises(FedStrataError, match="v declares .*; w declares"):
+        with pytest.raises(FedStrataError, match=r"v declares .*; w declares"):
             settled(*even)

@@ -1,4 +1,4 @@
-"""Answers that a Flower Grid brings: one that cannot be read, or that claims to be another's, concerns its site alone."""
+"""Answers that a Flower Grid brings: one that cannot be read, or claims to be another's, concerns its site alone."""
 
 from __future__ import annotations
 

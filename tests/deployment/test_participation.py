@@ -27,7 +27,9 @@ NAMES = ["berlin", "paris", "rome", "oslo"]
 SHY = 2
 
 
-def run(folder: Path, network: DirectNetwork, rules: Rules | None = None, **changes: Any) -> tuple[RunFolder, list[str]]:
+def run(
+    folder: Path, network: DirectNetwork, rules: Rules | None = None, **changes: Any
+) -> tuple[RunFolder, list[str]]:
     lines: list[str] = []
     experiment = EXPERIMENT.with_changes({"method": "fedavg", "rounds": 2, **changes})
     deployment = Deployment(experiment, NAMES, folder / "run", rules or Rules(), True, ingredients())
@@ -51,7 +53,9 @@ def refusing(*tickets: str) -> Any:
 )
 def test_a_run_begins_with_all_or_says_who_refuses(tmp_path):
     network = DirectNetwork(tmp_path, SITES, refusing("hello 0.0"))
-    with pytest.raises(TooFewAnswers, match=r"not all take part: rome refuses 'hello 0.0': Not with me\. Put that right"):
+    with pytest.raises(
+        TooFewAnswers, match=r"not all take part: rome refuses 'hello 0.0': Not with me\. Put that right"
+    ):
         run(tmp_path, network)
     assert 600 <= network.time < 700
     assert not (tmp_path / "run").exists()
