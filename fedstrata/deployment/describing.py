@@ -60,8 +60,8 @@ def what_is_refused(rules: Rules) -> list[str]:
             *of_site,
         ]
     return [
-        "a NaN or an infinity, other layers, shapes, types or masks than asked for, a broken checksum, too many bytes or "
-        "tensors",
+        "a NaN or an infinity, other layers, shapes, types or masks than asked for, a broken checksum, too many bytes "
+        "or tensors",
         f"a norm above {rules.norm_limit:g} times that of the model that was sent",
         *of_site,
     ]

@@ -191,6 +191,12 @@ def test_text_from_a_server_is_harmless(tmp_path):
         assert len(line) < 2100
 
 
+def test_every_line_of_the_log_is_cleaned_whoever_writes_it(tmp_path):
+    lines: list[str] = []
+    Federation(DirectNetwork(tmp_path, 1), NAMES[:1], Rules(), "run", "one", EXPERIMENT, log=lines.append).log(NASTY)
+    assert lines == [clean(NASTY, 2000)]
+
+
 def test_clean_keeps_what_people_write():
     kept = "Größe 5 µm, 診断, می\u200cخواهم, naïve [x] 50 %"
     assert clean(kept) == kept
@@ -312,7 +318,8 @@ def test_a_site_does_not_unpack_empty_tensors_either():
 
 KEYS = (
     "loss", "flops", "sparse_flops", "scores", "error", "entries", "input_shape", "class_names", "input_type",
-    "columns", "size", "test_size", "label_counts", "normalises_by", "count", "sums", "squares", "keys", "sealed", "seed_hash",
+    "columns",
+    "size", "test_size", "label_counts", "normalises_by", "count", "sums", "squares", "keys", "sealed", "seed_hash",
     "shares", "reason", "accuracy", "metrics",
 )  # fmt: skip
 
