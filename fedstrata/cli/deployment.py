@@ -26,7 +26,7 @@ from fedstrata.cli.options import (
     read_experiment,
 )
 from fedstrata.cli.running import PAGE, stoppable, unused_folder
-from fedstrata.cli.terminal import Stopped, messages, new_table, print_json, results
+from fedstrata.cli.terminal import Stopped, messages, new_table, print_json, print_line, results
 from fedstrata.errors import FedStrataError
 
 DEFAULT_PORT = 9092
@@ -130,7 +130,7 @@ def deploy(
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
     ):
         progress.begin(f"{experiment.method}, {local} sites")
-        log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
+        log = LogFile(folder / LOG_FILE, lambda line: None if quiet else print_line(line))
         rehearse(deployment, progress, status, log, shaped)
     models = {f"the model of {name}": model_folder(folder, name) for name in deployment.names}
     show_run(folder, None if no_report else folder / PAGE, json, quiet, models)
@@ -227,7 +227,7 @@ def server(
         SuperLink(host, port, [member.public_key for member in file.members], certificate) as link,
     ):
         progress.begin(f"{experiment.method}, {len(file.members)} sites")
-        log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
+        log = LogFile(folder / LOG_FILE, lambda line: None if quiet else print_line(line))
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
         serve(deployment, link, progress, status, log)
     shared = {"the shared part of the model": folder / WEIGHTS_FILE}
@@ -306,7 +306,7 @@ def client(
 
     def log(line: str) -> None:
         if not quiet:
-            messages.print(f"{site}: {line}", soft_wrap=True)
+            print_line(f"{site}: {line}")
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
     rules = SiteRules(secure_only, not no_statistics, min_samples, lifetime_epsilon, lifetime_delta)
@@ -339,7 +339,9 @@ def status(
         print_json(told)
         return
     results.print(
-        f"{told['method']}: {told['state']}, {told['rounds_done']} of {told['rounds']} rounds", soft_wrap=True
+        f"{told['method']}: {told['state']}, {told['rounds_done']} of {told['rounds']} rounds",
+        soft_wrap=True,
+        markup=False,
     )
     if told["accuracy"] is not None:
         results.print(
@@ -351,7 +353,7 @@ def status(
         results.print("on the network: {} up, {} down".format(*carried), soft_wrap=True)
     if told["state"] != "finished":
         for word, names in (("in", "answered"), ("waited for", "waiting"), ("left out", "left_out")):
-            results.print(f"{word}: {', '.join(told[names]) or 'nobody'}", soft_wrap=True)
+            results.print(f"{word}: {', '.join(told[names]) or 'nobody'}", soft_wrap=True, markup=False)
 
 
 def read_address(text: str) -> tuple[str, int]:
@@ -391,7 +393,7 @@ def _show_dry_run(deployment: Any, address: str, secure: bool, json: bool) -> No
         print_json(told)
         return
     for key, value in told.items():
-        results.print(f"{key.replace('_', ' ')}:{_listed(value)}", soft_wrap=True)
+        results.print(f"{key.replace('_', ' ')}:{_listed(value)}", soft_wrap=True, markup=False)
 
 
 def _listed(value: Any) -> str:

@@ -3,8 +3,10 @@
 What both ends agree on:
 
     protocol.py       what a server asks a site, what the site answers, and at which places of a run
+    foreign_text.py   text that others wrote, made harmless
     facts.py          numbers and scores in what travels beside the payload
     declarations.py   what sites declare about their samples
+    agreement.py      what these have in common: known, or declared by more than half
     statistics.py     what they tell for the mean and deviation of all samples
 
 A site:

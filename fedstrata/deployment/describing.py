@@ -56,7 +56,7 @@ def what_leaves_a_site(rules: Rules, sums: bool, surveys: list[str]) -> list[str
 def what_is_refused(rules: Rules) -> list[str]:
     """List what makes the server refuse a reply."""
     of_site = [
-        "other class names, sample shapes or constants than those of the other sites",
+        "other class names, sample shapes or constants than more than half of the sites have, or the rules say",
         f"after {rules.max_refusals} refusals the site is left out",
     ]
     if rules.secure:
@@ -66,7 +66,8 @@ def what_is_refused(rules: Rules) -> list[str]:
             *of_site,
         ]
     return [
-        "a NaN or an infinity, other layers, shapes, types or masks than asked for, a broken checksum, too many bytes",
+        "a NaN or an infinity, other layers, shapes, types or masks than asked for, a broken checksum, too many bytes "
+        "or tensors",
         f"a norm above {rules.norm_limit:g} times that of the model that was sent",
         *of_site,
     ]

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstrata.deployment.checks import Layout, check_weights, layout, odd_ones_out, read_reply
+from fedstrata.deployment.checks import Layout, check_weights, layout, most_bytes, odd_ones_out, read_reply
 from fedstrata.deployment.declarations import with_declarations
 from fedstrata.deployment.facts import cost_from_facts, number_in, read_scores
 from fedstrata.deployment.federation import Federation
-from fedstrata.deployment.protocol import BEGINNING, Place, Reply, Request
+from fedstrata.deployment.protocol import BEGINNING, SMALL_ANSWER, Place, Reply, Request
 from fedstrata.deployment.releases import Releases
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide
@@ -231,8 +231,11 @@ class NetworkEngine:
         facts: Mapping[str, Any] | None = None,
     ) -> dict[int, Request]:
         adopted = max((heard for heard, _ in self._exchanges(place.round)), default=BEGINNING)
+        uploads = kind == "survey" or (kind == "train" and self.secure is None)
+        most = most_bytes(self.setting.initial) if uploads else SMALL_ANSWER
+        told = {"adopted": adopted.to_facts(), **(facts or {})}
         return {
-            site: Request(kind, self.federation.run, place, {"adopted": adopted.to_facts(), **(facts or {})}, message)
+            site: Request(kind, self.federation.run, place, told, message, most)
             for site, message in zip(sites, messages, strict=True)
         }
 

@@ -108,16 +108,42 @@ class Rules(SecureRules):
     """What a server insists on, as the ``[rules]`` of a sites file say."""
 
     min_sites: int | None = parameter(
-        None, "The number of sites with which a round goes on after the timeout; none: it waits for all.", low=1
+        None,
+        "The number of sites with which a round goes on after the timeout; none: the run begins with all, and a round "
+        "waits for all and needs more than half.",
+        low=1,
     )
     round_timeout: float = parameter(600.0, "Seconds that a round waits for all of its sites.", above=0)
     max_refusals: int = parameter(3, "The number of refused replies after which a site is left out.", low=1)
     norm_limit: float = parameter(
         100.0, "A reply is refused if its norm is more than this many times that of the model that was sent.", above=0
     )
+    classes: str | None = parameter(
+        None,
+        "The names of the classes in their order, with commas between; none: what more than half declare.",
+    )
+    input_shape: str | None = parameter(
+        None, "The shape of a sample, such as '3 64 64'; none: what more than half declare."
+    )
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes that all sites must have, if they are given."""
+        return None if self.classes is None else tuple(name.strip() for name in self.classes.split(","))
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape that samples must have, if it is given."""
+        if self.input_shape is None:
+            return None
+        sizes = self.input_shape.replace(",", " ").split()
+        if not sizes or not all(size.isascii() and size.isdigit() and int(size) for size in sizes):
+            raise FedStrataError(f"input_shape is '{self.input_shape}', and no shape; write it like '3 64 64'.")
+        return tuple(map(int, sizes))
 
     def check(self, sites: int) -> None:
-        """Refuse to wait for more sites than there are."""
+        """Refuse to wait for more sites than there are, and a shape that is none."""
+        _ = self.shape
         if self.min_sites is not None and self.min_sites > sites:
             raise FedStrataError(f"min_sites is {self.min_sites}, but there are only {sites} sites; lower it.")
 
@@ -141,9 +167,14 @@ class Rules(SecureRules):
                 f"The sum of {participants} sites does not fit into {self.secure_bits} bits; raise secure_bits."
             )
 
-    def needed(self, asked: int) -> int:
-        """Tell how many of the sites that were asked must give a usable answer."""
-        return 1 if self.min_sites is None else min(self.min_sites, asked)
+    def needed(self, asked: int, majority: bool = True) -> int:
+        """Tell how many of the sites that were asked must give a usable answer.
+
+        If nothing is said it is more than half, or without ``majority``, where something else decides, one.
+        """
+        if self.min_sites is None:
+            return asked // 2 + 1 if majority else 1
+        return min(self.min_sites, asked)
 
     def enough(self, answered: int, asked: int) -> bool:
         """Tell whether a question goes on without the others when the time is over."""

@@ -7,7 +7,7 @@ import datetime
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,16 @@ from fedstrata.callbacks import Listener, RoundView
 from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.transforms import OTHER_WAYS, normalisation_in
+from fedstrata.deployment.agreement import Agreement
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
-from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
+from fedstrata.deployment.facts import (
+    normalisation_from_facts,
+    normalisation_to_facts,
+    statistics_from_facts,
+    statistics_to_facts,
+)
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
 from fedstrata.deployment.pooling import agree
 from fedstrata.deployment.protocol import SECURE_KINDS
@@ -198,7 +204,13 @@ class Deployment:
             session=secrets.token_hex(8),
             experiment=experiment,
             committed=0 if begun is None else begun.committed,
-            schema=None if begun is None else begun.schema,
+            begins=begun is None,
+            agreement=Agreement(
+                None if begun is None else begun.schema,
+                None if begun is None else begun.normalises_by,
+                self.rules.class_names,
+                self.rules.shape,
+            ),
             statistics=None if begun is None else begun.statistics,
             log=log,
             watch=watch,
@@ -235,6 +247,8 @@ class Deployment:
         """Greet the sites, and build what the rounds need."""
         own = self.ingredients.with_secret()
         ready = prepare(experiment, own) if self.rehearsal else None
+        if ready is not None:
+            federation.agreement = replace(federation.agreement, schema=Schema.of(ready.dataset))
         declarations = federation.open()
         statistics = self._statistics(federation)
         if ready is not None and statistics is not None:
@@ -268,7 +282,7 @@ class Deployment:
 
     def _statistics(self, federation: Federation) -> Statistics | None:
         """Tell by what the sites normalise: their datasets' constants, or what their sums tell, found out once."""
-        by = next(iter(federation.declarations.values())).normalises_by
+        by = federation.agreement.normalises_by
         if isinstance(by, Statistics):
             return by
         if by == SUMS and federation.statistics is None:
@@ -326,6 +340,7 @@ class Deployment:
             "statistics": statistics_to_facts(federation.statistics),
             "input_type": federation.schema.input_type,
             "columns": federation.schema.columns,
+            "normalises_by": normalisation_to_facts(federation.agreement.normalises_by),
         }
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
@@ -349,6 +364,7 @@ class _Begun:
     run: str
     committed: int
     schema: Schema
+    normalises_by: str | Statistics | None
     statistics: Statistics | None
 
     @classmethod
@@ -381,6 +397,7 @@ class _Begun:
                 described.get("input_type", "float32"),
                 described.get("columns", ""),
             ),
+            normalisation_from_facts(described.get("normalises_by")),
             statistics_from_facts(described.get("statistics")),
         )
 
@@ -398,7 +415,7 @@ class LogFile:
         self.show(line)
         self._lines.append(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} {' '.join(line.split())}\n")
         if self.path.parent.is_dir():
-            with files.explained(self.path), self.path.open("a", encoding="utf-8") as file:
+            with files.explained(self.path), self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(self._lines)
             self._lines.clear()
 

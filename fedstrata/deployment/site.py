@@ -19,6 +19,7 @@ import torch
 from fedstrata.data.channels import ChannelSums, Statistics
 from fedstrata.deployment.budget import Budget, RunBudget
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
+from fedstrata.deployment.foreign_text import clean, cleaned
 from fedstrata.deployment.member import Member
 from fedstrata.deployment.protocol import (
     BEGINNING,
@@ -79,10 +80,10 @@ class Site:
         self.number = number
         self.rules = rules or SiteRules()
         self.data = data
-        self.log = log
+        self.log = cleaned(log)
         self.out = out
         self.end: End | None = None
-        self.teller = Teller(log)
+        self.teller = Teller(self.log)
         self.run = ""
         self._greeting = Request("hello")
         self._floor = 0
@@ -109,7 +110,7 @@ class Site:
         except Exception as error:  # a message that can be read may still lead anywhere; the site goes on
             reason = f"It does not fit this run ({type(error).__name__}: {error})"
         self.log(f"refused '{request.ticket}': {reason}")
-        return Reply(request.ticket, REFUSED, {"reason": reason[:500]})
+        return Reply(request.ticket, REFUSED, {"reason": clean(reason)})
 
     def _answers(self) -> dict[str, Callable[[Request], Reply]]:
         return {
@@ -127,14 +128,14 @@ class Site:
         }
 
     def _notice(self, request: Request) -> Reply:
-        self.log(str(request.facts.get("text", ""))[:500])
+        self.log(clean(str(request.facts.get("text", ""))))
         return Reply(request.ticket)
 
     def _end(self, request: Request) -> Reply:
         """Hear that the run is over, or that the server was stopped, and save the model as it is by now."""
         if self.run == request.run:
             self.teller.flush()
-            state, words = (str(request.facts.get(key, ""))[:1000] for key in ("state", "text"))
+            state, words = (clean(str(request.facts.get(key, "")), 1000) for key in ("state", "text"))
             self.log(words)
             if self._model is not None and state != "finished":
                 self._save()

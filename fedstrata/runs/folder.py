@@ -383,10 +383,10 @@ def _describe(
         "class_names": dataset.class_names,
         "label_counts": split.label_counts(dataset),
         "sizes": split.sizes,
-        "test_sizes": [len(positions) for positions in split.test],
+        "test_sizes": split.test_sizes,
         "split_hash": split.hash,
         "input_shape": dataset.input_shape,
-        "samples": len(dataset.inputs),
+        "samples": split.samples(dataset),
         **({"whole_numbers": True} if dataset.whole_numbers else {}),
     }
     imported = require_imports(experiment.imports)

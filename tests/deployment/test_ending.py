@@ -112,12 +112,12 @@ def test_a_run_that_fails_ends_its_sites_with_the_reason_and_the_model_so_far(tm
         return [(0.1, "out of memory" if request.kind == "train" and request.round == 2 else reply)]
 
     network = DirectNetwork(tmp_path, SITES, tamper)
-    with pytest.raises(FedStrataError, match="Only 0 of the 1 needed sites"):
+    with pytest.raises(FedStrataError, match="Only 0 of the 3 needed sites"):
         deployment(tmp_path).run(network)
     for site in network.sites:
         assert site.end is not None
         assert site.end.state == "failed"
-        assert "Only 0 of the 1 needed sites" in site.end.words
+        assert "Only 0 of the 3 needed sites" in site.end.words
         assert site.model_folder is not None
         assert TrainedModel.load(site.model_folder, Net).card.origin["round"] == 1
 

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedstrata.deployment.federation import Event
 from fedstrata.deployment.flower.internals import APP_RAISED
 from fedstrata.deployment.flower.messages import from_record, push
+from fedstrata.deployment.foreign_text import clean
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
 
 Nodes = Callable[[], Mapping[int, tuple[int, str]]]
@@ -66,12 +67,16 @@ class GridNetwork:
         return [Event(site, joined=True) for site in new]
 
     def _answered(self) -> list[Event]:
+        """Fetch answers one by one: what one of them says of itself, or does to Flower, concerns no other site."""
         events = []
-        for message in self.grid.pull_messages(list(self._open)) if self._open else ():
-            site = self._open.pop(message.metadata.reply_to_message_id, None)
-            if site is not None:
-                event = _event(site, message)
-                events += [] if event is None else [event]
+        for asked, site in list(self._open.items()):
+            try:
+                answers = [_event(site, message) for message in self.grid.pull_messages([asked])]
+            except Exception as error:
+                answers = [Event(site, failure=f"its answer cannot be read ({type(error).__name__}: {error})")]
+            if answers:
+                del self._open[asked]
+                events += [event for event in answers[:1] if event is not None]
         return events
 
 
@@ -111,9 +116,9 @@ def _event(site: int, message: Message) -> Event | None:
     """Read an answer. A message that Flower gave up is none: its site is asked again when it connects."""
     if message.has_error():
         if message.error.code == APP_RAISED:
-            return Event(site, failure=str(message.error.reason)[:500])
+            return Event(site, failure=clean(str(message.error.reason)))
         return None
     try:
         return Event(site, Reply.read(*from_record(message.content)))
     except ProtocolError as error:
-        return Event(site, failure=str(error))
+        return Event(site, failure=clean(str(error)))

@@ -22,7 +22,7 @@ import numpy as np
 from fedstrata import files
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.federation import Federation, TooFewAnswers
-from fedstrata.deployment.protocol import Place, ProtocolError, Reply, Request, digest
+from fedstrata.deployment.protocol import SMALL_ANSWER, Place, ProtocolError, Reply, Request, digest
 from fedstrata.deployment.rules import FEWEST_SITES
 from fedstrata.deployment.secure.masking import (
     PublicKeys,
@@ -216,8 +216,8 @@ class SecureAggregation:
         """Take the steps from the keys to the masked sum."""
         place, attempt = Place.secure_sum(asked.round, number), secrets.token_hex(8)
 
-        def request(kind: str, **facts: Any) -> Request:
-            return self._request(kind, place, attempt, facts)
+        def request(kind: str, most_bytes: int = SMALL_ANSWER, **facts: Any) -> Request:
+            return replace(self._request(kind, place, attempt, facts), most_bytes=most_bytes)
 
         public = self._ask(
             dict.fromkeys(asked.weights, request("keys")), lambda site, reply: read_public_keys(reply.facts.get("keys"))
@@ -240,6 +240,7 @@ class SecureAggregation:
         requests = {
             site: request(
                 "masked",
+                total.nbytes,
                 sealed={str(other): sealed[other][0][site] for other in sealed if other in holders[site] - {site}},
                 sites=asked.sites,
                 heaviest=asked.heaviest,
@@ -307,7 +308,7 @@ class SecureAggregation:
             return check(site, reply)
 
         self.bytes_down += sum(len(request.header()) for request in requests.values())
-        return self.federation.ask(requests, counted)
+        return self.federation.ask(requests, counted, majority=False)
 
 
 def _is_seed(expected: str) -> Callable[[bytes], bool]:
