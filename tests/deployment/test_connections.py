@@ -213,7 +213,7 @@ def test_names_of_sites_are_checked(names, words, tmp_path):
     [
         (lambda text: text.replace("paris", "berlin"), "same name"),
         (lambda text: text.replace("ecdsa-sha2", "other"), "no public ECDSA key"),
-        (lambda text: text + "\nextra = 1\n", "just a name"),
+        (lambda text: text + "\nextra = 1\n", "extra"),
         (lambda text: "other = 1\n" + text, "other"),
         (lambda text: "[rules]\nmin_site = 2\n" + text, "min_site"),
         (lambda text: "[rules]\nmin_sites = 0\n" + text, "min_sites"),
