@@ -277,6 +277,8 @@ def client(
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")
     passphrase = passphrase_of(keys / SITE_KEY, passphrase_file)
     key = read_private_key(keys / SITE_KEY, passphrase)
+    if authority is not None:
+        _checked_dates(authority, "fedstrata keys renew --authority, where the authority is")
     shown = None if authority is None else _shown_by_site(keys, site, passphrase)
     folder = state or Path(f"site-{site}")
     make_folder(folder)
@@ -358,39 +360,42 @@ def _require_tls(host: str, given: bool, insecure: bool, needed: str) -> None:
 
 def _certificate(folder: Path, mutual_tls: bool, passphrase_file: Path | None) -> tuple[ServerCertificate, str]:
     """Get what a server proves itself with, and in words until when; warn where that is soon."""
-    from fedstrata.deployment.certificates import check_dates, public_key_of, read_certificate
+    from fedstrata.deployment.certificates import check_pair
     from fedstrata.deployment.flower import ServerCertificate
-    from fedstrata.deployment.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, read_private_key
+    from fedstrata.deployment.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, check_mode
 
     paths = [folder / name for name in (CERTIFICATE, SERVER_KEY, *((AUTHORITY,) if mutual_tls else ()))]
     for path in paths:
         if not path.is_file():
             raise FedStrataError(f"There is no file '{path}'; 'fedstrata keys' makes it.")
+    check_mode(paths[1])
     passphrase = passphrase_of(paths[1], passphrase_file)
-    if read_private_key(paths[1], passphrase).public_key() != public_key_of(read_certificate(paths[0])):
-        raise FedStrataError(f"The certificate '{paths[0]}' belongs to another key than '{paths[1]}'.")
-    facts, soon = check_dates(paths[0], _now(), "fedstrata keys renew")
-    if soon is not None:
-        warnings.warn(soon, FedStrataWarning, stacklevel=2)
-    authority = paths[2] if mutual_tls else None
-    return ServerCertificate(paths[0], paths[1], passphrase, authority), f"{facts.ends:%Y-%m-%d}"
+    check_pair(paths[0], paths[1], passphrase)
+    until = _checked_dates(paths[0], "fedstrata keys renew")
+    if (folder / AUTHORITY).is_file():
+        _checked_dates(folder / AUTHORITY, "fedstrata keys renew --authority")
+    return ServerCertificate(paths[0], paths[1], passphrase, paths[2] if mutual_tls else None), until
 
 
 def _shown_by_site(folder: Path, name: str, passphrase: str | None) -> ssl.SSLContext | None:
     """Get what a site shows to a server that asks for its certificate, if it has one."""
-    from fedstrata.deployment.certificates import check_dates, site_context
+    from fedstrata.deployment.certificates import site_context
     from fedstrata.deployment.keys import AUTHORITY, SITE_CERTIFICATE, SITE_KEY
 
     if not (folder / SITE_CERTIFICATE).is_file():
         return None
-    _, soon = check_dates(folder / SITE_CERTIFICATE, _now(), f"fedstrata keys renew --site {name}")
-    if soon is not None:
-        warnings.warn(soon, FedStrataWarning, stacklevel=2)
+    _checked_dates(folder / SITE_CERTIFICATE, f"fedstrata keys renew --site {name}")
     return site_context(folder / AUTHORITY, folder / SITE_CERTIFICATE, folder / SITE_KEY, passphrase)
 
 
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
+def _checked_dates(certificate: Path, remedy: str) -> str:
+    """Tell until when a certificate holds; refuse it if it does not hold now, and warn if it ends soon."""
+    from fedstrata.deployment.certificates import check_dates, day
+
+    facts, soon = check_dates(certificate, datetime.datetime.now(datetime.UTC), remedy)
+    if soon is not None:
+        warnings.warn(soon, FedStrataWarning, stacklevel=2)
+    return day(facts.ends)
 
 
 def _rules(given: dict[str, Any], min_sites: int | None, round_timeout: float | None, secure: bool) -> Any:

@@ -85,21 +85,18 @@ def site_certificate(
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate with a key of an elliptic curve."""
+    """Read a certificate, of whichever authority; of several in the file, the first."""
     try:
-        certificate = x509.load_pem_x509_certificate(files.read_bytes(path))
-        known = isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
+        return x509.load_pem_x509_certificate(files.read_bytes(path))
     except ValueError:
-        known = False
-    if not known:
-        raise FedStrataError(f"'{path}' holds no certificate in PEM form as 'fedstrata keys' makes it.")
-    return certificate
+        raise FedStrataError(f"'{path}' holds no certificate in PEM form; make one with 'fedstrata keys'.") from None
 
 
 def public_key_of(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
     """Return the public key that a certificate is about."""
     key = certificate.public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise FedStrataError("A certificate that another authority has made cannot be renewed here; ask that one.")
     return key
 
 
@@ -116,14 +113,32 @@ def facts_of(certificate: x509.Certificate) -> CertificateFacts:
     """Tell what a certificate says."""
     hosts = hosts_of(certificate)
     subject = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     return CertificateFacts(
-        "authority" if authority else "server" if hosts else "site",
+        "authority" if _may_sign(certificate) else "server" if hosts else "site",
         ", ".join(hosts) or (str(subject[0].value) if subject else ""),
         certificate.not_valid_before_utc,
         certificate.not_valid_after_utc,
         certificate.fingerprint(hashes.SHA256()).hex(),
     )
+
+
+def _may_sign(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def check_pair(certificate: Path, key: Path, passphrase: str | None) -> None:
+    """Refuse a certificate and a private key that do not belong together, or that cannot be used at all."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, passphrase)
+    except (ssl.SSLError, OSError) as error:
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            raise FedStrataError(f"The certificate '{certificate}' belongs to another key than '{key}'.") from None
+        if passphrase is not None:
+            raise FedStrataError(f"The passphrase of the private key '{key}' is wrong.") from None
+        raise FedStrataError(f"'{certificate}' and '{key}' cannot be used: {error}.") from None
 
 
 def check_dates(path: Path, now: datetime.datetime, remedy: str) -> tuple[CertificateFacts, str | None]:
@@ -148,14 +163,9 @@ def day(moment: datetime.datetime) -> str:
 
 def site_context(authority: Path, certificate: Path, key: Path, passphrase: str | None) -> ssl.SSLContext:
     """Make a site's side of TLS: it trusts one authority, and shows its certificate to a server that asks for it."""
+    check_pair(certificate, key, passphrase)
     context = ssl.create_default_context(cafile=str(authority))
-    try:
-        context.load_cert_chain(certificate, key, passphrase)
-    except (ssl.SSLError, OSError):
-        raise FedStrataError(
-            f"The certificate '{certificate}' does not belong to the key '{key}'; ask for a new one, which "
-            "'fedstrata keys renew --site NAME' makes."
-        ) from None
+    context.load_cert_chain(certificate, key, passphrase)
     return context
 
 

@@ -129,6 +129,10 @@ def make_site_key(folder: Path, passphrase: str | None = None) -> PublicKey:
     """Make a site's private key in a folder of its own, and return the public key, which may be handed to anybody."""
     if (folder / SITE_KEY).exists():
         raise FedStrataError(f"'{folder / SITE_KEY}' exists; keys are never overwritten, so choose another --out.")
+    return _new_site_key(folder, passphrase)
+
+
+def _new_site_key(folder: Path, passphrase: str | None) -> PublicKey:
     key = ec.generate_private_key(ec.SECP384R1())
     write_private_key(folder / SITE_KEY, key, passphrase)
     return key.public_key()
@@ -164,7 +168,7 @@ def make_keys(
     lines = ["# Who may take part, in the order in which the server numbers them.\n"]
     for name in names:
         key = make_site_key(folder / "sites" / name, passphrase)
-        made._certify(name, key, authority)
+        made.certify(name, key, authority)
         lines.append(site_table(name, key))
     files.write_atomically(folder / "server" / SITES_FILE, "".join(lines))
 
@@ -206,9 +210,7 @@ class KeyFolder:
     def renew_site(self, name: str, authority: Authority) -> CertificateFacts:
         """Sign the certificate of a site anew, for the key that stands in the sites file."""
         member = _find(SitesFile.read(self.sites_file), name, self.sites_file)
-        facts = self._certify(name, member.public_key, authority)
-        assert facts is not None
-        return facts
+        return self.certify(name, member.public_key, authority)
 
     def add(
         self, name: str, key: PublicKey | None, sites: Path, authority: Authority | None, passphrase: str | None = None
@@ -221,13 +223,13 @@ class KeyFolder:
         known = SitesFile.read(sites).find(name)
         if known is not None and not known.removed:
             raise FedStrataError(f"'{sites}' has a site '{name}'; 'fedstrata keys rotate {name}' gives it another key.")
-        key = self._other_key(name, key, known, sites, passphrase)
+        new = self._other_key(name, key, known, sites, passphrase)
         if known is None:
-            add_to_file(sites, name, key)
+            add_to_file(sites, name, new)
         else:
-            change_in_file(sites, name, {"key": public_line(key), "removed": None})
-        self._certify(name, key, authority)
-        return key
+            change_in_file(sites, name, {"key": public_line(new), "removed": None})
+        self._settle(name, new, key is None, authority)
+        return new
 
     def rotate(
         self,
@@ -242,11 +244,11 @@ class KeyFolder:
         member = _find(SitesFile.read(sites), name, sites)
         if member.removed:
             raise FedStrataError(f"'{name}' was removed from '{sites}'; 'fedstrata keys add {name}' puts it back.")
-        key = self._other_key(name, key, member, sites, passphrase)
+        new = self._other_key(name, key, member, sites, passphrase)
         old, until = (public_line(member.public_key), self.now + overlap) if overlap else (None, None)
-        change_in_file(sites, name, {"key": public_line(key), "old_key": old, "old_key_until": until})
-        self._certify(name, key, authority)
-        return key
+        change_in_file(sites, name, {"key": public_line(new), "old_key": old, "old_key_until": until})
+        self._settle(name, new, key is None, authority)
+        return new
 
     def remove(self, name: str, sites: Path) -> None:
         """Take a site off the list: its key is refused, its number stays its own."""
@@ -257,18 +259,24 @@ class KeyFolder:
     def _other_key(
         self, name: str, key: PublicKey | None, known: Member | None, sites: Path, passphrase: str | None
     ) -> PublicKey:
-        """Take a site's own new key, or make one; the private key that the folder may still hold is good no more."""
+        """Take a site's own new key, or make one in the place of that which the folder may hold."""
         if key is not None and known is not None and public_line(key) == public_line(known.public_key):
             raise FedStrataError(f"This is the key that '{name}' has in '{sites}'; another one is needed.")
-        (self.folder / "sites" / name / SITE_KEY).unlink(missing_ok=True)
-        return make_site_key(self.folder / "sites" / name, passphrase) if key is None else key
+        return _new_site_key(self.folder / "sites" / name, passphrase) if key is None else key
 
-    def _certify(self, name: str, key: PublicKey, authority: Authority | None) -> CertificateFacts | None:
-        """Let the authority sign a site's certificate, where it is on this machine, and put its own beside it."""
-        path = self.folder / "sites" / name / SITE_CERTIFICATE
+    def _settle(self, name: str, key: PublicKey, made_here: bool, authority: Authority | None) -> None:
+        """Certify a new key, and let nothing lie in the folder of its site that belongs to an old one."""
+        folder = self.folder / "sites" / name
+        if not made_here:
+            (folder / SITE_KEY).unlink(missing_ok=True)
         if authority is None:
-            path.unlink(missing_ok=True)  # it belongs to another key
-            return None
+            (folder / SITE_CERTIFICATE).unlink(missing_ok=True)
+        else:
+            self.certify(name, key, authority)
+
+    def certify(self, name: str, key: PublicKey, authority: Authority) -> CertificateFacts:
+        """Let the authority sign a site's certificate, and put its own beside it."""
+        path = self.folder / "sites" / name / SITE_CERTIFICATE
         files.make_folder(path.parent)
         files.write_atomically(path, site_certificate(key, name, authority, self.now, self.days))
         files.write_atomically(path.with_name(AUTHORITY), to_pem(authority.certificate))

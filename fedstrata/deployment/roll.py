@@ -33,10 +33,6 @@ class Roll:
                 f"The run in '{out}' was begun with the sites {', '.join(begun)}, without {', '.join(roll.strangers)}. "
                 "Sites can leave a run, but not join it: go on with the same ones, or choose another --out."
             )
-        if len(roll.removed) == len(begun):
-            raise FedStrataError(
-                f"Of the sites {', '.join(begun)}, with which the run in '{out}' was begun, none is left on the list."
-            )
         return roll
 
     @property

@@ -24,6 +24,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedstrata.deployment.certificates import check_pair
 from fedstrata.deployment.flower.internals import (
     NOOP_ACCOUNT_NAME,
     NOOP_FEDERATION_ID,
@@ -171,13 +172,8 @@ class SuperLink:
         mine, running = self._certificate, self._server.config.ssl
         if mine is None or running is None:
             return
-        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), running):  # what does not fit must not touch the last
-            try:
-                context.load_cert_chain(mine.certificate, mine.key, mine.passphrase)
-            except (ssl.SSLError, OSError) as error:
-                raise FedStrataError(
-                    f"it does not fit '{mine.key}' ({getattr(error, 'reason', None) or error})"
-                ) from None
+        check_pair(mine.certificate, mine.key, mine.passphrase)  # what does not fit must not touch the one in use
+        running.load_cert_chain(mine.certificate, mine.key, mine.passphrase)
 
     def forget(self, message: str) -> None:
         """Drop a message that nobody waits for any more, and what has come of its answer."""
