@@ -50,7 +50,7 @@ def _from(file: Path) -> str:
     from fedstrata.deployment.keys import check_mode
     from fedstrata.files import read_bytes
 
-    check_mode(file)
+    check_mode(file, "passphrase in")
     try:
         lines = read_bytes(file).decode().splitlines()
     except UnicodeDecodeError:

@@ -58,12 +58,12 @@ SHORTEST_PASSPHRASE = 12
 # Files with private keys ----------------------------------------------------------------------------------------------
 
 
-def check_mode(path: Path) -> None:
+def check_mode(path: Path, what: str = "private key") -> None:
     """Refuse a file with a secret that others can read; what is no plain file, such as a pipe, has no reader yet."""
     with files.explained(path, "read"):
         mode = path.stat().st_mode
     if stat.S_ISREG(mode) and mode & 0o077:
-        raise FedStrataError(f"Others can read the private key '{path}'; protect it with: chmod 600 {path}")
+        raise FedStrataError(f"Others can read the {what} '{path}'; protect it with: chmod 600 {path}")
 
 
 def is_protected(path: Path) -> bool:
