@@ -17,7 +17,8 @@ pytest.importorskip("flwr")
 
 import httpx
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from small_world import EXPERIMENT, ingredients
+from replaying import assert_same_model
+from small_world import EXPERIMENT, ingredients, simulated
 
 from fedstrata.deployment.certificates import site_context
 from fedstrata.deployment.flower import ServerCertificate, SuperLink, SuperNode, app_of, serve
@@ -187,6 +188,43 @@ def test_a_revoked_site_is_out_at_once_and_the_round_goes_on(world, tmp_path):
     for one in connected[:3]:
         assert one.end() == "None"
     assert not any("was not there to hear" in line for line in world.lines), "nobody waits for it in the end"
+
+
+def test_a_site_whose_key_is_replaced_in_a_round_goes_on_with_the_new_one(world, tmp_path):
+    own, training, let_go = ingredients(), threading.Event(), threading.Event()
+
+    class Slow(Site):
+        def answer(self, request: Request) -> Reply:
+            if request.kind == "train" and request.place.round == 2:
+                training.set()
+                let_go.wait(60)
+            return super().answer(request)
+
+    def connect(name: str, kind: type[Site] = Site) -> Connected:
+        number = NAMES.index(name)
+        site = kind(tmp_path / name, SiteData(part=number, ingredients=own), number=number)
+        return Connected(world.node(name, app_of(lambda context: site)))
+
+    connected = [connect(name) for name in NAMES[:3]] + [connect("oslo", Slow)]
+
+    def rotate() -> None:
+        training.wait(60)
+        world.made.rotate("oslo", None, world.made.sites_file, None, passphrase=PASSPHRASE)
+        until(lambda: any("oslo is known by" in line for line in world.lines))
+        let_go.set()
+        until(lambda: not connected[3].thread.is_alive())
+        connected.append(connect("oslo"))
+
+    threading.Thread(target=rotate, daemon=True).start()
+    experiment = EXPERIMENT.with_changes({"method": "fedavg", "rounds": 2})
+    deployment = Deployment(experiment, NAMES, tmp_path / "run", rehearsal=True, ingredients=own)
+    serve(deployment, world.link, log=world.lines.append, revoked=world.live(time.monotonic))
+    simulation = simulated("fedavg", rounds=2)
+    simulation.run()
+    assert_same_model(RunFolder.open(tmp_path / "run"), simulation)
+    assert "does not accept this site's key" in connected[3].end()
+    for one in (*connected[:3], connected[4]):
+        assert one.end() == "None"
 
 
 @pytest.mark.attack(

@@ -108,6 +108,7 @@ USED_PARTS = {
     "InMemoryLinkState": (
         "activate_node", "deactivate_node", "create_node", "create_run", "get_tasks", "claim_task", "activate_task",
         "acknowledge_task_heartbeat", "get_node_info", "get_run_info", "delete_messages",
+        "_cleanup_expired_task_tokens_locked",
     ),
     "HttpGrid": ("pull_messages", "set_run", "_runtime_client"),
     "runtime_handlers": (
