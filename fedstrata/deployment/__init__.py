@@ -34,7 +34,12 @@ Beside them:
 
     secure/           secure aggregation: the server sees only the sum of the uploads
     flower/           all that knows Flower, which carries the messages
-    keys.py           certificates, keys, and the file that names the sites
+    keys.py           private keys, and the folder of a consortium that holds them
+    certificates.py   of an authority, a server and sites, and until when they hold
+    sites_file.py     the file that names the sites, their public keys and the rules
+    roll.py           who of a run's sites is still on that list
+    live_keys.py      keys and certificates that change while a server runs
+    inventory.py      what lies in a folder of keys
     local.py          a rehearsal: a server and its sites on one machine
     link.py           slow connections for a rehearsal
 """

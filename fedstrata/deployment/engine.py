@@ -107,7 +107,7 @@ class NetworkEngine:
         up = down = 0
         for index, exchange in enumerate(self.setting.exchanges_before(round)):
             self._concluded = (round, index)
-            chosen = self.central.asked(exchange, round)
+            chosen = self._on_the_list(self.central.asked(exchange, round), round)
             messages = self.central.messages(chosen, round)
             asked = self._requests("survey", Place.survey(round, index), chosen, messages)
             answers = self.federation.ask(asked, lambda site, reply: self._read(reply, round))
@@ -140,6 +140,7 @@ class NetworkEngine:
         self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float]
     ) -> RoundReport:
         """Let the participants train, and merge what comes in time."""
+        participants = self._on_the_list(participants, round)
         sent, messages = self.central.broadcast(participants, round)
         facts = {"evaluate": evaluate, "losses": list(losses_so_far)}
         asked = self._requests("train", Place.training(round), participants, messages, facts)
@@ -216,6 +217,14 @@ class NetworkEngine:
     @property
     def _everybody(self) -> range:
         return range(self.setting.clients)
+
+    def _on_the_list(self, chosen: Sequence[int], round: int) -> Sequence[int]:
+        """Let others, in turn, take the places of chosen sites that were removed from the list, while there are any."""
+        removed = self.federation.removed
+        here = [site for site in chosen if site not in removed]
+        others = [site for site in self.setting.present(round) if site not in removed and site not in here]
+        turn = round % max(1, len(others))
+        return sorted((*here, *(others[turn:] + others[:turn])[: len(chosen) - len(here)]))
 
     def _note_declarations(self) -> None:
         self.central.side = with_declarations(self.side, self.federation.declarations)

@@ -41,11 +41,12 @@ class TooFewAnswers(FedStrataError):  # noqa: N818 - a verdict
 
 @dataclass(frozen=True)
 class Event:
-    """What came from the network: an answer; or a site that has connected; or one that failed, and why."""
+    """What came from the network: an answer; or a site that has connected, or was revoked, or failed, and why."""
 
     site: int
     reply: Reply | None = None
     joined: bool = False
+    revoked: bool = False
     failure: str | None = None
 
 
@@ -125,6 +126,8 @@ class Federation:
     declarations: dict[int, Declaration] = field(default_factory=dict)
     refusals: Counter[int] = field(default_factory=Counter)
     left_out: set[int] = field(default_factory=set)
+    removed: set[int] = field(default_factory=set)
+    """The sites that are not on the list any more: left out, and not to be reached."""
     strays: int = 0
     """How many late, double or old answers came."""
     _held: dict[int, str] = field(default_factory=dict)
@@ -194,7 +197,7 @@ class Federation:
     def end(self, state: str, text: str, seconds: float = _SECONDS_TO_HEAR) -> None:
         """Tell the sites that took part how the run ended, and wait a little until they have heard it."""
         request = Request("end", self.run, facts={"state": state, "text": clean(text, 1000)})
-        waiting = {*self.declarations, *self.refusals}
+        waiting = {*self.declarations, *self.refusals} - self.removed
         for site in sorted(waiting):
             self.network.send(site, request)
         until = self.network.now() + seconds
@@ -208,6 +211,16 @@ class Federation:
                         waiting.discard(event.site)
         for site in sorted(waiting):
             self.log(f"{self.names[site]} was not there to hear how the run ended")
+
+    def remove(self, site: int) -> None:
+        """Go on without a site that is not on the list any more."""
+        self.removed.add(site)
+        self.left_out.add(site)
+        left = [name for number, name in enumerate(self.names) if number not in self.left_out]
+        self.log(
+            f"{self.names[site]} is not on the list of sites any more: its key is refused, and the run goes on without "
+            f"it, with {', '.join(left) or 'nobody'}"
+        )
 
     def refuse(self, site: int, reason: str) -> None:
         """Refuse a reply by name, tell the site why, and leave it out if that happens too often."""
@@ -267,7 +280,11 @@ class Federation:
 
     def _handle(self, event: Event, question: _Question[Any]) -> None:
         site, waiting = event.site, question.waiting
-        if event.joined:
+        if event.revoked:
+            self.remove(site)
+            waiting.pop(site, None)
+            question.declined.pop(site, None)
+        elif event.joined:
             self.log(f"{self.names[site]} has connected")
             self._held.pop(site, None)
             if question.declined.pop(site, None) is not None:

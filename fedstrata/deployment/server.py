@@ -74,6 +74,8 @@ class Deployment:
     rules: Rules = field(default_factory=Rules)
     rehearsal: bool = False
     ingredients: Ingredients = field(default_factory=Ingredients)
+    removed: Sequence[str] = ()
+    """Those of the names that take part no more; they keep their numbers."""
     traffic: Callable[[], Mapping[str, float]] = dict
     """What the network has carried so far, in bytes, under the names of metrics."""
 
@@ -84,7 +86,7 @@ class Deployment:
 
     def check(self) -> None:
         """Refuse what cannot run over a network, before anybody connects."""
-        self.rules.check(len(self.names))
+        self.rules.check(len(self.names) - len(self.removed))
         require_imports(self.experiment.imports)
         method = self.method
         refuse_misfits(self.experiment, method)
@@ -132,7 +134,7 @@ class Deployment:
                 f"Under secure aggregation uploads are masked whole numbers, not {self.experiment.upload_values}; "
                 "leave upload_values as it is, and set 'secure_bits' in the rules instead."
             )
-        there = len(self.names) - self.experiment.late_clients
+        there = len(self.names) - len(self.removed) - self.experiment.late_clients
         self.rules.check_secure(int(self.experiment.participation * there + 0.5))
 
     def describe(self) -> dict[str, Any]:
@@ -215,6 +217,8 @@ class Deployment:
             log=log,
             watch=watch,
         )
+        for name in self.removed:
+            federation.remove(self.names.index(name))
         try:
             return self._rounds(experiment, federation, begun, listener)
         except Interrupted as stop:
@@ -370,10 +374,9 @@ class _Begun:
     @classmethod
     def find(cls, out: Path, names: Sequence[str], experiment: Experiment) -> _Begun | None:
         """Find a run to go on with; one of other sites, or another experiment, is refused."""
-        path = out / DEPLOYMENT_FILE
-        if not path.exists() or RunFolder(out).finished:
+        described = _description(out)
+        if described is None:
             return None
-        described = files.from_json(files.read_bytes(path), path)
         if described["sites"] != list(names):
             raise FedStrataError(
                 f"The run in '{out}' was begun with the sites {', '.join(described['sites'])}; "
@@ -400,6 +403,17 @@ class _Begun:
             normalisation_from_facts(described.get("normalises_by")),
             statistics_from_facts(described.get("statistics")),
         )
+
+
+def begun_sites(out: Path) -> list[str] | None:
+    """Name the sites of an unfinished run in a folder, in the order of their numbers; None where there is no run."""
+    described = _description(out)
+    return None if described is None else list(described["sites"])
+
+
+def _description(out: Path) -> dict[str, Any] | None:
+    path = out / DEPLOYMENT_FILE
+    return None if not path.exists() or RunFolder(out).finished else files.from_json(files.read_bytes(path), path)
 
 
 class LogFile:
@@ -442,7 +456,8 @@ class StatusFile:
         files.make_folder(deployment.out)
         status = cls(deployment.out)
         status.experiment = {"method": described.method, "rounds": described.rounds}
-        status(Standing("hello 0.0", (), tuple(deployment.names), ()))
+        waiting = tuple(name for name in deployment.names if name not in deployment.removed)
+        status(Standing("hello 0.0", (), waiting, tuple(deployment.removed)))
         return status
 
     def __call__(self, standing: Standing) -> None:

@@ -50,7 +50,7 @@ def test_keys_say_who_gets_what_and_hide_the_secrets(keys, call):
     assert code == 0
     assert json.loads(out)["folders"] == {"server": "more/server", "rome": "more/sites/rome"}
     assert "PRIVATE" not in out
-    assert {path.name for path in (keys / "sites" / "berlin").iterdir()} == {"ca.pem", "site.key"}
+    assert {path.name for path in (keys / "sites" / "berlin").iterdir()} == {"ca.pem", "site.pem", "site.key"}
     for secret in (keys / "authority.key", keys / "server" / "server.key", *keys.glob("sites/*/site.key")):
         assert secret.stat().st_mode & 0o777 == 0o600
 

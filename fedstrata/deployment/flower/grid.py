@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -27,11 +27,14 @@ class GridNetwork:
         nodes: Nodes,
         seconds_between: float = 0.5,
         forget: Callable[[str], None] = lambda message: None,
+        revoked: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self.grid = grid
         self.nodes = nodes
         self.seconds_between = seconds_between
         self.forget = forget
+        self.revoked = revoked
+        """Tells the sites that were revoked since it was asked last."""
         self._connected: dict[int, tuple[int, str]] = {}
         self._open: dict[str, int] = {}
 
@@ -42,9 +45,7 @@ class GridNetwork:
     def send(self, site: int, request: Request) -> None:
         """Send a request to a site that is connected; what was asked of it before is not waited for any more."""
         if request.kind != "notice":
-            for message in [message for message, asked in self._open.items() if asked == site]:
-                self._open.pop(message)
-                self.forget(message)
+            self._give_up(site)
         if site in self._connected:
             node, _ = self._connected[site]
             [message] = push(self.grid, [(node, request)])
@@ -54,11 +55,23 @@ class GridNetwork:
         """Return who has connected and what was answered, after waiting at most so long for the first of it."""
         end = self.now() + seconds
         while True:
-            events = [*self._joined(), *self._answered()]
+            events = [*self._refused(), *self._joined(), *self._answered()]
             left = end - self.now()
             if events or left <= 0:
                 return events
             time.sleep(min(self.seconds_between, left))
+
+    def _give_up(self, site: int) -> None:
+        """Forget what was asked of a site; nothing that it answers to that is looked at any more."""
+        for message in [message for message, asked in self._open.items() if asked == site]:
+            self._open.pop(message)
+            self.forget(message)
+
+    def _refused(self) -> list[Event]:
+        sites = list(self.revoked())
+        for site in sites:
+            self._give_up(site)
+        return [Event(site, revoked=True) for site in sites]
 
     def _joined(self) -> list[Event]:
         nodes = dict(self.nodes())

@@ -108,6 +108,7 @@ USED_PARTS = {
     "InMemoryLinkState": (
         "activate_node", "deactivate_node", "create_node", "create_run", "get_tasks", "claim_task", "activate_task",
         "acknowledge_task_heartbeat", "get_node_info", "get_run_info", "delete_messages",
+        "_cleanup_expired_task_tokens_locked",
     ),
     "HttpGrid": ("pull_messages", "set_run", "_runtime_client"),
     "runtime_handlers": (
@@ -120,8 +121,10 @@ USED_PARTS = {
 }  # fmt: skip
 """Methods and attributes of these that are called or replaced."""
 
-LINK_STATE_HOLDS = ("lock", "message_ins_id_to_message_res_id", "object_store")
-"""What a link state keeps in itself, and is looked at: which answer belongs to a message, and has all of it come?"""
+LINK_STATE_HOLDS = ("lock", "message_ins_id_to_message_res_id", "object_store", "node_public_key_to_node_id")
+"""What a link state keeps in itself: which answer belongs to a message, and has all of it come? Which node has a key
+(this is changed too: keys that are not in it are refused at every call)?
+"""
 
 APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 """The code of a message that says that the ClientApp failed; other codes are of messages that Flower gave up."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +22,16 @@ def serve(
     watch: Callable[[Standing], None] = lambda standing: None,
     log: Callable[[str], None] = lambda line: None,
     check: Callable[[], None] = lambda: None,
+    revoked: Callable[[], Iterable[int]] = tuple,
 ) -> dict[str, Any]:
-    """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits."""
+    """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits.
+
+    ``revoked`` tells now and then which sites are refused from then on.
+    """
 
     def nodes() -> dict[int, tuple[int, str]]:
         check()
         return link.nodes()
 
-    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget)
+    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget, revoked)
     return replace(deployment, traffic=link.traffic).run(network, listener, watch, log)

@@ -7,10 +7,11 @@ the SuperLink's state directly. It is put together from parts that Flower does n
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedstrata.deployment.certificates import check_pair
 from fedstrata.deployment.flower.internals import (
     NOOP_ACCOUNT_NAME,
     NOOP_FEDERATION_ID,
@@ -54,10 +56,12 @@ _LARGEST_BODY = 64 * 2**20
 
 @dataclass(frozen=True)
 class ServerCertificate:
-    """The files with which a server proves who it is."""
+    """The files with which a server proves who it is; with an authority of sites, these must prove it to it first."""
 
     certificate: Path
     key: Path
+    passphrase: str | None = field(default=None, repr=False)
+    authority_of_sites: Path | None = None
 
 
 class _LinkState(InMemoryLinkState):
@@ -66,6 +70,12 @@ class _LinkState(InMemoryLinkState):
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
         self.deactivate_node(node_id)  # else it would wait until its last heartbeat is forgotten
         return bool(super().activate_node(node_id, heartbeat_interval))
+
+    def _cleanup_expired_task_tokens_locked(self) -> None:
+        """Keep the run alive while nothing happens: its only task is this process, and needs no heartbeat.
+
+        Else Flower would take it for dead after a minute without an answer, and drop all that is sent from then on.
+        """
 
     def has_whole_answer(self, message: str) -> bool:
         """Tell whether the answer to a message has come with all its objects; asking for less would wait for them."""
@@ -92,14 +102,17 @@ class SuperLink:
         self,
         host: str,
         port: int,
-        public_keys: Sequence[ec.EllipticCurvePublicKey],
+        public_keys: Sequence[ec.EllipticCurvePublicKey | None],
         certificate: ServerCertificate | None,
     ) -> None:
         self._state = _LinkState(NoOpFederationManager(), ObjectStoreFactory(_IN_MEMORY).store())
-        self._nodes = [
-            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(key), 0)
-            for key in public_keys
+        self._certificate = certificate
+        self._nodes = [  # for a name that is no key, nobody can sign
+            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, f"site {site}".encode(), 0)
+            for site in range(len(public_keys))
         ]
+        for site, key in enumerate(public_keys):
+            self.set_keys(site, () if key is None else (key,))
         self._task = self._begin_run()
         self._traffic = _Traffic(_fleet_app(self._state))
         self._server = uvicorn.Server(
@@ -113,6 +126,11 @@ class SuperLink:
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 ssl_certfile=None if certificate is None else str(certificate.certificate),
                 ssl_keyfile=None if certificate is None else str(certificate.key),
+                ssl_keyfile_password=None if certificate is None else certificate.passphrase,
+                ssl_ca_certs=None if certificate is None else certificate.authority_of_sites,
+                ssl_cert_reqs=ssl.CERT_REQUIRED
+                if certificate is not None and certificate.authority_of_sites is not None
+                else ssl.CERT_NONE,
             )
         )
         self._thread = threading.Thread(target=self._server.run, daemon=True, name="superlink")
@@ -143,6 +161,25 @@ class SuperLink:
         return {
             site: (node, str(online[node].last_activated_at)) for site, node in enumerate(self._nodes) if node in online
         }
+
+    def set_keys(self, site: int, public_keys: Sequence[ec.EllipticCurvePublicKey]) -> None:
+        """Know a site by these keys from now on; without any it is cut off, and refused when it comes back."""
+        accepted = [public_key_to_bytes(key) for key in public_keys]
+        with self._state.lock:
+            node, known = self._nodes[site], self._state.node_public_key_to_node_id
+            for key in [key for key, owner in known.items() if owner == node]:
+                del known[key]
+            known.update(dict.fromkeys(accepted, node))
+            if not accepted:
+                self._state.deactivate_node(node)
+
+    def renew_certificate(self) -> None:
+        """Show the certificate that lies in the file now to whoever connects from now on."""
+        mine, running = self._certificate, self._server.config.ssl
+        if mine is None or running is None:
+            return
+        check_pair(mine.certificate, mine.key, mine.passphrase)  # what does not fit must not touch the one in use
+        running.load_cert_chain(mine.certificate, mine.key, mine.passphrase)
 
     def forget(self, message: str) -> None:
         """Drop a message that nobody waits for any more, and what has come of its answer."""

@@ -7,6 +7,7 @@ away. It is put together from parts that Flower does not document (``internals.p
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -75,6 +76,8 @@ class SuperNode:
     """Whether the ClientApp has nothing more to do: then the connection ends too."""
     idle: Callable[[float], None] = lambda seconds: None
     """Told how long no message has come."""
+    tls: ssl.SSLContext | None = None
+    """How this site speaks TLS where it has a certificate of its own to show."""
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set; the server may come and go meanwhile."""
@@ -94,14 +97,17 @@ class SuperNode:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _client(self) -> FleetHttpClient:
+        interceptors = (
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(self.key, self.key.public_key()),
+        )
+        if self.tls is not None:
+            return FleetHttpClient(f"https://{self.server}", interceptors=interceptors, verify=self.tls)
         return FleetHttpClient.from_server_address(
             self.server,
             self.root_certificate is None,
             None if self.root_certificate is None else str(self.root_certificate),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(self.key, self.key.public_key()),
-            ],
+            interceptors=interceptors,
         )
 
     def _activate(self, client: FleetHttpClient) -> Node:
@@ -123,6 +129,11 @@ class SuperNode:
                 raise FedStrataError(
                     f"The certificate of {self.server} does not come from the authority in '{self.root_certificate}'; "
                     "ask its operator for the right ca.pem."
+                ) from None
+            if isinstance(error, httpx.RemoteProtocolError) and self.root_certificate is not None:
+                raise _Lost(
+                    f"{self.server} has ended the connection at once; if it asks for certificates of sites "
+                    "(--mutual-tls), put a site.pem that holds today into the folder of --keys"
                 ) from None
             if "WRONG_VERSION_NUMBER" in str(error) or isinstance(error, httpx.RemoteProtocolError):
                 raise FedStrataError(
