@@ -217,7 +217,8 @@ def trust_weights(updates: Updates, own: Updates) -> Tensor:
     moved = (lengths > 0) & (length > 0)
     trust = (inner / (lengths * length).where(moved, 1)).clamp(0, 1).where(moved, 0)
     total = trust.sum()
-    return trust / total.where(total > 0, 1) * length / lengths.where(moved, 1)
+    weights: Tensor = trust / total.where(total > 0, 1) * length / lengths.where(moved, 1)
+    return weights
 
 
 def alie(updates: Tensor, deviations: float = 1.5) -> Tensor:

@@ -78,7 +78,7 @@ class FLTrust(RobustMerge):
         """Train the server's model on its samples; return its parameters and its buffers after it."""
         optimiser = SGD(self.learning_rate, momentum=self.momentum)
         whole = {name: tensor[None] for name, tensor in server.model.items()}
-        parameters = clone({name: whole[name] for name in server.layers.parameter_names})
+        parameters: Tensors = clone({name: whole[name] for name in server.layers.parameter_names})
         buffers = {name: whole[name] for name in server.layers.buffer_names if name in whole}
         state = optimiser.state(parameters)
         key = torch.tensor(server.key(self.name), device=server.sizes.device)

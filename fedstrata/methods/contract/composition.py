@@ -129,6 +129,12 @@ class Method:
         return self._refusal(Matter.SAME_ENTRIES) or self.objection_to_summing
 
     @property
+    def objection_to_real_sites(self) -> str | None:
+        """Why it runs in simulation only, if it does."""
+        reasons = ((part, part.facts.not_on_network) for part in self.parts)
+        return next((f"'{part.name}' cannot run on real sites: {why}" for part, why in reasons if why), None)
+
+    @property
     def objection_to_joining(self) -> str | None:
         """Why clients cannot join later, if they cannot."""
         return self._refusal(Matter.JOINING)
