@@ -346,12 +346,6 @@ def test_more_liars_than_clients_are_refused():
         prepare("attack(clients=6)")
 
 
-def test_nobody_lies_on_real_sites(tmp_path):
-    experiment = Experiment(method="fedavg+attack", data="digits", rounds=1, clients=3)
-    with pytest.raises(FedStrataError, match="'attack' cannot run on real sites: it lets clients lie on purpose"):
-        Deployment(experiment, ["a", "b", "c"], tmp_path, rehearsal=True).check()
-
-
 @pytest.mark.attack(
     "Four of twenty clients send ten times their update, or five times its opposite.",
     "FedAvg loses most of what it has learned; median, Multi-Krum and RFA stay within five points of no attack.",
