@@ -28,7 +28,9 @@ LIES = st.lists(st.floats(-1e30, 1e30), min_size=0, max_size=2)
 # Entry by entry -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("values", "middle"), [([3.0], 3), ([1.0, 4.0], 2.5), ([9.0, 1.0, 2.0], 2), ([5, 1, 2, 3], 2.5)])
+@pytest.mark.parametrize(
+    ("values", "middle"), [([3.0], 3), ([1.0, 4.0], 2.5), ([9.0, 1.0, 2.0], 2), ([5, 1, 2, 3], 2.5)]
+)
 def test_the_median_of_few(values: list[float], middle: float) -> None:
     assert coordinate_median(torch.tensor(values)).item() == middle
     assert coordinate_median(torch.tensor(values).reshape(-1, 1, 1)).shape == (1, 1)

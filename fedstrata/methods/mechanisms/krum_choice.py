@@ -41,7 +41,8 @@ class KrumChoice(RobustMerge):
         if self._too_few(there):
             raise FedStrataError(
                 f"'{self}' needs more than 2 x {self.byzantine} + 2 replies to tell {self.byzantine} liars, and a "
-                f"round has {there} participants; give byzantine={max(0, (there - 3) // 2)} or less, or more participants."
+                f"round has {there} participants; give byzantine={max(0, (there - 3) // 2)} or less, or more "
+                "participants."
             )
         if self.liars(there) == 0:
             yield f"'{self}' with {there} participants withstands no liar; from five participants on it does."
