@@ -19,9 +19,9 @@ from fedstrata.stack import Tensors
 class RFA(RobustMerge):
     r"""Merge by the geometric median: the model with the smallest sum of distances to the clients' models.
 
-    :math:`\hat w = \mathrm{argmin}_v \sum_k \lVert v - w_k \rVert` over all shared tensors but counters together, found by
-    a few steps of the smoothed Weiszfeld algorithm: a mean in which a client counts the less, the farther away it is.
-    Fewer than half of the clients cannot move it out of reach, and nobody has to say how many may lie.
+    :math:`\hat w = \mathrm{argmin}_v \sum_k \lVert v - w_k \rVert` over all shared tensors but counters together, found
+    by a few steps of the smoothed Weiszfeld algorithm: a mean in which a client counts the less, the farther away it
+    is. Fewer than half of the clients cannot move it out of reach, and nobody has to say how many may lie.
 
     Clients count alike, where the paper weighs them by their samples, and the first step begins at the model that was
     sent, not at the mean: what a client says of its samples may be a lie, and a single liar moves the mean as far as it

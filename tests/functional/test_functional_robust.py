@@ -190,7 +190,7 @@ def test_what_cannot_be_merged_is_refused(call) -> None:
 
 def test_odd_numbers_are_refused() -> None:
     for trim in (-0.1, 0.5, math.nan):
-        with pytest.raises(FedStrataError, match="less than 0.5"):
+        with pytest.raises(FedStrataError, match=r"less than 0\.5"):
             trimmed_mean(FIVE, trim)
     with pytest.raises(FedStrataError, match="above 0"):
         bounding_factors(FIVE, 0.0)

@@ -81,7 +81,7 @@ COMBINATIONS = [
 # At its defaults, this one would blow rounding differences of two engines up: long epochs of five to twenty samples.
 FITTING = {"fedvc": "fedvc(samples=20)"}
 # And these would only take longer.
-FITTING |= {"fedala": "fedala(first_passes=2)", "pfedme": "pfedme(inner_steps=2)"}
+FITTING |= {"fedala": "fedala(first_passes=2)", "pfedme": "pfedme(inner_steps=2)", "fltrust": "fltrust(epochs=1)"}
 # These would do nothing of their own in three rounds.
 FITTING |= {"feddst": "feddst(every=1, until=1.0, alpha=0.3)", "subfedavg": "subfedavg(accuracy=0)"}
 FITTING |= {"l-dawa": "l-dawa(warmup=1)", "freeze-middle": "freeze-middle(after=1)"}
