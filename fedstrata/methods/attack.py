@@ -111,8 +111,8 @@ class Attack(Part):
             return -strength * updates
         if self.kind == "scale":
             return strength * updates
-        if self.kind == "alie":
-            return alie(updates, strength).expand_as(updates)
+        if self.kind == "alie":  # who has diverged has no lie to hide
+            return alie(updates, strength).expand_as(updates) if bool(torch.isfinite(updates).all()) else updates
         liars = [client for client in server.participants if client < self.clients]
         keys = client_keys(server.seed, server.round, liars, self.name, updates.device)
         return strength * normal(keys, updates.shape[1:], place).to(updates.dtype)

@@ -304,6 +304,11 @@ def test_noise_is_of_each_liar_and_can_be_repeated():
     assert first[2:].tolist() == [[[1.0, 0.0]]] * 3
 
 
+def test_liars_whose_training_diverged_do_not_end_the_run():
+    for kind in ("sign-flip", "scale", "alie", "noise"):
+        assert lied(f"kind={kind}", (math.nan, 1.0, 0.0, 0.0, 0.0)).tensors["1.bias"][2:, 0].tolist() == [0.0] * 3
+
+
 def test_lies_stay_under_the_mask():
     part = Method.make("attack(kind=noise)").parts[0]
     server = server_view(NORMED, MODEL, participants=tuple(range(5)), clients=5, sizes=torch.ones(5))
