@@ -24,6 +24,7 @@ PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glo
 RUN = (
     "index.md",
     "losses-and-metrics.md",
+    "robust.md",
     "use-the-model.md",
     "while-it-runs.md",
     "write-a-method.md",

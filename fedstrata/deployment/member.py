@@ -33,6 +33,9 @@ class Member:
 
     def __init__(self, ready: Prepared, number: int, statistics: Statistics | None) -> None:
         refuse_matrices(ready.setting.metrics)
+        objection = ready.setting.method.objection_to_real_sites
+        if objection is not None:
+            raise FedStrataError(f"{objection}.")
         self.normalises_by = _normalises_by(ready)
         self.knows_statistics = self.normalises_by != SUMS or statistics is not None
         if self.normalises_by == SUMS and statistics is not None:

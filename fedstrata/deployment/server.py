@@ -106,11 +106,9 @@ class Deployment:
                 f"validation = {self.experiment.validation} needs labelled samples at the server, which a server of "
                 "real sites does not have; leave it out."
             )
-        for part in method.parts:
-            if part.facts.not_on_network is not None:
-                raise FedStrataError(
-                    f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}; choose another method."
-                )
+        objection = method.objection_to_real_sites
+        if objection is not None:
+            raise FedStrataError(f"{objection}; choose another method.")
         self._check_private()
         if self.rules.secure:
             self._check_secure()

@@ -311,7 +311,9 @@ def make_setting(
     loss.check(classes)
     metrics = further_metrics(experiment.metrics or () if ingredients.metrics is None else ingredients.metrics, classes)
     optimiser = optimisers.make(experiment.optimiser)
-    for note in method.notes(Outline(layers, experiment.rounds, optimiser)):
+    clients = experiment.clients or DEFAULT_CLIENTS
+    fewest = max(1, int(experiment.participation * (clients - experiment.late_clients) + 0.5))
+    for note in method.notes(Outline(layers, experiment.rounds, optimiser, clients, fewest)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
     model = model.to(device=device, dtype=DTYPES[experiment.precision])
     initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -339,7 +341,7 @@ def make_setting(
         ),
         rounds=experiment.rounds,
         seed=experiment.seed,
-        clients=experiment.clients or DEFAULT_CLIENTS,
+        clients=clients,
         late_clients=experiment.late_clients,
         join_round=experiment.join_round,
         upload_values=experiment.upload_values,

@@ -22,11 +22,13 @@ from fedstrata.stack import Stack, Tensors, concatenate, take
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of an experiment before it runs."""
+    """What is known of an experiment before it runs; ``participants`` are those of the round with the fewest."""
 
     layers: LayerMap
     rounds: int
     optimiser: Optimiser
+    clients: int
+    participants: int
 
 
 def _nothing() -> Tensor:
