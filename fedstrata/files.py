@@ -49,7 +49,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     with explained(path), _removed_on_failure(partial):
         _write_through(partial, content)
         partial.replace(path)
-        _flush(path.parent)
+        flush_folder(path.parent)
 
 
 def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> None:
@@ -64,9 +64,9 @@ def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> Non
             (partial / name).parent.mkdir(exist_ok=True)
             _write_through(partial / name, content)
         for folder in {(partial / name).parent for name in files} | {partial}:
-            _flush(folder)
+            flush_folder(folder)
         partial.rename(path)
-        _flush(path.parent)
+        flush_folder(path.parent)
 
 
 def make_folder(path: Path) -> None:
@@ -220,7 +220,7 @@ def _write_through(path: Path, content: bytes | str) -> None:
         os.fsync(file.fileno())
 
 
-def _flush(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Bring the names in a folder down to the disk, on file systems that can do so on demand."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -15,6 +15,9 @@ A site:
     store.py          what it keeps on its disk
     saving.py         the model that it ends with
     telling.py        what it tells its operator
+    policy.py         what its operator's policy says against a run, before and while it goes on
+    allowance.py      how much of a run has left it, counted on its disk
+    site_audit.py     what it writes into its audit log
 
 The server:
 
@@ -24,12 +27,14 @@ The server:
     federation.py     the sites as the server sees them: asking, waiting, refusing
     rules.py          how long it waits, for how many, and what it refuses
     checks.py         replies as hostile input
+    server_audit.py   what it writes into its audit log
     describing.py     what leaves a site and by which rules, in sentences
 
 Beside them:
 
     secure/           secure aggregation: the server sees only the sum of the uploads
     flower/           all that knows Flower, which carries the messages
+    audit.py          a log whose lines are chained by their hashes
     keys.py           certificates, keys, and the file that names the sites
     local.py          a rehearsal: a server and its sites on one machine
     link.py           slow connections for a rehearsal

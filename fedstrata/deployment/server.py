@@ -19,6 +19,7 @@ from fedstrata.callbacks import Listener, RoundView
 from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.transforms import normalisation_in
+from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
@@ -27,6 +28,7 @@ from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federatio
 from fedstrata.deployment.pooling import OTHER_WAYS, agree
 from fedstrata.deployment.protocol import SECURE_KINDS
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
+from fedstrata.deployment.server_audit import ServerAudit
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
@@ -69,6 +71,8 @@ class Deployment:
     ingredients: Ingredients = field(default_factory=Ingredients)
     traffic: Callable[[], Mapping[str, float]] = dict
     """What the network has carried so far, in bytes, under the names of metrics."""
+    audit: ServerAudit | None = None
+    """Where it is written down what happens; by default in the run folder."""
 
     @cached_property
     def method(self) -> Method:
@@ -189,8 +193,9 @@ class Deployment:
         begun = _Begun.find(self.out, self.names, self.ingredients.describe(experiment))
         if begun is None:
             RunFolder.refuse_taken(self.out)
+        audit = self.audit or ServerAudit(AuditLog(self.out / AUDIT_FILE), self.names)
         federation = Federation(
-            network=network,
+            network=audit.over(network),
             names=self.names,
             rules=self.rules,
             run=secrets.token_hex(8) if begun is None else begun.run,
@@ -201,18 +206,27 @@ class Deployment:
             statistics=None if begun is None else begun.statistics,
             log=log,
             watch=watch,
+            note=audit.note,
         )
+        audit.start(federation.run, experiment, self.rules, federation.committed)
         try:
-            return self._rounds(experiment, federation, begun, listener)
+            return self._rounds(experiment, federation, begun, listener, audit)
         except Interrupted as stop:
             federation.end(STOPPED, f"the server was stopped after round {stop.round}, and can go on from there")
             raise
         except FedStrataError as error:
             federation.end(FAILED, f"the server has given the run up: {error}")
             raise
+        finally:
+            log(str(audit.log))
 
     def _rounds(
-        self, experiment: Experiment, federation: Federation, begun: _Begun | None, listener: Listener | None
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        begun: _Begun | None,
+        listener: Listener | None,
+        audit: ServerAudit,
     ) -> dict[str, Any]:
         log = federation.log
         driver = self._prepare(experiment, federation)
@@ -224,7 +238,8 @@ class Deployment:
             if self.rules.secure:
                 log(self._secrecy())
             driver.restore(folder)
-            summary = driver.run(folder, [self._noting_traffic(driver), *([] if listener is None else [listener])])
+            own = (self._noting_traffic(driver), audit.committed(lambda: driver.model))
+            summary = driver.run(folder, [*own, *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
             federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")
             return summary

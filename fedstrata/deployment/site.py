@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.data.channels import ChannelSums, Statistics
+from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
 from fedstrata.deployment.member import Member
 from fedstrata.deployment.protocol import (
@@ -36,6 +37,7 @@ from fedstrata.deployment.protocol import (
 from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, SiteRules
 from fedstrata.deployment.saving import save_model
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
+from fedstrata.deployment.site_audit import SiteAudit
 from fedstrata.deployment.site_data import SiteData
 from fedstrata.deployment.statistics import sums_to_facts, to_pieces
 from fedstrata.deployment.store import Record, SiteStore
@@ -73,8 +75,10 @@ class Site:
         number: int = 0,
         rules: SiteRules | None = None,
         out: Path | None = None,
+        audit: SiteAudit | None = None,
     ) -> None:
         self.root = root
+        self.audit = audit or SiteAudit(AuditLog(root / AUDIT_FILE))
         self.number = number
         self.rules = rules or SiteRules()
         self.data = data
@@ -94,7 +98,11 @@ class Site:
 
     def answer(self, request: Request) -> Reply:
         """Answer a request; what cannot be done is refused with a sentence."""
-        reply = self._answer(request)
+        try:
+            self.audit.asked(request)
+            reply = self.audit.answered(request, self._answer(request))
+        except FedStrataError as error:  # what cannot be written down does not leave
+            reply = self._refusal(request, str(error))
         self.teller.count(request, reply)
         return reply
 
@@ -102,9 +110,11 @@ class Site:
         try:
             return self._answers()[request.kind](request)
         except FedStrataError as error:
-            reason = str(error)
+            return self._refusal(request, str(error))
         except Exception as error:  # a message that can be read may still lead anywhere; the site goes on
-            reason = f"It does not fit this run ({type(error).__name__}: {error})"
+            return self._refusal(request, f"It does not fit this run ({type(error).__name__}: {error})")
+
+    def _refusal(self, request: Request, reason: str) -> Reply:
         self.log(f"refused '{request.ticket}': {reason}")
         return Reply(request.ticket, REFUSED, {"reason": reason[:500]})
 
@@ -154,6 +164,7 @@ class Site:
         round, model, scores = self._model
         save_model(folder, member.ready, member.number, round, model, scores)
         self.log(f"this site's own model after round {round} is saved in '{folder}'")
+        self.audit.saved(folder, round)
 
     def _hello(self, request: Request) -> Reply:
         facts = request.facts
