@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import logging
 import os
 import shlex
 import signal
 import threading
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -201,9 +203,12 @@ def server(
     experiment = read_experiment(experiment_file, settings, changes, learning_rate)
     _need_flower()
     from fedstrata.cli.showing import show_run
+    from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
     from fedstrata.deployment.flower import ServerCertificate, SuperLink, serve
     from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SitesFile
     from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
+    from fedstrata.deployment.server_audit import ServerAudit
+    from fedstrata.files import read_bytes
     from fedstrata.progress import show_progress
     from fedstrata.trained.model import WEIGHTS_FILE
 
@@ -221,6 +226,8 @@ def server(
         _show_dry_run(deployment, f"{host}:{port}", certificate is not None, json)
         return
     status = StatusFile.begin(deployment)
+    audit = ServerAudit(AuditLog(folder / AUDIT_FILE), deployment.names)
+    deployment, sites_hash = dataclasses.replace(deployment, audit=audit), sha256(read_bytes(sites)).hexdigest()
     with (
         stoppable(f"the same command, with --out {shlex.quote(str(folder))}", folder),
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
@@ -229,6 +236,7 @@ def server(
         progress.begin(f"{experiment.method}, {len(file.members)} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
+        audit.note("listening", {"address": link.address, "tls": certificate is not None, "sites_file": sites_hash})
         serve(deployment, link, progress, status, log)
     shared = {"the shared part of the model": folder / WEIGHTS_FILE}
     show_run(folder, None if no_report else folder / PAGE, json, quiet, shared, has_data=False)
@@ -252,6 +260,13 @@ def client(
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, or cuda if there is one.")] = "auto",
     poll: Annotated[float, typer.Option(metavar="SECONDS", help="How often to ask the server for work.")] = 1.0,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="POLICY.TOML",
+            help="This site's own policy; what breaks it is refused here. The options below can only tighten it.",
+        ),
+    ] = None,
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Take part only if the server sees nothing but sums of uploads.")
     ] = False,
@@ -263,8 +278,9 @@ def client(
         ),
     ] = False,
     min_samples: Annotated[
-        int, typer.Option(metavar="N", help="Give no sums of fewer training samples than this away.")
-    ] = 5,
+        int | None,
+        typer.Option(metavar="N", help="Give no sums of fewer training samples than this away; by default 5."),
+    ] = None,
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -282,13 +298,14 @@ def client(
     from fedstrata.deployment.federation import FINISHED
     from fedstrata.deployment.flower import SuperNode, app_of
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
-    from fedstrata.deployment.rules import SiteRules
+    from fedstrata.deployment.policy import read_rules
     from fedstrata.deployment.site import Site
     from fedstrata.deployment.site_data import SiteData
     from fedstrata.files import WriteLock, make_folder
     from fedstrata.plugins import import_files
 
     import_files(imports or ())
+    rules, policy_hash = read_rules(policy, secure_only, no_statistics, min_samples)
     host, _ = read_address(server)
     authority = keys / AUTHORITY if (keys / AUTHORITY).is_file() and not insecure else None
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")
@@ -301,7 +318,8 @@ def client(
             messages.print(f"{site}: {line}", soft_wrap=True)
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    here = Site(folder, own, log, rules=SiteRules(secure_only, not no_statistics, min_samples), out=out)
+    here = Site(folder, own, log, rules=rules, out=out)
+    here.audit.start(server=server, tls=authority is not None, policy=policy_hash, rules=vars(rules))
     node = SuperNode(
         server,
         app_of(lambda context: here),
@@ -309,10 +327,12 @@ def client(
         authority,
         poll,
         log,
+        connected=lambda: here.audit.note("connected", server=server),
         is_over=lambda: here.end is not None,
         idle=here.teller.idle,
     )
-    node.run(_until_stopped(parent))
+    with here.audit.until_stopped(log):
+        node.run(_until_stopped(parent))
     lock.release()
     if here.end is not None and here.end.state != FINISHED:
         raise Stopped(f"The run was not finished: {here.end.words}", 1)

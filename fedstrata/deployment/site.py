@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.data.channels import ChannelSums, Statistics
+from fedstrata.deployment.allowance import Allowance
 from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
 from fedstrata.deployment.member import Member
+from fedstrata.deployment.policy import refuse_by_policy, refuse_small_sum
 from fedstrata.deployment.protocol import (
     BEGINNING,
     BEHIND,
@@ -34,7 +36,7 @@ from fedstrata.deployment.protocol import (
     Stage,
     digest,
 )
-from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, SiteRules
+from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, Rules, SecureRules, SiteRules
 from fedstrata.deployment.saving import save_model
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
 from fedstrata.deployment.site_audit import SiteAudit
@@ -93,6 +95,7 @@ class Site:
         self._store: SiteStore | None = None
         self._newest: Record | None = None
         self._secure: SecureSteps | None = None
+        self._allowance: Allowance | None = None
         self._payload = b""
         self._model: tuple[int, Tensors, dict[str, Any]] | None = None
 
@@ -108,7 +111,10 @@ class Site:
 
     def _answer(self, request: Request) -> Reply:
         try:
-            return self._answers()[request.kind](request)
+            reply = self._answers()[request.kind](request)
+            if self._allowance is not None and request.run == self.run:
+                self._allowance.charge(request, reply)
+            return reply
         except FedStrataError as error:
             return self._refusal(request, str(error))
         except Exception as error:  # a message that can be read may still lead anywhere; the site goes on
@@ -174,12 +180,15 @@ class Site:
         number, sites = facts["number"], facts["sites"]
         if not 0 <= number < sites <= 10_000:
             raise ProtocolError(f"A hello came for site {number} of {sites}.")
+        experiment = Experiment.from_mapping(dict(facts["experiment"]))
+        rules = Rules(**{**(facts.get("secure") or {}), "min_sites": facts.get("min_sites")})
+        refuse_by_policy(self.rules, experiment, self.data.make_method(experiment), rules, sites)
         store = SiteStore(self.root, request.run)
         secure = self._secure_steps(store, facts)
         statistics = _agreed_statistics(store, facts)
         member = self._member
         if member is None or self.run != request.run or _role(self._greeting) != _role(request):
-            ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
+            ready = self.data.prepare(experiment, number, sites)
             member = Member(ready, number, statistics)
             self.end = self._model = None
             samples = len(ready.data.split.train[number])
@@ -199,6 +208,7 @@ class Site:
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
         self._member, self._store, self._newest, self._secure = member, store, None, secure
+        self._allowance = Allowance(store.path, self.rules)
         self.run, self._greeting = request.run, request
         return Reply(request.ticket, facts=member.declaration())
 
@@ -208,11 +218,6 @@ class Site:
         if known is not None and known.get("secure") != rules:
             raise ProtocolError("The rules of secure aggregation cannot change during a run; begin another one.")
         if rules is None:
-            if self.rules.secure_only:
-                raise FedStrataError(
-                    "This site takes part only in secure aggregation, which this server does not do; its operator sets "
-                    "'secure = true' in the rules of the sites file."
-                )
             return None
         from fedstrata.deployment.secure.site import SecureSteps
 
@@ -253,6 +258,7 @@ class Site:
             return Reply(request.ticket, UNREADY)
         if self._secure is None:
             raise ProtocolError("This run has no secure aggregation.")
+        refuse_small_sum(self.rules, request)
         return self._secure.answer(request, self._trained)
 
     def _trained(self, round: int) -> tuple[Message, float]:
@@ -277,6 +283,8 @@ class Site:
         assert store is not None
         if not request.is_in_its_place:
             raise ProtocolError(f"'{request.ticket}' came in the place of another step of round {request.round}.")
+        if request.round > member.ready.setting.rounds:
+            raise ProtocolError(f"Round {request.round} is none of this run, which has {member.ready.setting.rounds}.")
         asked = str(request.facts.get("payload", ""))
         if request.place in store.places():
             done = store.read(request.place)

@@ -38,6 +38,10 @@ class SiteAudit:
         """Note that the site was started, and how."""
         self.log.note("start", {"version": __version__, **facts})
 
+    def note(self, event: str, **facts: Any) -> None:
+        """Note something else that happens to the site."""
+        self.log.note(event, facts)
+
     def asked(self, request: Request) -> None:
         """Note a request, before anything is done for it."""
         facts = request.facts
