@@ -140,7 +140,7 @@ class AuditLog:
         """Go on behind the last whole record; return what must be written first, where something torn follows it."""
         size = os.fstat(descriptor).st_size
         last, torn = _last_record(descriptor, size)
-        if last is None and not _FIRST.startswith(torn[: len(_FIRST)]):
+        if last is None and not all(_FIRST.startswith(line[: len(_FIRST)]) for line in torn.split(b"\n")):
             raise AuditError(
                 f"'{self.path}' does not end like an audit log. Keep it, move it to another place, and start again: a "
                 "new log begins."
@@ -149,6 +149,11 @@ class AuditLog:
         self._size = size
         if not torn:
             return b""
+        with suppress(AuditError):
+            record = _read(torn + b"\n")  # only the end of the line is missing
+            if record.before == self.head:
+                self.head, self.records = record.hash, record.number
+                return b"\n"
         end = b"" if torn.endswith(b"\n") else b"\n"
         return end + self._line(TORN, _torn_facts(torn + end))
 

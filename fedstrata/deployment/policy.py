@@ -75,7 +75,7 @@ class Policy:
 
 
 def read_rules(
-    path: Path | None, secure_only: bool, no_statistics: bool, min_samples: int | None
+    path: Path | None, secure_only: bool = False, no_statistics: bool = False, min_samples: int | None = None
 ) -> tuple[SiteRules, str | None]:
     """Read a site's rules from its policy, where it has one, and from the flags; return the policy's hash too."""
     if path is not None:

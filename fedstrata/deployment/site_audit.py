@@ -108,10 +108,16 @@ def _place(request: Request) -> dict[str, Any]:
 
 
 def _names(facts: Mapping[str, Any]) -> list[str]:
-    """Name the facts of a reply, and those inside of them that a model was judged by."""
-    scores = facts.get("scores")
-    inner = [f"scores.{name}" for name in scores] if isinstance(scores, Mapping) else []
-    return sorted([*(name for name in facts if not inner or name != "scores"), *inner])
+    """Name the facts of a reply, and of the scores each one."""
+    return sorted(name for key, value in facts.items() for name in (_inner(key, value) if key == "scores" else [key]))
+
+
+def _inner(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _inner(f"{name}.{key}", item)
+    else:
+        yield name
 
 
 def _contents(payload: bytes) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def decode(
 def outline(data: bytes) -> list[list[Any]]:
     """List the tensors and numbers in an encoded message without reading any of their values.
 
-    Of each there is the name, the type (``float32:float16`` where it travels in a narrower one), the shape and, for
+    Of each there is the name, the type (``f32``, or ``f32:f16`` where it travels in a narrower one), the shape and, for
     what stands under a mask, the shape of the mask, or 1 where that is the same.
     """
     entries, numbers = _parse(unseal(data, None)[0])
