@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import torch
 from direct_network import DirectNetwork
 from small_world import EXPERIMENT, SITES, hello, ingredients
 
+from fedstrata.cli import main
 from fedstrata.deployment.audit import records_in, verify
 from fedstrata.deployment.protocol import REFUSED, Reply, Request
 from fedstrata.deployment.rules import Rules
@@ -23,6 +27,7 @@ from fedstrata.deployment.site_data import SiteData
 from fedstrata.methods.contract.views import Message
 from fedstrata.wire import encode, outline
 
+DOCS = Path(__file__).parents[2] / "docs" / "deployment.md"
 NAMES = [f"site-{number}" for number in range(SITES)]
 
 
@@ -106,6 +111,20 @@ def test_each_log_holds_heads_of_the_other(after):
     assert min(verify(folder / "run", sorted(of_server)).behind.values()) < 3 * SITES
     assert min(verify(folder / "site-1", sorted(of_site)).behind.values()) == 0
     assert lines[-1].endswith(f"its head is {verify(folder / 'run').head}")
+
+
+def test_the_page_is_followed(after, capsys):
+    folder, _, lines = after
+    section = DOCS.read_text().partition("## The audit log")[2].partition("\n## ")[0]
+    commands = re.findall(r"(?m)^fedstrata (audit .*)", section)
+    assert len(commands) == 2
+    head = lines[-1].rpartition(" ")[2]
+    for command in commands:
+        assert not main(shlex.split(command.replace("runs/consortium", str(folder / "run")).replace("HASH", head)))
+        assert head in capsys.readouterr().out
+    told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| (`.*?) \|", section))))
+    written = {record.event for name in ("run", "site-0") for record in records_in(folder / name)}
+    assert written <= told
 
 
 def test_a_server_that_goes_on_goes_on_with_its_log(tmp_path):
