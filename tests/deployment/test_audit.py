@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import threading
@@ -179,21 +180,26 @@ def test_a_file_that_is_no_log_is_left_alone(tmp_path):
 
 
 @pytest.mark.attack(
-    "Four writers add to one audit log at once.", "Their records stand one after the other in one whole chain."
+    "A second process writes into an audit log at the very moment when the first one does.",
+    "It waits; their records stand one after the other in one whole chain.",
 )
 def test_writers_exclude_each_other(tmp_path):
-    logs = [AuditLog(tmp_path / "audit.jsonl") for _ in range(4)]
+    second = AuditLog(tmp_path / "audit.jsonl")
+    intruder = threading.Thread(target=lambda: second.note("left", {"by": "the second"}))
 
-    def write(log: AuditLog) -> None:
-        for number in range(25):
-            log.note("left", {"number": number}, wait=False)
+    def now() -> datetime.datetime:
+        """Let the second writer come when the first knows what its line will be, and has not written it yet."""
+        if not intruder.ident:
+            intruder.start()
+            intruder.join(0.1)
+        return datetime.datetime.now(datetime.UTC)
 
-    threads = [threading.Thread(target=write, args=(log,)) for log in logs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert verify(tmp_path).records == 100
+    first = AuditLog(tmp_path / "audit.jsonl", now)
+    first.note("left", {"by": "the first"})
+    intruder.join()
+    first.note("left", {"by": "the first"})
+    assert [record.facts["by"] for record in records_in(tmp_path)] == ["the first", "the second", "the first"]
+    assert verify(tmp_path).records == 3
 
 
 @pytest.mark.attack(
