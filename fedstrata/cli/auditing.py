@@ -49,16 +49,24 @@ def verify(
         list[str] | None,
         typer.Option(metavar="HASH", help="A head that was noted elsewhere: the log must hold it; may be repeated."),
     ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="LOG", help="The log of the other end, with heads of this one; may be repeated."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check every line of an audit log; exit with 2 and the first line that is wrong.
 
-    What is missing at the end of a log shows only with --head: both ends print the head of their log when they end,
-    and each writes that of the other into its own.
+    What is missing at the end of a log shows only with --head or --against: both ends print the head of their log when
+    they end, and each writes that of the other into its own.
     """
-    from fedstrata.deployment.audit import verify
+    from fedstrata.deployment.audit import heads_noted, verify
 
-    found = verify(path, head or ())
+    heads = list(head or ())
+    for other in against or ():
+        verify(other)
+        heads += heads_noted(other, path)
+    found = verify(path, heads)
     if json:
         print_json(dataclasses.asdict(found))
         return
@@ -66,8 +74,9 @@ def verify(
     results.print(f"head {found.head}", soft_wrap=True)
     for number in found.torn:
         results.print(f"record {number} tells of a line that was torn, as when a process is killed while it writes")
-    for known, later in found.behind.items():
-        results.print(f"holds the head {known}, with {later} records after it", soft_wrap=True)
+    for known, later in sorted(found.behind.items(), key=lambda item: item[1])[:1]:
+        many = "the head that was noted" if len(found.behind) == 1 else f"all {len(found.behind)} heads that were noted"
+        results.print(f"holds {many}; after the last of them, {known}, come {later} records", soft_wrap=True)
 
 
 def check(

@@ -319,7 +319,7 @@ def client(
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
     here = Site(folder, own, log, rules=rules, out=out)
-    here.audit.start(server=server, tls=authority is not None, policy=policy_hash, rules=vars(rules))
+    here.audit.start(site=site, server=server, tls=authority is not None, policy=policy_hash, rules=vars(rules))
     node = SuperNode(
         server,
         app_of(lambda context: here),

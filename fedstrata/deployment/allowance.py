@@ -38,16 +38,22 @@ class Allowance:
             return
         content = f"{request.kind} {reply.header()}".encode()
         name, size = digest(content + reply.payload), len(reply.header()) + len(reply.payload)
-        of_round = self.rounds.get(str(request.round), {"bytes": 0, "seen": []})
+        key = self._counted_as(request.round)
+        of_round = self.rounds.get(key, {"bytes": 0, "seen": []})
         if name in of_round["seen"]:
             return
         trainings = self.trainings + (request.kind == "train")
         self._refuse("trainings in this run", trainings, "max_rounds")
-        self._refuse(f"bytes in round {request.round}", of_round["bytes"] + size, "max_bytes_up")
+        self._refuse(f"bytes in round {key}", of_round["bytes"] + size, "max_bytes_up")
         self._refuse("bytes in this run", self.bytes + size, "max_bytes_up_run")
         self.trainings, self.bytes = trainings, self.bytes + size
-        self.rounds[str(request.round)] = {"bytes": of_round["bytes"] + size, "seen": [*of_round["seen"], name]}
+        self.rounds[key] = {"bytes": of_round["bytes"] + size, "seen": [*of_round["seen"], name]}
         self._write()
+
+    def _counted_as(self, round: int) -> str:
+        """Name the round that a reply counts for: of those that are long over the newest, or they would be free."""
+        newest = max(map(int, self.rounds), default=0)
+        return str(newest if 0 < round <= newest - _ROUNDS_KEPT else round)
 
     def _refuse(self, what: str, count: int, key: str) -> None:
         limit: int | None = getattr(self.policy, key)

@@ -186,6 +186,19 @@ def verify(path: Path, heads: Sequence[str] = ()) -> Verified:
     return chain.end()
 
 
+def heads_noted(other: Path, log: Path) -> list[str]:
+    """Find the heads of one log in another, of the server or of a site that took part in its runs."""
+    started = [record.facts for record in records_in(log) if record.event == "start"]
+    runs, names = ({facts[key] for facts in started if key in facts} for key in ("run", "site"))
+    found = []
+    for facts in (record.facts for record in records_in(other)):
+        found += [facts["server_head"]] if "server_head" in facts and facts.get("run") in runs else []
+        found += [facts["site_head"]] if "site_head" in facts and facts.get("site") in names else []
+    if not found:
+        raise AuditError(f"'{other}' holds no head of '{log}'; they took part in no run together.")
+    return found
+
+
 def records_in(path: Path) -> Iterator[Record]:
     """Read the records of a log without checking how they hang together; torn lines are passed over."""
     path = path / AUDIT_FILE if path.is_dir() else path

@@ -17,7 +17,7 @@ from direct_network import DirectNetwork
 from small_world import EXPERIMENT, SITES, hello, ingredients
 
 from fedstrata.cli import main
-from fedstrata.deployment.audit import records_in, verify
+from fedstrata.deployment.audit import AuditError, AuditLog, heads_noted, records_in, verify
 from fedstrata.deployment.protocol import REFUSED, Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
@@ -117,14 +117,35 @@ def test_the_page_is_followed(after, capsys):
     folder, _, lines = after
     section = DOCS.read_text().partition("## The audit log")[2].partition("\n## ")[0]
     commands = re.findall(r"(?m)^fedstrata (audit .*)", section)
-    assert len(commands) == 2
+    assert len(commands) == 3
     head = lines[-1].rpartition(" ")[2]
+    here = {"runs/consortium": str(folder / "run"), "HASH": head, "site-berlin": str(folder / "site-0")}
     for command in commands:
-        assert not main(shlex.split(command.replace("runs/consortium", str(folder / "run")).replace("HASH", head)))
+        assert not main(here.get(word, word) for word in shlex.split(command))
         assert head in capsys.readouterr().out
     told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| (`.*?) \|", section))))
     written = {record.event for name in ("run", "site-0") for record in records_in(folder / name)}
     assert written <= told
+
+
+@pytest.mark.attack(
+    "After a run, the operator of the server cuts the last round off its audit log.",
+    "Whoever has the log of a site finds it: 'fedstrata audit verify RUN --against STATE' misses heads that the site "
+    "has written down.",
+)
+def test_a_log_is_held_against_that_of_the_other_end(after, tmp_path):
+    folder = after[0]
+    content = (folder / "run" / "audit.jsonl").read_bytes()
+    cut = tmp_path / "audit.jsonl"
+    cut.write_bytes(content[: content.index(b'"event":"round"')].rpartition(b"\n")[0] + b"\n")
+    assert verify(cut).records > 10
+    with pytest.raises(AuditError, match="missing at its end"):
+        verify(cut, heads_noted(folder / "site-2", cut))
+    with pytest.raises(AuditError, match="no head"):
+        heads_noted(folder / "site-1", folder / "site-2")
+    named = SiteAudit(AuditLog(tmp_path / "named.jsonl"))
+    named.start(site="site-1")
+    assert len(heads_noted(folder / "run", named.log.path)) >= 2
 
 
 def test_a_server_that_goes_on_goes_on_with_its_log(tmp_path):

@@ -17,7 +17,7 @@ from fedstrata.cli import main
 from fedstrata.deployment.allowance import Allowance
 from fedstrata.deployment.audit import records_in
 from fedstrata.deployment.policy import Policy, objections, unknown
-from fedstrata.deployment.protocol import OK, REFUSED, Place, Request
+from fedstrata.deployment.protocol import OK, REFUSED, Place, Reply, Request
 from fedstrata.deployment.rules import Rules, SiteRules
 from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site
@@ -172,6 +172,16 @@ def test_bytes_are_counted_before_they_leave(key, tmp_path):
     again = site(tmp_path / str(limit), **{key: limit})
     again.answer(hello())
     assert again.answer(request("train", Place.training(1), payloads[1])).status == REFUSED
+
+
+def test_rounds_that_are_long_over_count_for_the_newest(tmp_path):
+    allowance = Allowance(tmp_path, SiteRules(max_bytes_up=1000))
+    for round in (1, 2, 3, 4):
+        allowance.charge(Request("test", "run", Place(round)), Reply(f"test {round}.0", payload=bytes(400)))
+    old = Request("test", "run", Place(1))
+    allowance.charge(old, Reply(old.ticket, payload=bytes(401)))
+    with pytest.raises(FedStrataError, match="bytes in round 4"):
+        allowance.charge(old, Reply(old.ticket, payload=bytes(402)))
 
 
 @pytest.mark.attack(
