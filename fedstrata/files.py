@@ -49,7 +49,19 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     with explained(path), _removed_on_failure(partial):
         _write_through(partial, content)
         partial.replace(path)
-        flush_folder(path.parent)
+        _flush(path.parent)
+
+
+def write_privately(path: Path, content: str) -> None:
+    """Put a file that only its owner can read in place in one step."""
+    partial = _partial_beside(path)
+    with explained(path), _removed_on_failure(partial):
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _flush(path.parent)
 
 
 def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> None:
@@ -64,9 +76,19 @@ def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> Non
             (partial / name).parent.mkdir(exist_ok=True)
             _write_through(partial / name, content)
         for folder in {(partial / name).parent for name in files} | {partial}:
-            flush_folder(folder)
+            _flush(folder)
         partial.rename(path)
-        flush_folder(path.parent)
+        _flush(path.parent)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a file to which is only ever added; one that is not there is made, for its owner alone."""
+    new = not path.exists()
+    make_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    if new:
+        _flush(path.parent)
+    return descriptor
 
 
 def make_folder(path: Path) -> None:
@@ -220,7 +242,7 @@ def _write_through(path: Path, content: bytes | str) -> None:
         os.fsync(file.fileno())
 
 
-def flush_folder(folder: Path) -> None:
+def _flush(folder: Path) -> None:
     """Bring the names in a folder down to the disk, on file systems that can do so on demand."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

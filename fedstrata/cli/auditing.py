@@ -97,7 +97,7 @@ def check(
     A site that is started with the policy (fedstrata client --policy) refuses by the same rules.
     """
     experiment = read_experiment(experiment_file, settings, changes, quiet=json)
-    from fedstrata.deployment.policy import Policy, objections, unknown
+    from fedstrata.deployment.policy import Policy, foreseen, objections, unknown
     from fedstrata.deployment.rules import Rules
     from fedstrata.methods import Method
 
@@ -116,7 +116,10 @@ def check(
         {
             "policy": str(one.source),
             "sha256": one.sha256,
-            "objections": objections(one.rules, experiment, method, rules, number),
+            "objections": [
+                *objections(one.rules, experiment, method, rules, number),
+                *foreseen(one.rules, experiment, method),
+            ],
             "open": unknown(one.rules, number),
         }
         for one in map(Policy.read, policy)

@@ -281,6 +281,16 @@ def client(
         int | None,
         typer.Option(metavar="N", help="Give no sums of fewer training samples than this away; by default 5."),
     ] = None,
+    lifetime_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="EPSILON",
+            help="Spend no more than this in all runs together, and take part in none without noise.",
+        ),
+    ] = None,
+    lifetime_delta: Annotated[
+        float | None, typer.Option(metavar="DELTA", help="The delta at which that is counted; by default 1e-5.")
+    ] = None,
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -305,7 +315,14 @@ def client(
     from fedstrata.plugins import import_files
 
     import_files(imports or ())
-    rules, policy_hash = read_rules(policy, secure_only, no_statistics, min_samples)
+    rules, policy_hash = read_rules(
+        policy,
+        secure_only=secure_only or None,
+        statistics=False if no_statistics else None,
+        min_samples=min_samples,
+        lifetime_epsilon=lifetime_epsilon,
+        lifetime_delta=lifetime_delta,
+    )
     host, _ = read_address(server)
     authority = keys / AUTHORITY if (keys / AUTHORITY).is_file() and not insecure else None
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")

@@ -13,6 +13,7 @@ A site:
     site_data.py      where its samples come from
     member.py         its part in one run
     store.py          what it keeps on its disk
+    budget.py         what it has spent of its privacy, over all runs, and refuses to spend
     saving.py         the model that it ends with
     telling.py        what it tells its operator
     policy.py         what its operator's policy says against a run, before and while it goes on
@@ -23,6 +24,7 @@ The server:
 
     server.py         a run from its beginning, or from its last round, to its end
     engine.py         its rounds, as an engine for :class:`fedstrata.runs.driver.Driver`
+    releases.py       the model of a round on its disk, before any site hears of it
     pooling.py        the mean and deviation of all sites' samples
     federation.py     the sites as the server sees them: asking, waiting, refusing
     rules.py          how long it waits, for how many, and what it refuses

@@ -129,11 +129,7 @@ class AuditLog:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            new = not self.path.exists()
-            files.make_folder(self.path.parent)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            if new:
-                files.flush_folder(self.path.parent)
+            self._descriptor = files.open_to_append(self.path)
         return self._descriptor
 
     def _catch_up(self, descriptor: int) -> bytes:

@@ -16,7 +16,13 @@ def rules_in_words(rules: Rules) -> list[str]:
 
 def site_rules_in_words() -> list[str]:
     """List what every site decides for itself, with the defaults."""
-    flags = {"secure_only": "--secure-only", "statistics": "--no-statistics", "min_samples": "--min-samples"}
+    flags = {
+        "secure_only": "--secure-only",
+        "statistics": "--no-statistics",
+        "min_samples": "--min-samples",
+        "lifetime_epsilon": "--lifetime-epsilon",
+        "lifetime_delta": "--lifetime-delta",
+    }
     fields = {field.name: field for field in dataclasses.fields(SiteRules)}
     by_flag = [f"{_in_words(SiteRules(), fields[name])} ({flag})" for name, flag in flags.items()]
     others = ", ".join(name for name in fields if name not in flags)

@@ -15,6 +15,7 @@ from fedstrata.deployment.declarations import with_declarations
 from fedstrata.deployment.facts import cost_from_facts, number_in, read_scores
 from fedstrata.deployment.federation import Federation
 from fedstrata.deployment.protocol import BEGINNING, Place, Reply, Request
+from fedstrata.deployment.releases import Releases
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.collecting import Collector
@@ -57,6 +58,7 @@ class NetworkEngine:
         test: GlobalTest | None = None,
         deployed: Deployed | None = None,
         secure: SecureRounds | None = None,
+        releases: Releases | None = None,
     ) -> None:
         self.setting = side.setting
         self.federation = federation
@@ -64,6 +66,7 @@ class NetworkEngine:
         self.test = test
         self.deployed = deployed
         self.secure = secure
+        self.releases = releases
         self._concluded = (0, 0)
         federation.missed = self._announcements
 
@@ -121,7 +124,22 @@ class NetworkEngine:
     def round(
         self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
     ) -> RoundReport:
-        """Run one round with the participants that answer in time."""
+        """Run one round with the participants that answer in time; one whose model has left is not run again."""
+        released = None if self.releases is None else self.releases.find(round)
+        if released is not None:
+            state, report = released
+            self._note_declarations()
+            self.restore(_on_device(state, self.setting.device), Stack())
+            return report
+        report = self._collect(round, participants, evaluate, losses_so_far)
+        if self.releases is not None:
+            self.releases.keep(round, self.server, report)
+        return report
+
+    def _collect(
+        self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float]
+    ) -> RoundReport:
+        """Let the participants train, and merge what comes in time."""
         sent, messages = self.central.broadcast(participants, round)
         facts = {"evaluate": evaluate, "losses": list(losses_so_far)}
         asked = self._requests("train", Place.training(round), participants, messages, facts)
@@ -263,6 +281,12 @@ class NetworkEngine:
             for index, exchange in enumerate(self.setting.exchanges_before(earlier)):
                 if earlier < round or (earlier, index) < self._concluded:
                     yield Place.announcement(earlier, index), exchange
+
+
+def _on_device(state: ServerState, device: torch.device) -> ServerState:
+    """Bring a state that was read from a disk to where the server computes."""
+    model, memory = ({name: tensor.to(device) for name, tensor in one.items()} for one in (state.model, state.memory))
+    return ServerState(model, Stack(memory))
 
 
 def _in_order(tensors: Tensors, like: Tensors) -> Stack:

@@ -7,9 +7,8 @@ The site refuses by :func:`objections` when a server greets it, and whoever plan
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata import files
-from fedstrata.deployment.protocol import Request
+from fedstrata.deployment.budget import Terms
 from fedstrata.deployment.rules import Rules, SiteRules
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.functional import gaussian_epsilon
 from fedstrata.methods import Method, methods
-from fedstrata.methods.mechanisms.private_updates import PrivateUpdates
 from fedstrata.models import models
 from fedstrata.scores import metrics
 from fedstrata.spec import Registry, parse, split_outside
@@ -58,31 +56,29 @@ class Policy:
         except FedStrataError as error:
             raise FedStrataError(f"The policy '{path}' cannot be used: {error}") from None
 
-    def tightened(self, secure_only: bool, no_statistics: bool, min_samples: int | None) -> SiteRules:
+    def tightened(self, flags: Mapping[str, Any]) -> SiteRules:
         """Let the flags of a command ask for more than the policy does; for less they cannot."""
-        rules = self.rules
-        if min_samples is not None and min_samples < rules.min_samples:
-            raise FedStrataError(
-                f"--min-samples {min_samples} would loosen the policy '{self.source}', which says {rules.min_samples}; "
-                "leave it out, or change the policy."
-            )
-        return dataclasses.replace(
-            rules,
-            secure_only=rules.secure_only or secure_only,
-            statistics=rules.statistics and not no_statistics,
-            min_samples=rules.min_samples if min_samples is None else min_samples,
-        )
+        for key, value in flags.items():
+            known = getattr(self.rules, key)
+            looser = known is not None and (value < known if key == "min_samples" else value > known)
+            if looser and not isinstance(known, bool):
+                raise FedStrataError(
+                    f"--{key.replace('_', '-')} {value:g} would loosen the policy '{self.source}', which says "
+                    f"{known:g}; leave it out, or change the policy."
+                )
+        return dataclasses.replace(self.rules, **flags)
 
 
-def read_rules(
-    path: Path | None, secure_only: bool = False, no_statistics: bool = False, min_samples: int | None = None
-) -> tuple[SiteRules, str | None]:
-    """Read a site's rules from its policy, where it has one, and from the flags; return the policy's hash too."""
-    if path is not None:
-        policy = Policy.read(path)
-        return policy.tightened(secure_only, no_statistics, min_samples), policy.sha256
-    rules = SiteRules(secure_only=secure_only, statistics=not no_statistics)
-    return (rules if min_samples is None else dataclasses.replace(rules, min_samples=min_samples)), None
+def read_rules(path: Path | None, **flags: Any) -> tuple[SiteRules, str | None]:
+    """Read a site's rules from its policy, where it has one, and from the flags that are not none.
+
+    The hash of the policy is returned too.
+    """
+    given = {key: value for key, value in flags.items() if value is not None}
+    if path is None:
+        return SiteRules(**given), None
+    policy = Policy.read(path)
+    return policy.tightened(given), policy.sha256
 
 
 def objections(policy: SiteRules, experiment: Experiment, method: Method, rules: Rules, sites: int | None) -> list[str]:
@@ -108,21 +104,21 @@ def refuse_by_policy(policy: SiteRules, experiment: Experiment, method: Method, 
         raise FedStrataError(f"This site's policy refuses the run: {'; '.join(found)}.")
 
 
-def refuse_small_sum(policy: SiteRules, request: Request) -> None:
-    """Refuse to take part in a secure sum of fewer sites than the policy says, and to help to open one."""
-    if policy.least_sites is None or request.kind not in ("masked", "unmask"):
-        return
-    told: Any = request.facts.get("sites" if request.kind == "masked" else "present")
-    count = len(set(told)) if isinstance(told, list) else told if type(told) is int else 0
-    if count < policy.least_sites:
-        raise FedStrataError(
-            f"This site's policy refuses a sum of {count} sites, fewer than least_sites = {policy.least_sites}."
-        )
+def foreseen(policy: SiteRules, experiment: Experiment, method: Method) -> list[str]:
+    """List what a site would refuse on the way through a run: to spend more in it than in all its runs together.
+
+    While a run goes on, the site's own account tells (:mod:`fedstrata.deployment.budget`), with what it spent before.
+    """
+    if policy.lifetime_epsilon is None:
+        return []
+    terms = Terms.of(method, experiment.rounds)
+    return list(_beyond("lifetime_epsilon", policy.lifetime_epsilon, terms, policy.lifetime_delta))
 
 
 def unknown(policy: SiteRules, sites: int | None) -> list[str]:
     """List what of a policy cannot be told before a run: what is counted while it goes on, and what needs sites."""
-    counted = [key for key in ("max_bytes_up", "max_bytes_up_run", "lifetime_epsilon") if getattr(policy, key)]
+    limits = ("max_bytes_up", "max_bytes_up_run", "lifetime_epsilon")
+    counted = [key for key in limits if getattr(policy, key) is not None]
     told = [f"{key} = {getattr(policy, key):g} is held to while the run goes on" for key in counted]
     if sites is None and policy.least_sites is not None:
         told.append(f"least_sites = {policy.least_sites} needs the number of sites; give --sites")
@@ -187,21 +183,19 @@ def _too_few(policy: SiteRules, experiment: Experiment, rules: Rules, sites: int
 
 
 def _too_little_privacy(policy: SiteRules, experiment: Experiment, method: Method) -> Iterator[str]:
-    part = next((part for part in method.parts if isinstance(part, PrivateUpdates)), None)
-    name = None if part is None else part.name
+    terms, name = Terms.of(method, experiment.rounds), method.answering_for_privacy
     if policy.require_dp is not None and name != policy.require_dp and (name is None or policy.require_dp != "any"):
         wanted = "central-dp or local-dp" if policy.require_dp == "any" else policy.require_dp
         yield f"it takes part only with {wanted} (require_dp), which the method lacks"
-    for key, delta in (("max_epsilon", None), ("lifetime_epsilon", policy.lifetime_delta)):
-        limit = getattr(policy, key)
-        spent = math.inf if part is None else _epsilon(part, experiment.rounds, delta or part.delta)
-        if limit is not None and spent > limit * (1 + _SLACK):
-            told = "nothing bounds its epsilon" if math.isinf(spent) else f"it would spend an epsilon of {spent:.4g}"
-            yield f"{told}, and {key} = {limit:g}"
-    if policy.max_delta is not None and part is not None and part.delta > policy.max_delta:
-        yield f"delta = {part.delta:g} is more than max_delta = {policy.max_delta:g}"
+    if policy.max_epsilon is not None:
+        yield from _beyond("max_epsilon", policy.max_epsilon, terms, None if terms is None else terms.delta)
+    if policy.max_delta is not None and terms is not None and terms.delta > policy.max_delta:
+        yield f"delta = {terms.delta:g} is more than max_delta = {policy.max_delta:g}"
 
 
-def _epsilon(part: PrivateUpdates, rounds: int, delta: float) -> float:
-    """Tell what a site spends that takes part in all rounds."""
-    return gaussian_epsilon(part.multiplier(rounds), rounds, delta)
+def _beyond(key: str, limit: float, terms: Terms | None, delta: float | None) -> Iterator[str]:
+    """Object to a run that would spend more than a limit if the site took part in all rounds."""
+    if terms is None or delta is None:
+        yield f"nothing bounds its epsilon, and {key} = {limit:g}"
+    elif (spent := gaussian_epsilon(terms.noise, terms.rounds, delta)) > limit * (1 + _SLACK):
+        yield f"it would spend an epsilon of {spent:.4g}, and {key} = {limit:g}"

@@ -68,9 +68,12 @@ class SecureRules(Spec):
         """Tell how many of the holders of a secret's shares must come together to restore it.
 
         It is more than half of them, so that a secret cannot be restored twice from different holders: each of them
-        gives away a share of only one of two secrets.
+        gives away a share of only one of two secrets. And it is so many that a server cannot have a sum of two opened
+        by telling each of n sites something else: it would need the keys of n - 2 sites, hence as many times the shares
+        that are needed, and each of the n sites calls at most n minus that number dropped.
         """
-        return max(2, math.ceil(self.secure_threshold * holders - 1e-9))
+        wanted = max(2, math.ceil(self.secure_threshold * holders - 1e-9))
+        return wanted if holders <= FEWEST_SITES else max(wanted, holders**2 // (2 * holders - 2) + 1)
 
     def largest_number(self, sites: int) -> int:
         """Tell the largest whole number that a site may upload, so that the sum of all fits twice into the bits.
@@ -118,9 +121,10 @@ class SiteRules(Spec):
     max_epsilon: float | None = parameter(None, "The most epsilon that a run may spend, at its own delta.", above=0)
     max_delta: float | None = parameter(None, "The largest delta of a run.", above=0, below=1)
     lifetime_epsilon: float | None = parameter(
-        None, "The most epsilon that all runs together may spend, at lifetime_delta; none: any.", above=0
-    )
-    lifetime_delta: float = parameter(1e-5, "The delta at which the epsilon of all runs is told.", above=0, below=1)
+        None, "The epsilon that the site spends in all runs together, none of them without noise; none: no bound.",
+        above=0,
+    )  # fmt: skip
+    lifetime_delta: float = parameter(1e-5, "The delta at which that is counted.", above=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,11 +168,11 @@ class Rules(SecureRules):
                 f"Secure aggregation needs {FEWEST_SITES} sites in a round, and there would be {participants}; add "
                 "sites, or let more of them take part."
             )
-        needed = self.shares_needed(participants)
+        needed = max(FEWEST_SITES, self.shares_needed(participants))
         if self.min_sites is not None and self.min_sites < needed:
             raise FedStrataError(
                 f"min_sites is {self.min_sites}, but secure aggregation of {participants} sites needs {needed} of them "
-                "to the end of a round; raise min_sites, or lower secure_threshold."
+                f"to the end of a round; raise min_sites{', or lower secure_threshold' * (needed > FEWEST_SITES)}."
             )
         if self.largest_number(participants) < 2**6:
             raise FedStrataError(

@@ -18,15 +18,16 @@ from fedstrata import files
 from fedstrata.callbacks import Listener, RoundView
 from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
-from fedstrata.data.transforms import normalisation_in
+from fedstrata.data.transforms import OTHER_WAYS, normalisation_in
 from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
 from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
-from fedstrata.deployment.pooling import OTHER_WAYS, agree
+from fedstrata.deployment.pooling import agree
 from fedstrata.deployment.protocol import SECURE_KINDS
+from fedstrata.deployment.releases import RELEASES_FOLDER, Releases
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
 from fedstrata.deployment.server_audit import ServerAudit
 from fedstrata.engines.batches import DeviceData
@@ -241,6 +242,7 @@ class Deployment:
             own = (self._noting_traffic(driver), audit.committed(lambda: driver.model))
             summary = driver.run(folder, [*own, *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
+            Releases(self.out / RELEASES_FOLDER).drop()
             federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")
             return summary
 
@@ -274,7 +276,7 @@ class Deployment:
             dataset=dataset,
             split=split,
             setting=setting,
-            engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation)),
+            engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation), self._releases()),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
             network=network,
         )
@@ -324,6 +326,10 @@ class Deployment:
         from fedstrata.deployment.secure.server import SecureAggregation
 
         return SecureRounds(SecureAggregation(federation, self.out / MASKED_SUM_FILE))
+
+    def _releases(self) -> Releases | None:
+        """Keep models before they leave where a method answers for privacy; elsewhere they can be merged again."""
+        return None if self.method.answering_for_privacy is None else Releases(self.out / RELEASES_FOLDER)
 
     def _begin(self, driver: Driver, federation: Federation) -> RunFolder:
         folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment())

@@ -19,9 +19,10 @@ import torch
 from fedstrata.data.channels import ChannelSums, Statistics
 from fedstrata.deployment.allowance import Allowance
 from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
+from fedstrata.deployment.budget import Budget, RunBudget
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
 from fedstrata.deployment.member import Member
-from fedstrata.deployment.policy import refuse_by_policy, refuse_small_sum
+from fedstrata.deployment.policy import refuse_by_policy
 from fedstrata.deployment.protocol import (
     BEGINNING,
     BEHIND,
@@ -36,7 +37,7 @@ from fedstrata.deployment.protocol import (
     Stage,
     digest,
 )
-from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, Rules, SecureRules, SiteRules
+from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, FEWEST_SITES, Rules, SecureRules, SiteRules
 from fedstrata.deployment.saving import save_model
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
 from fedstrata.deployment.site_audit import SiteAudit
@@ -80,7 +81,7 @@ class Site:
         audit: SiteAudit | None = None,
     ) -> None:
         self.root = root
-        self.audit = audit or SiteAudit(AuditLog(root / AUDIT_FILE))
+        self.audit = audit or SiteAudit(AuditLog(root / AUDIT_FILE), self._spent)
         self.number = number
         self.rules = rules or SiteRules()
         self.data = data
@@ -96,6 +97,8 @@ class Site:
         self._newest: Record | None = None
         self._secure: SecureSteps | None = None
         self._allowance: Allowance | None = None
+        self.budget = Budget(root, self.rules)
+        self._spending: RunBudget | None = None
         self._payload = b""
         self._model: tuple[int, Tensors, dict[str, Any]] | None = None
 
@@ -205,10 +208,12 @@ class Site:
             self.teller.waits_for = "the other sites to come"
         elif not member.knows_statistics:
             member = Member(member.ready, number, statistics)
+        spending = self.budget.open(request.run, member.ready.setting.method, member.ready.setting.rounds)
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
         self._member, self._store, self._newest, self._secure = member, store, None, secure
         self._allowance = Allowance(store.path, self.rules)
+        self._spending = spending
         self.run, self._greeting = request.run, request
         return Reply(request.ticket, facts=member.declaration())
 
@@ -221,7 +226,8 @@ class Site:
             return None
         from fedstrata.deployment.secure.site import SecureSteps
 
-        return SecureSteps(store, SecureRules(**rules), facts["number"], facts["sites"])
+        fewest = max(FEWEST_SITES, self.rules.least_sites or 0)
+        return SecureSteps(store, SecureRules(**rules), facts["number"], facts["sites"], fewest=fewest)
 
     def _statistics(self, request: Request) -> Reply:
         """Give the sums of the training samples away or, under secure aggregation, say that they can be had."""
@@ -234,6 +240,10 @@ class Site:
         assert self._member is not None
         if self._member.knows_statistics:
             raise ProtocolError("Mean and deviation are known already; sums are given away once in a run.")
+        if self._spending is not None:
+            raise FedStrataError(
+                f"Under '{self._spending.terms.part}' this site gives no exact sums of its samples away."
+            )
         return self._member.sums(self.rules)
 
     def _is_ready(self, request: Request) -> bool:
@@ -258,7 +268,6 @@ class Site:
             return Reply(request.ticket, UNREADY)
         if self._secure is None:
             raise ProtocolError("This run has no secure aggregation.")
-        refuse_small_sum(self.rules, request)
         return self._secure.answer(request, self._trained)
 
     def _trained(self, round: int) -> tuple[Message, float]:
@@ -272,7 +281,9 @@ class Site:
         place = Place.training(round)
         if place not in store.places():
             raise ProtocolError(f"This site has not trained in round {round}.")
-        return decode(store.read(place).reply), float(member.client.side.weights([member.number])[0])
+        record = store.read(place)
+        self._spend(record)
+        return decode(record.reply), float(member.client.side.weights([member.number])[0])
 
     def _do(self, request: Request) -> Reply:
         """Do a step that belongs to the run's history, unless it is done already."""
@@ -283,13 +294,15 @@ class Site:
         assert store is not None
         if not request.is_in_its_place:
             raise ProtocolError(f"'{request.ticket}' came in the place of another step of round {request.round}.")
+        asked = str(request.facts.get("payload", ""))
+        done = store.read(request.place) if request.place in store.places() else None
+        kept = done is not None and done.asked == asked
+        if self._spending is not None and request.place.stage == Stage.TRAINING:
+            self._spending.check(request.round, asked, kept)
+        if done is not None and kept:
+            return self._reply(request, done)
         if request.round > member.ready.setting.rounds:
             raise ProtocolError(f"Round {request.round} is none of this run, which has {member.ready.setting.rounds}.")
-        asked = str(request.facts.get("payload", ""))
-        if request.place in store.places():
-            done = store.read(request.place)
-            if done.asked == asked:
-                return self._reply(request, done)
         if request.round < self._floor:
             raise ProtocolError(f"Round {request.round} is over; this site is at round {self._floor}.")
         payload = self._received(request, asked)
@@ -308,8 +321,20 @@ class Site:
 
     def _reply(self, request: Request, record: Record) -> Reply:
         """Answer with what was done; under secure aggregation the upload stays here."""
+        self._spend(record)
         withheld = self._secure is not None and record.place.stage == Stage.TRAINING
         return Reply(request.ticket, facts=record.facts, payload=b"" if withheld else record.reply)
+
+    def _spent(self) -> float | None:
+        """Tell what the site has spent in all runs, in one that keeps an account of it."""
+        return None if self._spending is None else self.budget.epsilon()
+
+    def _spend(self, record: Record) -> None:
+        """Write down what an upload costs in privacy, where it does, before it leaves."""
+        if self._spending is not None and record.place.stage == Stage.TRAINING:
+            words = self._spending.spend(record.place.round, record.asked)
+            if words is not None:
+                self.log(words)
 
     def _perform(self, member: Member, request: Request, payload: bytes, asked: str, adopted: Place) -> Record:
         facts: dict[str, Any] = {}

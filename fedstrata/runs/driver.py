@@ -30,7 +30,7 @@ from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
-from fedstrata.runs.preparing import Ingredients, prepare
+from fedstrata.runs.preparing import Ingredients, note_exact_statistics, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
 from fedstrata.runs.summing_up import summarise
 from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
@@ -138,6 +138,7 @@ class Driver:
         ``tell`` hears in a few words what is being done.
         """
         ready = prepare(experiment, ingredients, tell)
+        note_exact_statistics(ready)
         tell("choosing an engine")
         plan = plan or make_plan(
             experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared

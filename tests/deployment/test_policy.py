@@ -16,7 +16,7 @@ from small_world import EXPERIMENT, SITES, hello, ingredients, request, simulate
 from fedstrata.cli import main
 from fedstrata.deployment.allowance import Allowance
 from fedstrata.deployment.audit import records_in
-from fedstrata.deployment.policy import Policy, objections, unknown
+from fedstrata.deployment.policy import Policy, foreseen, objections, read_rules, unknown
 from fedstrata.deployment.protocol import OK, REFUSED, Place, Reply, Request
 from fedstrata.deployment.rules import Rules, SiteRules
 from fedstrata.deployment.server import Deployment
@@ -80,7 +80,7 @@ BROKEN = {
     "other privacy": ({"require_dp": "local-dp"}, {"method": "fedbn+central-dp"}, "only with local-dp"),
     "less privacy": (
         {"max_epsilon": 1.0}, {"method": "fedbn+local-dp(epsilon=2)"}, "epsilon of 2, and max_epsilon = 1"),
-    "no bound of epsilon": ({"lifetime_epsilon": 1.0}, {}, "nothing bounds its epsilon, and lifetime_epsilon = 1"),
+    "no bound of epsilon": ({"max_epsilon": 1.0}, {}, "nothing bounds its epsilon, and max_epsilon = 1"),
     "a larger delta": (
         {"max_delta": 1e-6}, {"method": "fedbn+local-dp"}, "delta = 1e-05 is more than max_delta = 1e-06"),
 }  # fmt: skip
@@ -185,19 +185,23 @@ def test_rounds_that_are_long_over_count_for_the_newest(tmp_path):
 
 
 @pytest.mark.attack(
-    "A server adds up securely, but over fewer sites than the policy of a site says, or unmasks such a sum.",
-    "The site neither uploads nor helps to open it.",
+    "A server adds up securely, but over fewer sites than the policy of a site says.",
+    "The site shares no secrets for such a sum, so that it neither uploads nor helps to open it.",
 )
-@pytest.mark.parametrize(
-    ("kind", "facts"), [("masked", {"sites": 3}), ("unmask", {"present": [0, 1, 2, 2]}), ("masked", {})]
-)
-def test_small_sums_are_refused(kind, facts, tmp_path):
+def test_small_sums_are_refused(tmp_path):
     pytest.importorskip("cryptography")
-    here = site(tmp_path, least_sites=4)
-    assert here.answer(greeting(secure=True)).status == OK
-    answer = here.answer(Request(kind, "run", Place.secure_sum(1, 1), {"attempt": "0" * 16, **facts}))
+    place, facts, keys = Place.secure_sum(1, 1), {"attempt": "0" * 16}, {}
+    sites = [Site(tmp_path / str(number), SiteData(part=number, ingredients=ingredients())) for number in range(SITES)]
+    for number, one in enumerate(sites):
+        one.rules = SiteRules(least_sites=4)
+        greeted = greeting(secure=True)
+        assert one.answer(replace(greeted, facts={**greeted.facts, "number": number})).status == OK
+        keys[str(number)] = one.answer(Request("keys", "run", place, facts)).facts["keys"]
+    few = {number: keys[number] for number in ("0", "1", "2")}
+    answer = sites[0].answer(Request("shares", "run", place, {**facts, "keys": few}))
     assert answer.status == REFUSED
-    assert "fewer than least_sites = 4" in answer.reason
+    assert "3" in answer.reason
+    assert sites[0].answer(Request("shares", "run", place, {**facts, "keys": keys})).status == OK
 
 
 def test_a_run_goes_on_without_a_site_whose_policy_refuses_it(tmp_path):
@@ -233,6 +237,17 @@ def test_what_a_policy_allows(policy, changes):
     assert against(SiteRules(**policy), sites, **changes) == []
 
 
+def test_a_run_that_would_spend_more_than_a_lifetime_is_foreseen():
+    policy = SiteRules(lifetime_epsilon=2.0)
+    for method, told in {
+        "fedbn": ["nothing bounds its epsilon, and lifetime_epsilon = 2"],
+        "fedbn+local-dp(epsilon=3)": ["it would spend an epsilon of 3, and lifetime_epsilon = 2"],
+        "fedbn+local-dp(epsilon=2)": [],
+    }.items():
+        assert foreseen(policy, Experiment(method=method), Method.make(method)) == told
+    assert foreseen(SiteRules(), Experiment(), Method.make("fedavg")) == []
+
+
 def test_what_can_only_be_told_later_is_said():
     assert unknown(SiteRules(max_bytes_up=1000), 4) == ["max_bytes_up = 1000 is held to while the run goes on"]
     assert "give --sites" in unknown(SiteRules(least_sites=3), None)[0]
@@ -261,10 +276,16 @@ def test_flags_only_tighten_a_policy(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text("secure_only = true\nmin_samples = 20\n")
     policy = Policy.read(path)
-    assert policy.tightened(False, False, None) == SiteRules(secure_only=True, min_samples=20)
-    assert policy.tightened(False, True, 30) == SiteRules(secure_only=True, min_samples=30, statistics=False)
-    with pytest.raises(FedStrataError, match="would loosen the policy"):
-        policy.tightened(False, False, 10)
+    assert policy.tightened({}) == SiteRules(secure_only=True, min_samples=20)
+    rules, named = read_rules(path, secure_only=None, statistics=False, min_samples=30, lifetime_epsilon=2.0)
+    assert rules == SiteRules(secure_only=True, min_samples=30, statistics=False, lifetime_epsilon=2.0)
+    assert named == policy.sha256
+    assert read_rules(None, min_samples=1) == (SiteRules(min_samples=1), None)
+    with pytest.raises(FedStrataError, match=r"--min-samples 10 would loosen the policy .*, which says 20"):
+        read_rules(path, min_samples=10)
+    path.write_text("lifetime_epsilon = 3\n")
+    with pytest.raises(FedStrataError, match="--lifetime-epsilon 4 would loosen the policy"):
+        read_rules(path, lifetime_epsilon=4.0)
 
 
 def command(text: str) -> int:
