@@ -180,6 +180,11 @@ def _too_few(policy: SiteRules, experiment: Experiment, rules: Rules, sites: int
     if fewest < policy.least_sites:
         how = "take part in a round" if fewest == there else "are enough for a round (min_sites)"
         yield f"{fewest} of {sites} sites {how}, fewer than least_sites = {policy.least_sites}"
+    elif rules.secure and policy.least_sites > rules.secure_neighbours + 1:
+        yield (
+            f"of a secure sum it would know {rules.secure_neighbours + 1} sites (secure_neighbours), fewer than "
+            f"least_sites = {policy.least_sites}"
+        )
 
 
 def _too_little_privacy(policy: SiteRules, experiment: Experiment, method: Method) -> Iterator[str]:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from direct_network import DirectNetwork
-from small_world import EXPERIMENT, SITES, hello, ingredients
+from small_world import EXPERIMENT, SITES, hello, ingredients, request, simulated
 
 from fedstrata.cli import main
 from fedstrata.deployment.audit import AuditError, AuditLog, heads_noted, records_in, verify
-from fedstrata.deployment.protocol import REFUSED, Reply, Request
+from fedstrata.deployment.protocol import REFUSED, Place, Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site
@@ -191,9 +191,10 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
 
 def test_the_epsilon_that_was_spent_stands_beside_what_left(tmp_path):
     here = Site(tmp_path, SiteData(part=0, ingredients=ingredients()))
-    here.audit = SiteAudit(here.audit.log, lambda: 1.25)
-    here.answer(hello())
-    assert [facts["epsilon"] for facts in events(tmp_path, "left")] == [1.25]
+    here.answer(hello(method="fedbn+local-dp(noise=1)"))
+    [payload] = simulated("fedbn").engine.central.messages([0], 1)
+    here.answer(request("train", Place.training(1), payload))
+    assert [facts["epsilon"] for facts in events(tmp_path, "left")] == [0.0, pytest.approx(4.377, abs=1e-3)]
 
 
 def test_the_end_of_a_site_is_written_down_and_its_head_told(tmp_path):

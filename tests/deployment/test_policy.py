@@ -237,6 +237,12 @@ def test_what_a_policy_allows(policy, changes):
     assert against(SiteRules(**policy), sites, **changes) == []
 
 
+def test_a_site_must_be_able_to_see_as_many_sites_as_it_asks_for():
+    rules = Rules(secure=True, secure_neighbours=8)
+    assert against(SiteRules(least_sites=9), sites=20, rules=rules) == []
+    assert "it would know 9 sites" in against(SiteRules(least_sites=10), sites=20, rules=rules)[0]
+
+
 def test_a_run_that_would_spend_more_than_a_lifetime_is_foreseen():
     policy = SiteRules(lifetime_epsilon=2.0)
     for method, told in {
