@@ -172,8 +172,10 @@ def test_a_site_that_missed_an_announcement_says_so(tmp_path):
 
 
 def test_only_the_last_rounds_are_kept(engine, tmp_path):
-    here = site(tmp_path)
-    here.answer(hello())
+    here, greeting = site(tmp_path), hello()
+    here.answer(
+        replace(greeting, facts={**greeting.facts, "experiment": {**greeting.facts["experiment"], "rounds": 7}})
+    )
     for round in range(1, 8):
         here.answer(train(engine, round))
     assert [place.round for place in SiteStore(tmp_path, "run").places()] == [5, 6, 7]
