@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import ipaddress
 import logging
@@ -11,6 +12,7 @@ import signal
 import ssl
 import threading
 import warnings
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -179,11 +181,14 @@ def server(
     experiment = read_experiment(experiment_file, settings, changes, learning_rate)
     _need_flower()
     from fedstrata.cli.showing import show_run
+    from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
     from fedstrata.deployment.flower import SuperLink, serve
     from fedstrata.deployment.live_keys import LiveKeys
     from fedstrata.deployment.roll import Roll
     from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile, begun_sites
+    from fedstrata.deployment.server_audit import ServerAudit
     from fedstrata.deployment.sites_file import SitesFile
+    from fedstrata.files import read_bytes
     from fedstrata.progress import show_progress
     from fedstrata.trained.model import WEIGHTS_FILE
 
@@ -202,6 +207,8 @@ def server(
         _show_dry_run(deployment, f"{host}:{port}", until, mutual_tls, json)
         return
     status = StatusFile.begin(deployment)
+    audit = ServerAudit(AuditLog(folder / AUDIT_FILE), deployment.names)
+    deployment, sites_hash = dataclasses.replace(deployment, audit=audit), sha256(read_bytes(sites)).hexdigest()
     with (
         stoppable(f"the same command, with --out {shlex.quote(str(folder))}", folder),
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
@@ -210,6 +217,7 @@ def server(
         progress.begin(f"{experiment.method}, {len(roll.names) - len(roll.removed)} sites")
         log = LogFile(folder / LOG_FILE, lambda line: None if quiet else print_line(line))
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
+        audit.note("listening", {"address": link.address, "tls": certificate is not None, "sites_file": sites_hash})
         live = LiveKeys(link, roll, sites, None if certificate is None else certificate.certificate, log)
         serve(deployment, link, progress, status, log, revoked=live)
     shared = {"the shared part of the model": folder / WEIGHTS_FILE}
@@ -234,6 +242,13 @@ def client(
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, or cuda if there is one.")] = "auto",
     poll: Annotated[float, typer.Option(metavar="SECONDS", help="How often to ask the server for work.")] = 1.0,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="POLICY.TOML",
+            help="This site's own policy; what breaks it is refused here. The options below can only tighten it.",
+        ),
+    ] = None,
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Take part only if the server sees nothing but sums of uploads.")
     ] = False,
@@ -245,8 +260,9 @@ def client(
         ),
     ] = False,
     min_samples: Annotated[
-        int, typer.Option(metavar="N", help="Give no sums of fewer training samples than this away.")
-    ] = 5,
+        int | None,
+        typer.Option(metavar="N", help="Give no sums of fewer training samples than this away; by default 5."),
+    ] = None,
     lifetime_epsilon: Annotated[
         float | None,
         typer.Option(
@@ -254,7 +270,9 @@ def client(
             help="Spend no more than this in all runs together, and take part in none without noise.",
         ),
     ] = None,
-    lifetime_delta: Annotated[float, typer.Option(metavar="DELTA", help="The delta at which that is counted.")] = 1e-5,
+    lifetime_delta: Annotated[
+        float | None, typer.Option(metavar="DELTA", help="The delta at which that is counted; by default 1e-5.")
+    ] = None,
     passphrase_file: PassphraseFile = None,
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -273,13 +291,21 @@ def client(
     from fedstrata.deployment.federation import FINISHED
     from fedstrata.deployment.flower import SuperNode, app_of
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
-    from fedstrata.deployment.rules import SiteRules
+    from fedstrata.deployment.policy import read_rules
     from fedstrata.deployment.site import Site
     from fedstrata.deployment.site_data import SiteData
     from fedstrata.files import WriteLock, make_folder
     from fedstrata.plugins import import_files
 
     import_files(imports or ())
+    rules, policy_hash = read_rules(
+        policy,
+        secure_only=secure_only or None,
+        statistics=False if no_statistics else None,
+        min_samples=min_samples,
+        lifetime_epsilon=lifetime_epsilon,
+        lifetime_delta=lifetime_delta,
+    )
     host, _ = read_address(server)
     authority = keys / AUTHORITY if (keys / AUTHORITY).is_file() and not insecure else None
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")
@@ -297,8 +323,8 @@ def client(
             print_line(f"{site}: {line}")
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    rules = SiteRules(secure_only, not no_statistics, min_samples, lifetime_epsilon, lifetime_delta)
     here = Site(folder, own, log, rules=rules, out=out)
+    here.audit.start(site=site, server=server, tls=authority is not None, policy=policy_hash, rules=vars(rules))
     node = SuperNode(
         server,
         app_of(lambda context: here),
@@ -306,11 +332,13 @@ def client(
         authority,
         poll,
         log,
+        connected=lambda: here.audit.note("connected", server=server),
         is_over=lambda: here.end is not None,
         idle=here.teller.idle,
         tls=shown,
     )
-    node.run(_until_stopped(parent))
+    with here.audit.until_stopped(log):
+        node.run(_until_stopped(parent))
     lock.release()
     if here.end is not None and here.end.state != FINISHED:
         raise Stopped(f"The run was not finished: {here.end.words}", 1)

@@ -18,6 +18,9 @@ A site:
     budget.py         what it has spent of its privacy, over all runs, and refuses to spend
     saving.py         the model that it ends with
     telling.py        what it tells its operator
+    policy.py         what its operator's policy says against a run, before and while it goes on
+    allowance.py      how much of a run has left it, counted on its disk
+    site_audit.py     what it writes into its audit log
 
 The server:
 
@@ -28,12 +31,14 @@ The server:
     federation.py     the sites as the server sees them: asking, waiting, refusing
     rules.py          how long it waits, for how many, and what it refuses
     checks.py         replies as hostile input
+    server_audit.py   what it writes into its audit log
     describing.py     what leaves a site and by which rules, in sentences
 
 Beside them:
 
     secure/           secure aggregation: the server sees only the sum of the uploads
     flower/           all that knows Flower, which carries the messages
+    audit.py          a log whose lines are chained by their hashes
     keys.py           private keys, and the folder of a consortium that holds them
     certificates.py   of an authority, a server and sites, and until when they hold
     sites_file.py     the file that names the sites, their public keys and the rules

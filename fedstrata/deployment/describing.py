@@ -23,7 +23,10 @@ def site_rules_in_words() -> list[str]:
         "lifetime_epsilon": "--lifetime-epsilon",
         "lifetime_delta": "--lifetime-delta",
     }
-    return [f"{_in_words(SiteRules(), field)} ({flags[field.name]})" for field in dataclasses.fields(SiteRules)]
+    fields = {field.name: field for field in dataclasses.fields(SiteRules)}
+    by_flag = [f"{_in_words(SiteRules(), fields[name])} ({flag})" for name, flag in flags.items()]
+    others = ", ".join(name for name in fields if name not in flags)
+    return [*by_flag, f"what else its own policy says (--policy): {others}"]
 
 
 def _in_words(rules: Rules | SiteRules, field: dataclasses.Field[Any]) -> str:

@@ -121,6 +121,8 @@ class Federation:
     """Mean and deviation of all sites' training samples, once they are known."""
     log: Callable[[str], None] = lambda line: None
     watch: Callable[[Standing], None] = lambda standing: None
+    note: Callable[[str, Mapping[str, Any]], object] = lambda event, facts: None
+    """Writes down what becomes of sites and of the run."""
     missed: Callable[[int, int], list[Request]] = lambda site, round: []
     """The announcements that a site must have taken in before a round."""
     declarations: dict[int, Declaration] = field(default_factory=dict)
@@ -186,6 +188,7 @@ class Federation:
                 self._report(question)
         for site in waiting:
             self.log(f"{self.names[site]} is late for '{question}'; it goes on without")
+            self.note("late", {"site": self.names[site], "question": str(question)})
         if all_needed and question.declined:
             raise TooFewAnswers(
                 f"The run begins with all sites, and not all take part: {self._told(question.declined)}. Put that "
@@ -196,6 +199,7 @@ class Federation:
 
     def end(self, state: str, text: str, seconds: float = _SECONDS_TO_HEAR) -> None:
         """Tell the sites that took part how the run ended, and wait a little until they have heard it."""
+        self.note("end", {"state": state, "text": text})
         request = Request("end", self.run, facts={"state": state, "text": clean(text, 1000)})
         waiting = {*self.declarations, *self.refusals} - self.removed
         for site in sorted(waiting):
@@ -230,6 +234,7 @@ class Federation:
             self.left_out.add(site)
             text += f"; after {self.refusals[site]} refusals the site is left out"
         self.log(text)
+        self.note("refused", {"site": self.names[site], "reason": reason, "left_out": site in self.left_out})
         self.network.send(site, Request("notice", self.run, facts={"text": text}))
 
     def require(
@@ -263,6 +268,7 @@ class Federation:
             "sites": len(self.names),
             "session": self.session,
             "committed": self.committed,
+            "min_sites": self.rules.min_sites,
             "secure": self.rules.secure_facts(),
             "statistics": statistics_to_facts(self.statistics),
         }

@@ -85,7 +85,10 @@ class SecureRules(Spec):
 
 @dataclass(frozen=True)
 class SiteRules(Spec):
-    """What a site lets leave it, as its operator says; no server can change it."""
+    """A site's policy: what it takes part in and lets leave, as its operator says; no server can change it.
+
+    Lists that are none allow everything, empty ones nothing. :mod:`fedstrata.deployment.policy` holds runs to it.
+    """
 
     name: ClassVar[str] = "rules"
     kind: ClassVar[str] = "rules"
@@ -96,11 +99,46 @@ class SiteRules(Spec):
         "Whether sums of its training samples may leave, by which 'normalise' finds mean and deviation of all.",
     )
     min_samples: int = parameter(5, "Sums of fewer training samples than this never leave the site.", low=1)
+    surveys: bool = parameter(
+        True, "Whether it answers surveys of a method before a round, which the server sees one by one."
+    )
+    methods: tuple[str, ...] | None = parameter(
+        None, "The methods that it takes part in, and parts of them: names, patterns, or with just these parameters."
+    )
+    models: tuple[str, ...] | None = parameter(None, "The models that it trains, named like methods.")
+    metrics: tuple[str, ...] | None = parameter(
+        None, "What it tells of its tests beside accuracy and loss, named like methods."
+    )
+    max_rounds: int | None = parameter(None, "The most rounds of a run, and trainings in them.", low=1)
+    max_epochs: int | None = parameter(None, "The most local epochs of a round.", low=1)
+    max_steps: int | None = parameter(None, "The most local steps of a round, where steps are counted.", low=1)
+    max_bytes_up: int | None = parameter(None, "The most bytes that leave in a round.", low=0)
+    max_bytes_up_run: int | None = parameter(None, "The most bytes that leave in a run.", low=0)
+    least_sites: int | None = parameter(None, "The fewest sites with which a round may be merged.", low=1)
+    require_dp: str | None = parameter(
+        None, "The differential privacy without which it takes no part.", choices=("any", "central-dp", "local-dp")
+    )
+    max_epsilon: float | None = parameter(None, "The most epsilon that a run may spend, at its own delta.", above=0)
+    max_delta: float | None = parameter(None, "The largest delta of a run.", above=0, below=1)
     lifetime_epsilon: float | None = parameter(
         None, "The epsilon that the site spends in all runs together, none of them without noise; none: no bound.",
         above=0,
     )  # fmt: skip
     lifetime_delta: float = parameter(1e-5, "The delta at which that is counted.", above=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("methods", "models", "metrics"):
+            given = getattr(self, key)
+            if given is not None and not _are_words(given):
+                raise FedStrataError(
+                    f'{given!r} does not fit {key} of a policy: it takes a list, such as {key} = ["name"].'
+                )
+            object.__setattr__(self, key, None if given is None else tuple(given))
+
+
+def _are_words(given: object) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(one, str) and one.strip() for one in given)
 
 
 @dataclass(frozen=True)

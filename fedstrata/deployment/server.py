@@ -20,6 +20,7 @@ from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.transforms import OTHER_WAYS, normalisation_in
 from fedstrata.deployment.agreement import Agreement
+from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
@@ -34,6 +35,7 @@ from fedstrata.deployment.pooling import agree
 from fedstrata.deployment.protocol import SECURE_KINDS
 from fedstrata.deployment.releases import RELEASES_FOLDER, Releases
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
+from fedstrata.deployment.server_audit import ServerAudit
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
@@ -78,6 +80,8 @@ class Deployment:
     """Those of the names that take part no more; they keep their numbers."""
     traffic: Callable[[], Mapping[str, float]] = dict
     """What the network has carried so far, in bytes, under the names of metrics."""
+    audit: ServerAudit | None = None
+    """Where it is written down what happens; by default in the run folder."""
 
     @cached_property
     def method(self) -> Method:
@@ -196,8 +200,9 @@ class Deployment:
         begun = _Begun.find(self.out, self.names, self.ingredients.describe(experiment))
         if begun is None:
             RunFolder.refuse_taken(self.out)
+        audit = self.audit or ServerAudit(AuditLog(self.out / AUDIT_FILE), self.names)
         federation = Federation(
-            network=network,
+            network=audit.over(network),
             names=self.names,
             rules=self.rules,
             run=secrets.token_hex(8) if begun is None else begun.run,
@@ -214,20 +219,29 @@ class Deployment:
             statistics=None if begun is None else begun.statistics,
             log=log,
             watch=watch,
+            note=audit.note,
         )
+        audit.start(federation.run, experiment, self.rules, federation.committed)
         for name in self.removed:
             federation.remove(self.names.index(name))
         try:
-            return self._rounds(experiment, federation, begun, listener)
+            return self._rounds(experiment, federation, begun, listener, audit)
         except Interrupted as stop:
             federation.end(STOPPED, f"the server was stopped after round {stop.round}, and can go on from there")
             raise
         except FedStrataError as error:
             federation.end(FAILED, f"the server has given the run up: {error}")
             raise
+        finally:
+            log(str(audit.log))
 
     def _rounds(
-        self, experiment: Experiment, federation: Federation, begun: _Begun | None, listener: Listener | None
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        begun: _Begun | None,
+        listener: Listener | None,
+        audit: ServerAudit,
     ) -> dict[str, Any]:
         log = federation.log
         driver = self._prepare(experiment, federation)
@@ -239,7 +253,8 @@ class Deployment:
             if self.rules.secure:
                 log(self._secrecy())
             driver.restore(folder)
-            summary = driver.run(folder, [self._noting_traffic(driver), *([] if listener is None else [listener])])
+            own = (self._noting_traffic(driver), audit.committed(lambda: driver.model))
+            summary = driver.run(folder, [*own, *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
             Releases(self.out / RELEASES_FOLDER).drop()
             federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")

@@ -88,8 +88,7 @@ def decode(
     ``most_tensors`` bounds how many tensors and numbers it describes, before the description is read.
     """
     held = held or {}
-    description, reader = unseal(data, round, _DESCRIBED_BYTES_PER_TENSOR * (most_tensors + 1))
-    entries, numbers = _parse(description, most_tensors)
+    entries, numbers, reader = _described(data, round, most_tensors)
     if limit is None:
         held_entries = sum(mask.numel() for mask in held.values())
         limit = _UNPACKED_BYTES + _UNPACKED_BYTES_PER_BYTE * len(data) + _UNPACKED_BYTES_PER_HELD_ENTRY * held_entries
@@ -107,6 +106,22 @@ def decode(
         message.numbers[entry.name] = _read(reader, entry).to(device)
     reader.finish()
     return message
+
+
+def outline(data: bytes) -> list[list[Any]]:
+    """List the tensors and numbers in an encoded message without reading any of their values.
+
+    Of each there is the name, the type (``f32``, or ``f32:f16`` where it travels in a narrower one), the shape and, for
+    what stands under a mask, the shape of the mask, or 1 where that is the same.
+    """
+    entries, numbers, _ = _described(data, None, MOST_TENSORS)
+    return [entry.to_json() for entry in (*entries, *numbers)]
+
+
+def _described(data: bytes, round: int | None, most_tensors: int) -> tuple[list[_Entry], list[_Entry], Reader]:
+    """Read what a message says of itself, which is bounded before it is looked at, and where its values begin."""
+    description, reader = unseal(data, round, _DESCRIBED_BYTES_PER_TENSOR * (most_tensors + 1))
+    return *_parse(description, most_tensors), reader
 
 
 def encoded_sizes(

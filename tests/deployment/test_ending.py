@@ -143,7 +143,7 @@ def test_a_site_that_is_away_in_the_end_does_not_keep_the_server(tmp_path):
     log: list[str] = []
     network = DirectNetwork(tmp_path, SITES, tamper)
     deployment(tmp_path).run(network, log=log.append)
-    assert log[-1] == "site-3 was not there to hear how the run ended"
+    assert "site-3 was not there to hear how the run ended" in log
     assert network.time < 60
 
 

@@ -72,6 +72,8 @@ class SuperNode:
     root_certificate: Path | None
     poll_seconds: float = 1.0
     log: Callable[[str], None] = lambda line: None
+    connected: Callable[[], None] = lambda: None
+    """Told whenever the server has let the site in."""
     is_over: Callable[[], bool] = lambda: False
     """Whether the ClientApp has nothing more to do: then the connection ends too."""
     idle: Callable[[float], None] = lambda seconds: None
@@ -87,6 +89,7 @@ class SuperNode:
                 with self._client() as client:
                     node = self._activate(client)
                     self.log(f"connected with {self.server}")
+                    self.connected()
                     pause, away = _FIRST_PAUSE, False
                     self._serve(client, node, stop)
             except _Lost as lost:
