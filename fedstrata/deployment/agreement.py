@@ -21,6 +21,10 @@ from fedstrata.errors import FedStrataError
 H = TypeVar("H", bound=Hashable)
 
 
+class NotBegun(FedStrataError):  # noqa: N818 - a verdict
+    """A run that does not begin before something is put right; its sites wait for that."""
+
+
 @dataclass(frozen=True)
 class Agreement:
     """What is agreed on so far: the schema of samples, and by what they are normalised; none is not known yet.
@@ -69,7 +73,7 @@ def _of_most(
     [(usual, count)] = Counter(picked.values()).most_common(1)
     if 2 * count <= len(picked):
         told = "; ".join(f"{names[site]} declares {describe(value)[:200]}" for site, value in picked.items())
-        raise FedStrataError(
+        raise NotBegun(
             f"No more than half of the sites agree on {what}, so that the run does not begin: {told}. Find out who is "
             "right, and correct the others, or say it in the rules ('classes', 'input_shape')."
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedstrata.data.channels import Statistics
-from fedstrata.deployment.agreement import Agreement
+from fedstrata.deployment.agreement import Agreement, NotBegun
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.declarations import Declaration, Schema
 from fedstrata.deployment.facts import statistics_to_facts
@@ -169,8 +169,8 @@ class Federation:
         """Put a question to some sites and collect what ``check`` makes of their answers, in the sites' order.
 
         An answer on which ``check`` raises is refused, and the others go on without. How many usable answers are
-        needed, the rules say (:meth:`Rules.needed`). Where all are needed, a site that refuses or fails is waited for
-        until the timeout, as it may be put right and come back; then nobody goes on.
+        needed, the rules say (:meth:`Rules.needed`). A site that refuses or fails is asked again if it comes back
+        while others are waited for; where all are needed, nobody goes on without it.
         """
         asked = {site: request for site, request in requests.items() if site not in self.left_out}
         waiting = {site: _Open(self._course(site, request)) for site, request in asked.items()}
@@ -179,7 +179,7 @@ class Federation:
         self._report(question)
         for site, open in waiting.items():
             self._send(site, open.todo[0])
-        while waiting or (all_needed and question.declined and self.network.now() < until):
+        while waiting:
             left = until - self.network.now()
             if left <= 0 and self.rules.enough(len(question.answers), len(requests)):
                 break
@@ -190,7 +190,7 @@ class Federation:
             self.log(f"{self.names[site]} is late for '{question}'; it goes on without")
             self.note("late", {"site": self.names[site], "question": str(question)})
         if all_needed and question.declined:
-            raise TooFewAnswers(
+            raise NotBegun(
                 f"The run begins with all sites, and not all take part: {self._told(question.declined)}. Put that "
                 "right and start the server again, or set 'min_sites' in the rules to begin without them."
             )

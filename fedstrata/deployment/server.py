@@ -19,7 +19,7 @@ from fedstrata.callbacks import Listener, RoundView
 from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.transforms import OTHER_WAYS, normalisation_in
-from fedstrata.deployment.agreement import Agreement
+from fedstrata.deployment.agreement import Agreement, NotBegun
 from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
@@ -228,6 +228,9 @@ class Deployment:
             return self._rounds(experiment, federation, begun, listener, audit)
         except Interrupted as stop:
             federation.end(STOPPED, f"the server was stopped after round {stop.round}, and can go on from there")
+            raise
+        except NotBegun as error:
+            federation.end(STOPPED, f"the run has not begun: {error}")
             raise
         except FedStrataError as error:
             federation.end(FAILED, f"the server has given the run up: {error}")
