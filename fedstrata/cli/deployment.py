@@ -50,6 +50,13 @@ Secure = Annotated[
     bool,
     typer.Option("--secure", help="Secure aggregation: of uploads the server sees only the sum over all sites."),
 ]
+AcceptLostState = Annotated[
+    bool,
+    typer.Option(
+        "--accept-lost-state",
+        help="Go on with a site that has lost what it kept to itself; the results then say so.",
+    ),
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without TLS: everything travels in plain text, weights included.")
 ]
@@ -100,6 +107,7 @@ def deploy(
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,
     secure: Secure = False,
+    accept_lost_state: AcceptLostState = False,
     learning_rate: LearningRate = None,
     settings: Settings = None,
     no_report: NoReport = False,
@@ -121,7 +129,7 @@ def deploy(
 
     shaped = None if link is None else Link.read(link)
     folder = out or unused_folder(experiment)
-    rules = _rules({}, min_sites, round_timeout, secure)
+    rules = _rules({}, min_sites, round_timeout, secure, accept_lost_state)
     deployment = Deployment(experiment, site_names(local), folder, rules, rehearsal=True)
     deployment.check()
     status = StatusFile.begin(deployment)
@@ -183,6 +191,7 @@ def server(
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,
     secure: Secure = False,
+    accept_lost_state: AcceptLostState = False,
     insecure: Insecure = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, and stop before anybody connects.")
@@ -212,7 +221,8 @@ def server(
     certificate = None if tls is None or insecure else ServerCertificate(tls / CERTIFICATE, tls / SERVER_KEY)
     file = SitesFile.read(sites)
     folder = out or unused_folder(experiment)
-    deployment = Deployment(experiment, file.names, folder, _rules(vars(file.rules), min_sites, round_timeout, secure))
+    rules = _rules(vars(file.rules), min_sites, round_timeout, secure, accept_lost_state)
+    deployment = Deployment(experiment, file.names, folder, rules)
     deployment.check()
     for path in () if certificate is None else (certificate.certificate, certificate.key):
         if not path.is_file():
@@ -369,10 +379,17 @@ def _require_tls(host: str, given: bool, insecure: bool, needed: str) -> None:
         )
 
 
-def _rules(given: dict[str, Any], min_sites: int | None, round_timeout: float | None, secure: bool) -> Any:
+def _rules(
+    given: dict[str, Any], min_sites: int | None, round_timeout: float | None, secure: bool, accept_lost_state: bool
+) -> Any:
     from fedstrata.deployment.rules import Rules
 
-    options = {"min_sites": min_sites, "round_timeout": round_timeout, "secure": secure or None}
+    options = {
+        "min_sites": min_sites,
+        "round_timeout": round_timeout,
+        "secure": secure or None,
+        "accept_lost_state": accept_lost_state or None,
+    }
     return Rules(**{**given, **{key: value for key, value in options.items() if value is not None}})
 
 

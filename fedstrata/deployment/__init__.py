@@ -5,6 +5,7 @@ What both ends agree on:
     protocol.py       what a server asks a site, what the site answers, and at which places of a run
     facts.py          numbers and scores in what travels beside the payload
     declarations.py   what sites declare about their samples
+    last_steps.py     from which step of a site it goes on, so that no state is lost or replaced in silence
     statistics.py     what they tell for the mean and deviation of all samples
 
 A site:

@@ -107,6 +107,9 @@ class Rules(SecureRules):
     norm_limit: float = parameter(
         100.0, "A reply is refused if its norm is more than this many times that of the model that was sent.", above=0
     )
+    accept_lost_state: bool = parameter(
+        False, "Whether a site goes on that has lost what it kept to itself; the results then say so."
+    )
 
     def check(self, sites: int) -> None:
         """Refuse to wait for more sites than there are."""

@@ -224,7 +224,7 @@ class Deployment:
             if self.rules.secure:
                 log(self._secrecy())
             driver.restore(folder)
-            summary = driver.run(folder, [self._noting_traffic(driver), *([] if listener is None else [listener])])
+            summary = driver.run(folder, [self._noting(driver, federation), *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
             federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")
             return summary
@@ -324,13 +324,14 @@ class Deployment:
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
 
-    def _noting_traffic(self, driver: Driver) -> Listener:
-        """Note with every round what the network has carried for it."""
+    def _noting(self, driver: Driver, federation: Federation) -> Listener:
+        """Note with every round what the network has carried for it, and if sites have gone on without their state."""
         before = dict(self.traffic())
 
         def note(update: RoundView) -> None:
             carried = dict(self.traffic())
             driver.metrics.add_round(update.round, {name: carried[name] - before.get(name, 0.0) for name in carried})
+            driver.metrics.add_round(update.round, federation.last_steps.metrics())
             before.update(carried)
 
         return note

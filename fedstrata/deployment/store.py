@@ -30,6 +30,7 @@ from typing import Any
 from torch import Tensor
 
 from fedstrata import files
+from fedstrata.deployment.last_steps import Step
 from fedstrata.deployment.protocol import Place, Stage
 from fedstrata.errors import FedStrataError
 
@@ -43,7 +44,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 class Record:
     """A step that was done: what was asked, what was answered, and the state after it.
 
-    ``adopted`` is the last announcement that the state knows of, ``session`` the server's session that asked.
+    ``adopted`` is the last announcement that the state knows of, ``session`` the server's session that asked, ``after``
+    the last step before it that the server knew of.
     """
 
     place: Place
@@ -53,6 +55,7 @@ class Record:
     adopted: Place
     session: str
     state: dict[str, Tensor]
+    after: Step | None = None
 
 
 class SiteStore:
@@ -91,7 +94,12 @@ class SiteStore:
             adopted=Place.read(described["adopted"]),
             session=described["session"],
             state=files.from_safetensors(content["state.safetensors"], folder / "state.safetensors"),
+            after=Step.read(described.get("after")),
         )
+
+    def holds(self, step: Step) -> bool:
+        """Tell whether just this step is kept: in its place, and asked for with the same content."""
+        return step.place in self.places() and self._described(step.place).get("asked") == step.asked
 
     def newest_round(self, session: str) -> int:
         """Find the last round of which something was done in a session of the server."""
@@ -109,6 +117,7 @@ class SiteStore:
             "facts": dict(record.facts),
             "adopted": record.adopted.to_facts(),
             "session": record.session,
+            "after": None if record.after is None else record.after.to_facts(),
             "checksums": _checksums(content),
         }
         files.write_folder_atomically(
@@ -117,10 +126,15 @@ class SiteStore:
         self._drop_old(record.place)
 
     def _drop_old(self, newest: Place) -> None:
-        """Keep the steps of the last rounds, and the state before them."""
+        """Keep the steps of the last rounds, the state before them, and the steps that the server knew of then."""
         old = [place for place in self.places() if place.round <= newest.round - ROUNDS_KEPT]
+        if len(old) < 2:
+            return
+        steps = (Step.read(self._described(place).get("after")) for place in self.places() if place not in old)
+        known = {step.place for step in steps if step is not None}
         for place in old[:-1]:
-            files.remove_folder(self._folder(place))
+            if place not in known:
+                files.remove_folder(self._folder(place))
 
     def greeting(self) -> dict[str, Any] | None:
         """Read the facts of the last hello, by which a site that was restarted goes on."""
