@@ -41,6 +41,7 @@ from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
+from fedstrata.runs.same_data import refuse_other_data
 from fedstrata.runs.signals import Interrupted
 from fedstrata.scores import make_metrics
 from fedstrata.wire import AS_IS
@@ -218,6 +219,8 @@ class Deployment:
         driver = self._prepare(experiment, federation)
         folder = self._begin(driver, federation) if begun is None else RunFolder.resume(self.out)
         with folder:
+            if begun is not None and self.rehearsal:
+                refuse_other_data(folder, driver.dataset, driver.split)
             if begun is None and federation.statistics is not None:
                 federation.open()  # again: now all sites hear by what they normalise, which is on disk here
             log(f"the run {federation.run} {'begins' if begun is None else f'goes on after round {begun.committed}'}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.data.channels import ChannelSums, Statistics
+from fedstrata.data.contents import fingerprint
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
 from fedstrata.deployment.last_steps import Step, what_is_missing
 from fedstrata.deployment.member import Member
@@ -171,6 +172,7 @@ class Site:
         member = self._member
         if member is None or self.run != request.run or _role(self._greeting) != _role(request):
             ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
+            store.require_samples(fingerprint(ready.dataset))
             member = Member(ready, number, statistics)
             self.end = self._model = None
             samples = len(ready.data.split.train[number])

@@ -8,11 +8,11 @@ folder that appears whole or not at all, named by its place in the run::
         reply.bin            the payload of its answer
         step.json            what was asked (its digest), what was answered, checksums
 
-Beside them lie ``hello.json``, what the server said of the run; under secure aggregation ``secrets.json``, the secrets
-of a round, which only their owner can read, until the round is over; and at the end ``model``, the site's own final
-model, unless its operator wants it elsewhere. With the newest steps kept, a request that comes again gets the same
-answer, and one that comes again with another content (the server fell back to an earlier round) is answered from the
-state before it.
+Beside them lie ``hello.json``, what the server said of the run; ``data.json``, the fingerprint of the site's samples;
+under secure aggregation ``secrets.json``, the secrets of a round, which only their owner can read, until the round is
+over; and at the end ``model``, the site's own final model, unless its operator wants it elsewhere. With the newest
+steps kept, a request that comes again gets the same answer, and one that comes again with another content (the server
+fell back to an earlier round) is answered from the state before it.
 """
 
 from __future__ import annotations
@@ -144,6 +144,17 @@ class SiteStore:
     def write_greeting(self, facts: Mapping[str, Any]) -> None:
         """Keep the facts of a hello."""
         files.write_atomically(self.path / "hello.json", files.to_json(facts))
+
+    def require_samples(self, contents: str | None) -> None:
+        """Keep the fingerprint of the samples with which the site began the run, and refuse others from then on."""
+        path = self.path / "data.json"
+        if not path.exists():
+            files.write_atomically(path, files.to_json({"contents": contents}))
+        elif files.from_json(files.read_bytes(path), path).get("contents") != contents:
+            raise FedStrataError(
+                "This site's samples are not those with which it began the run: some inputs or labels have changed. "
+                "Start it with its data as it was; a changed dataset is for another run."
+            )
 
     def secrets(self) -> dict[str, Any] | None:
         """Read the secrets of the newest round that was aggregated securely."""

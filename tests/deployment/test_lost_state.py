@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,10 @@ from fedstrata.deployment.last_steps import LastSteps, Step, what_is_missing
 from fedstrata.deployment.protocol import Place, ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
+from fedstrata.errors import FedStrataError
 from fedstrata.report import read_runs
 from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import Ingredients
 from fedstrata.significance import comparison_rows, notes
 
 NAMES = ["berlin", "paris", "rome", "oslo"]
@@ -222,6 +225,40 @@ def test_a_site_without_state_gets_old_announcements_after_a_restart_of_the_serv
     folder, lines, _ = gone_on(tmp_path, method, Rules(accept_lost_state=True), evaluate_every=ROUNDS)
     assert not any("refuse" in line for line in lines)
     assert folder.finished
+
+
+def changed_ingredients() -> Ingredients:
+    """Change one pixel of one training sample of the first site."""
+    own = ingredients()
+    assert own.dataset is not None
+    assert own.split is not None
+    inputs = own.dataset.inputs.clone()
+    inputs[own.split.train[0][4], 0, 3, 3] += 0.0625
+    return dataclasses.replace(own, dataset=dataclasses.replace(own.dataset, inputs=inputs))
+
+
+@pytest.mark.attack(
+    "A site is restarted in a run, and one pixel of one of its samples has changed.",
+    "It refuses to go on, with a sentence in both logs; so does the server of a rehearsal.",
+)
+def test_a_site_whose_samples_have_changed_does_not_go_on(tmp_path):
+    killed_in(tmp_path, (2,), "fedbn", {})
+    lines: list[str] = []
+    network = DirectNetwork(tmp_path, SITES)
+    network.own = changed_ingredients()
+    network.sites[0] = network.start(0)
+    deployment(tmp_path, "fedbn", Rules(min_sites=3)).run(network, log=lines.append)
+    assert any("berlin refuses 'hello" in line and "some inputs or labels have changed" in line for line in lines)
+    assert any("some inputs or labels have changed" in line for line in network.lines[0])
+    assert not list((tmp_path / "site-0").glob("*/step-000003-*"))
+
+
+def test_the_server_of_a_rehearsal_does_not_go_on_with_other_data(tmp_path):
+    killed_in(tmp_path, (2,), "fedavg", {})
+    with pytest.raises(FedStrataError, match="has changed since it began: some inputs or labels are others"):
+        dataclasses.replace(deployment(tmp_path, "fedavg"), ingredients=changed_ingredients()).run(
+            DirectNetwork(tmp_path, SITES)
+        )
 
 
 def test_what_the_server_knows_of_sites_is_read_back_from_a_checkpoint():

@@ -114,7 +114,7 @@ def _has_sites(folder: Path) -> bool:
 
 def images_in(folder: Path) -> list[Path]:
     """List the images below a folder."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and not path.is_dir())
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
