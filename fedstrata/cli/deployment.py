@@ -24,6 +24,7 @@ from fedstrata.cli.options import (
     Settings,
     add_command,
     read_experiment,
+    read_setting,
 )
 from fedstrata.cli.running import PAGE, stoppable, unused_folder
 from fedstrata.cli.terminal import Stopped, messages, new_table, print_json, results
@@ -260,6 +261,15 @@ def client(
     out: Annotated[
         Path | None, typer.Option(help="Where this site's own model goes in the end; by default into its state folder.")
     ] = None,
+    own: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set paths of this machine, or what may be fetched, in the server's experiment, such as "
+            "model='vit(weights=/data/vit.safetensors)'; may be repeated.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, or cuda if there is one.")] = "auto",
     poll: Annotated[float, typer.Option(metavar="SECONDS", help="How often to ask the server for work.")] = 1.0,
     secure_only: Annotated[
@@ -310,8 +320,9 @@ def client(
         if not quiet:
             messages.print(f"{site}: {line}", soft_wrap=True)
 
-    own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    here = Site(folder, own, log, rules=SiteRules(secure_only, not no_statistics, min_samples), out=out)
+    root, texts = None if data_root is None else str(data_root), dict(map(read_setting, own or ()))
+    samples = SiteData(data, root, device, part, own=texts)
+    here = Site(folder, samples, log, rules=SiteRules(secure_only, not no_statistics, min_samples), out=out)
     node = SuperNode(
         server,
         app_of(lambda context: here),

@@ -28,7 +28,8 @@ def fingerprint(dataset: Dataset) -> str | None:
     digest = sha256(f"{inputs.dtype} {list(inputs.shape)}".encode())
     for pool in (inputs, dataset.labels):
         rows = max(1, _CHUNK_BYTES * len(pool) // max(1, pool.nbytes))
-        for chunk in pool.split(rows):
+        for start in range(0, len(pool), rows):
+            chunk = pool[start : start + rows]
             digest.update(memoryview(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
     for positions in (dataset.train, dataset.test):
         digest.update(len(positions).to_bytes(8, "little"))

@@ -12,6 +12,7 @@ A site:
 
     site.py           it answers requests, each once
     site_data.py      where its samples come from
+    own_parameters.py what of an experiment only the site itself may set: paths, and leave to fetch
     member.py         its part in one run
     store.py          what it keeps on its disk
     saving.py         the model that it ends with

@@ -41,7 +41,9 @@ class ImageFolder(DatasetSource):
     """
 
     path: str | None = parameter(
-        None, "The folder, absolute or inside the current folder or a data root; by default the data root itself."
+        None,
+        "The folder, absolute or inside the current folder or a data root; by default the data root itself.",
+        local=True,
     )
     size: int = parameter(32, "Width and height, in pixels, to which each image is scaled.", low=1)
     test_fraction: float = parameter(

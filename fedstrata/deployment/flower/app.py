@@ -48,6 +48,7 @@ def client_app(
     device: str = "auto",
     part_of_partition: bool = False,
     imports: Iterable[str | Path] = (),
+    own: Mapping[str, str] | None = None,
     ingredients: Ingredients | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> ClientApp:
@@ -57,6 +58,8 @@ def client_app(
     partition gives to the node's ``partition-id``. The node's configuration may name another ``state`` folder,
     ``data``, ``data-root`` and ``device``; the configuration of the run, which is the server's, cannot. ``imports`` are
     the files with components that the site may use; of what a server imports, a site without the file runs nothing.
+    ``own`` are texts for keys of the experiment in which only a site may set something, a path or leave to fetch, such
+    as ``{"model": "vit(weights=/data/vit.safetensors)"}``.
     """
     import_files(map(Path, imports))
     sites: dict[int, Site] = {}
@@ -70,6 +73,7 @@ def client_app(
                 device=_text(node, "device", device) or device,
                 part=number if part_of_partition else None,
                 ingredients=ingredients or Ingredients(),
+                own=own or {},
             )
             folder = Path(_text(node, "state", str(root)) or root)
             sites[number] = Site(folder / f"site-{number}", own, log, number)
