@@ -30,7 +30,7 @@ def fingerprint(dataset: Dataset) -> str | None:
         rows = max(1, _CHUNK_BYTES * len(pool) // max(1, pool.nbytes))
         for start in range(0, len(pool), rows):
             chunk = pool[start : start + rows]
-            digest.update(memoryview(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+            digest.update(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     for positions in (dataset.train, dataset.test):
         digest.update(len(positions).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(positions, dtype="<i8").tobytes())

@@ -285,9 +285,8 @@ class Federation:
 
     def _take_loss(self, site: int, open: _Open, reason: str) -> None:
         """Go on with a site that has lost its state if that is accepted, else without it, else not at all."""
-        open.detours += 1
-        if open.detours > _DETOURS:
-            raise RefusedReply("it says again and again that it has lost its state")
+        if not self.last_steps.facts(site, open.todo[0]):
+            raise RefusedReply("it says that it has lost a state which nobody asked for")
         lost, ticket = f"{self.names[site]} has lost what it needs", open.todo[0].ticket
         if self.rules.accept_lost_state:
             self.log(f"{lost} for '{ticket}': {reason}; it goes on without, which the results will say")

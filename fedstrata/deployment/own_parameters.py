@@ -73,8 +73,8 @@ def with_own_parameters(experiment: Experiment, own: Mapping[str, str], given: C
         set_there = ", ".join(f"{name}={value}" for name, value in values.items())
         how = "--data or --data-root" if key == "data" else f"--set {key}='...', with what is right on this machine"
         raise FedStrataError(
-            f"The server sets {set_there} in {key} = '{getattr(experiment, key)}': a place on this machine, or leave to "
-            f"fetch, which only the site itself may give, with {how}."
+            f"The server sets {set_there} in {key} = '{getattr(experiment, key)}': a place on this machine, or leave "
+            f"to fetch, which only the site itself may give, with {how}."
         )
     return experiment.with_changes(dict(own))
 

@@ -17,7 +17,7 @@ from fedstrata.cli.showing import summary_of_run
 from fedstrata.cli.terminal import results
 from fedstrata.deployment.federation import LostState
 from fedstrata.deployment.last_steps import LastSteps, Step, what_is_missing
-from fedstrata.deployment.protocol import Place, ProtocolError, Reply, Request
+from fedstrata.deployment.protocol import LOST, Place, ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
 from fedstrata.errors import FedStrataError
@@ -225,6 +225,25 @@ def test_a_site_without_state_gets_old_announcements_after_a_restart_of_the_serv
     folder, lines, _ = gone_on(tmp_path, method, Rules(accept_lost_state=True), evaluate_every=ROUNDS)
     assert not any("refuse" in line for line in lines)
     assert folder.finished
+
+
+@pytest.mark.attack(
+    "A site says in the first round, and again in every round, that it has lost its state, which nobody asked for.",
+    "Its reply is refused by name; the round goes on, and nothing is noted of a loss.",
+)
+@pytest.mark.parametrize("accept", [False, True])
+def test_nobody_loses_what_nobody_has_asked_for(accept, tmp_path):
+    def tamper(site: int, request: Request, reply: Reply) -> list[tuple[float, Reply]]:
+        lies = site == 1 and request.kind == "train"
+        return [(0.1, Reply(request.ticket, LOST, {"reason": "it is gone"}) if lies else reply)]
+
+    lines: list[str] = []
+    network, rules = DirectNetwork(tmp_path, SITES, tamper), Rules(max_refusals=1, accept_lost_state=accept)
+    deployment(tmp_path, "fedbn", rules, rounds=2, evaluate_every=1).run(network, log=lines.append)
+    folder = RunFolder.open(tmp_path / "run")
+    assert merged_sites(folder) == {1: [0, 2, 3], 2: [0, 2, 3]}
+    assert any("paris is refused: it says that it has lost a state which nobody asked for" in line for line in lines)
+    assert "sites.without_state" not in folder.metrics().latest()
 
 
 def changed_ingredients() -> Ingredients:

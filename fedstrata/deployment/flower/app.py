@@ -67,7 +67,7 @@ def client_app(
     def find(context: Context) -> Site:
         number, node = _partition(context), context.node_config
         if number not in sites:
-            own = SiteData(
+            samples = SiteData(
                 data=_text(node, "data", data),
                 data_root=_text(node, "data-root", data_root),
                 device=_text(node, "device", device) or device,
@@ -76,7 +76,7 @@ def client_app(
                 own=own or {},
             )
             folder = Path(_text(node, "state", str(root)) or root)
-            sites[number] = Site(folder / f"site-{number}", own, log, number)
+            sites[number] = Site(folder / f"site-{number}", samples, log, number)
         return sites[number]
 
     return app_of(find)
