@@ -188,7 +188,7 @@ class Federation:
             self._send(site, open.todo[0])
         while waiting:
             left = until - self.network.now()
-            if left <= 0 and self.rules.enough(len(question.answers), len(requests)):
+            if left <= 0 and self.rules.enough(len(question.answers), self._expected(requests)):
                 break
             for event in self.network.receive(max(left, _IDLE_SECONDS)):
                 self._handle(event, question)
@@ -252,7 +252,7 @@ class Federation:
         majority: bool = True,
     ) -> None:
         """Stop the run where so few usable answers to a question came that nobody can go on with them."""
-        needed = self.rules.needed(len(requests), majority)
+        needed = self.rules.needed(self._expected(requests), majority)
         if answered < needed:
             who = f" ({self._told(declined)})" if declined else ""
             raise TooFewAnswers(
@@ -260,6 +260,10 @@ class Federation:
                 f"nobody else is left to wait for{who}. The rounds so far are saved: look into the log, and start the "
                 "server again."
             )
+
+    def _expected(self, requests: Mapping[int, Request]) -> int:
+        """Count the sites of which some must answer: all, or those still on the list where nothing is said of them."""
+        return len(requests if self.rules.min_sites is not None else requests.keys() - self.removed)
 
     def _told(self, declined: Mapping[int, str]) -> str:
         return "; ".join(f"{self.names[site]} {why.rstrip('.')}" for site, why in sorted(declined.items()))

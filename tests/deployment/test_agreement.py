@@ -84,7 +84,7 @@ def test_where_no_more_than_half_agree_the_run_does_not_begin(lie, tmp_path):
         "the shape [1, 8, 8] of float32 and the classes ", ""
     )
     assert "paris declares the s" in str(refusal.value)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "experiment.toml").exists()
     for lines in sites.lines:
         assert any("berlin declares" in line and "paris declares" in line for line in lines), "both are told"
 

@@ -57,7 +57,7 @@ def test_a_run_begins_with_all_or_says_who_refuses(tmp_path):
     network = DirectNetwork(tmp_path, SITES, refusing("hello 0.0"))
     with pytest.raises(NotBegun, match=r"not all take part: rome refuses 'hello 0.0': Not with me\. Put that right"):
         run(tmp_path, network)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "experiment.toml").exists()
     assert all(site.end is None for site in network.sites), "the others wait until the server is started again"
     assert any("the run has not begun" in line and "rome" in line for line in network.lines[0])
 
