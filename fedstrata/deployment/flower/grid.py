@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedstrata.deployment.federation import Event
 from fedstrata.deployment.flower.internals import APP_RAISED
-from fedstrata.deployment.flower.messages import from_record, push
+from fedstrata.deployment.flower.messages import SECONDS_TO_LIVE, from_record, push
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
 
 Nodes = Callable[[], Mapping[int, tuple[int, str]]]
 """The connected sites: from their numbers to Flower's node ids, and a mark that changes when a node connects anew."""
 
 
+_SECONDS_BEFORE_AGAIN = 5.0
+"""A message that Flower gave up is sent again after so long: its node may have gone, which is known a little later."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request that was sent to a site."""
+
+    site: int
+    request: Request
+    most_bytes: int | None
+
+
 class GridNetwork:
-    """Carries requests and answers over a Flower Grid (see :class:`fedstrata.deployment.federation.Network`)."""
+    """Carries requests and answers over a Flower Grid (see :class:`fedstrata.deployment.federation.Network`).
+
+    ``forget`` is told of messages that nobody waits for any more, ``allow`` of how many bytes the next answer of a site
+    may have, and ``failures`` tells whose answers were cut off because they had more. A message that Flower gives up,
+    because its time to live is over, is sent again; a site that has done the step meanwhile answers from its disk, and
+    one that still works on it takes up no second message before.
+    """
 
     def __init__(
         self,
@@ -26,38 +46,55 @@ class GridNetwork:
         nodes: Nodes,
         seconds_between: float = 0.5,
         forget: Callable[[str], None] = lambda message: None,
+        allow: Callable[[int, int | None], None] = lambda site, most_bytes: None,
+        failures: Callable[[], Mapping[int, str]] = dict,
+        seconds_to_live: float = SECONDS_TO_LIVE,
     ) -> None:
         self.grid = grid
         self.nodes = nodes
         self.seconds_between = seconds_between
         self.forget = forget
+        self.allow = allow
+        self.failures = failures
+        self.seconds_to_live = seconds_to_live
         self._connected: dict[int, tuple[int, str]] = {}
-        self._open: dict[str, int] = {}
+        self._open: dict[str, _Asked] = {}
+        self._again: list[tuple[float, _Asked]] = []
 
     def now(self) -> float:
         """Return the time in seconds."""
         return time.monotonic()
 
-    def send(self, site: int, request: Request) -> None:
-        """Send a request to a site that is connected; what was asked of it before is not waited for any more."""
+    def send(self, site: int, request: Request, most_bytes: int | None = None) -> None:
+        """Send a request to a site that is connected; what was asked of it before is not waited for any more.
+
+        ``most_bytes`` is how large the answer can be, if that is known.
+        """
         if request.kind != "notice":
-            for message in [message for message, asked in self._open.items() if asked == site]:
-                self._open.pop(message)
-                self.forget(message)
+            self._drop(site)
+            self.allow(site, most_bytes)
         if site in self._connected:
             node, _ = self._connected[site]
-            [message] = push(self.grid, [(node, request)])
-            self._open[message] = site
+            [message] = push(self.grid, [(node, request)], self.seconds_to_live)
+            self._open[message] = _Asked(site, request, most_bytes)
 
     def receive(self, seconds: float) -> list[Event]:
         """Return who has connected and what was answered, after waiting at most so long for the first of it."""
         end = self.now() + seconds
         while True:
-            events = [*self._joined(), *self._answered()]
+            events = [*self._joined(), *self._answered(), *self._failed()]
+            self._ask_again()
             left = end - self.now()
             if events or left <= 0:
                 return events
             time.sleep(min(self.seconds_between, left))
+
+    def _drop(self, site: int) -> None:
+        """Wait for nothing any more that a site was asked."""
+        self._again = [(when, asked) for when, asked in self._again if asked.site != site]
+        for message in [message for message, asked in self._open.items() if asked.site == site]:
+            self._open.pop(message)
+            self.forget(message)
 
     def _joined(self) -> list[Event]:
         nodes = dict(self.nodes())
@@ -68,11 +105,30 @@ class GridNetwork:
     def _answered(self) -> list[Event]:
         events = []
         for message in self.grid.pull_messages(list(self._open)) if self._open else ():
-            site = self._open.pop(message.metadata.reply_to_message_id, None)
-            if site is not None:
-                event = _event(site, message)
-                events += [] if event is None else [event]
+            asked = self._open.pop(message.metadata.reply_to_message_id, None)
+            if asked is None:
+                continue
+            event = _event(asked.site, message)
+            if event is not None:
+                events.append(event)
+            elif asked.request.kind != "notice":
+                self.forget(message.metadata.reply_to_message_id)
+                self._again.append((self.now() + min(_SECONDS_BEFORE_AGAIN, self.seconds_to_live), asked))
         return events
+
+    def _failed(self) -> list[Event]:
+        failures = self.failures()
+        for site in failures:
+            self._drop(site)
+        return [Event(site, failure=reason) for site, reason in failures.items()]
+
+    def _ask_again(self) -> None:
+        """Send what Flower gave up once more; a site that is not connected is asked when it joins."""
+        due, self._again = [asked for when, asked in self._again if when <= self.now()], [
+            (when, asked) for when, asked in self._again if when > self.now()
+        ]
+        for asked in due:
+            self.send(asked.site, asked.request, asked.most_bytes)
 
 
 class AskedNodes:
@@ -108,7 +164,7 @@ class AskedNodes:
 
 
 def _event(site: int, message: Message) -> Event | None:
-    """Read an answer. A message that Flower gave up is none: its site is asked again when it connects."""
+    """Read an answer. A message that Flower gave up is none: its site is asked again."""
     if message.has_error():
         if message.error.code == APP_RAISED:
             return Event(site, failure=str(message.error.reason)[:500])

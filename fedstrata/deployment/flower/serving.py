@@ -29,5 +29,5 @@ def serve(
         check()
         return link.nodes()
 
-    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget)
+    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget, link.allow, link.failures)
     return replace(deployment, traffic=link.traffic).run(network, listener, watch, log)

@@ -2,14 +2,16 @@
 
 Flower's own command would start another process for the ServerApp, and anyone who reaches its port could start runs and
 register nodes. Here only the fleet API is served, for the sites whose public keys are known, and the ServerApp talks to
-the SuperLink's state directly. It is put together from parts that Flower does not document (``internals.py``).
+the SuperLink's state directly. Before all of that stands a doorkeeper, who reads nothing of strangers but the heads of
+their requests. It is put together from parts that Flower does not document (``internals.py``).
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,16 @@ from typing import Any
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import FastAPI
+from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedstrata.deployment.flower.connections import BACKLOG, Connections
+from fedstrata.deployment.flower.doorkeeper import Doorkeeper
 from fedstrata.deployment.flower.internals import (
+    APP_RAISED,
     NOOP_ACCOUNT_NAME,
     NOOP_FEDERATION_ID,
     NOOP_FLWR_AID,
@@ -32,24 +37,22 @@ from fedstrata.deployment.flower.internals import (
     InMemoryLinkState,
     NodeAuthMiddleware,
     NoOpFederationManager,
-    ObjectStoreFactory,
     ProtobufTranslationMiddleware,
     Task,
     TaskIdentity,
     TaskType,
     fleet_router,
     http_error_translator,
-    iterate_object_tree,
     public_key_to_bytes,
     runtime_handlers,
 )
+from fedstrata.deployment.flower.objects import Objects
 from fedstrata.errors import FedStrataError
 
-_IN_MEMORY = ":flwr-in-memory:"
 _START_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
-_LARGEST_BODY = 64 * 2**20
-"""Flower cuts large arrays into chunks of a few megabytes, so no honest request is larger."""
+_MOST_BYTES = 4 * 2**30
+"""So large an answer may be where nobody says how large it can be."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +66,27 @@ class ServerCertificate:
 class _LinkState(InMemoryLinkState):
     """Lets a site connect again at once after a crash, and tells which answers are there as a whole."""
 
+    def __init__(self) -> None:
+        self.objects = Objects()
+        super().__init__(NoOpFederationManager(), self.objects)
+
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
         self.deactivate_node(node_id)  # else it would wait until its last heartbeat is forgotten
         return bool(super().activate_node(node_id, heartbeat_interval))
 
-    def has_whole_answer(self, message: str) -> bool:
-        """Tell whether the answer to a message has come with all its objects; asking for less would wait for them."""
+    def store_message_and_object_tree(self, message: FlowerMessage, object_tree: Any, session_id: str) -> Any:
+        if message.metadata.message_id != object_tree.object_id:  # its pieces could never be found again
+            return False, []
+        return super().store_message_and_object_tree(message, object_tree, session_id)
+
+    def is_settled(self, message: str) -> bool:
+        """Tell whether a message is answered, with all pieces of the answer; or given up, after its time to live."""
         with self.lock:
+            asked = self.message_ins_store.get(message)
+            if asked is None or asked.metadata.created_at + asked.metadata.ttl <= time.time():
+                return True
             reply = self.message_ins_id_to_message_res_id.get(message)
-            if reply is None:
-                return False
-            tree = self.object_store.get_object_tree(reply)
-            return all(self.object_store.get(part.object_id) for part in iterate_object_tree(tree))
+            return reply is not None and self.objects.is_whole(reply)
 
 
 class _StateFactory:
@@ -86,7 +98,12 @@ class _StateFactory:
 
 
 class SuperLink:
-    """Accepts the sites with known public keys, over TLS or, where that is allowed, in plain text."""
+    """Accepts the sites with known public keys, over TLS or, where that is allowed, in plain text.
+
+    ``most_bytes`` is the largest answer of a site, unless :meth:`allow` says otherwise. ``refused`` is told of requests
+    that were refused (address, fingerprint of the key, reason; each stranger now and then), and ``connected`` of sites
+    that came (number, address), both by the thread that asks for :meth:`nodes`.
+    """
 
     def __init__(
         self,
@@ -94,19 +111,28 @@ class SuperLink:
         port: int,
         public_keys: Sequence[ec.EllipticCurvePublicKey],
         certificate: ServerCertificate | None,
+        most_bytes: int = _MOST_BYTES,
+        refused: Callable[[str, str, str], None] = lambda address, fingerprint, reason: None,
+        connected: Callable[[int, str], None] = lambda site, address: None,
     ) -> None:
-        self._state = _LinkState(NoOpFederationManager(), ObjectStoreFactory(_IN_MEMORY).store())
+        self._state = _LinkState()
         self._nodes = [
             self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(key), 0)
             for key in public_keys
         ]
         self._task = self._begin_run()
-        self._traffic = _Traffic(_fleet_app(self._state))
+        self._connections = Connections()
+        self._door = Doorkeeper(_fleet_app(self._state), self._site_of, self._connections, most_bytes)
+        self.most_bytes = most_bytes
+        self._refused, self._connected = refused, connected
+        self._listen_on = host, port
         self._server = uvicorn.Server(
             uvicorn.Config(
-                self._traffic,
-                host=host,
-                port=port,
+                self._door,
+                loop="asyncio",  # whose listening sockets may be of our own kind
+                http="h11",  # which bounds the head of a request
+                ws="none",
+                backlog=BACKLOG,
                 lifespan="off",
                 log_level="error",
                 access_log=False,
@@ -115,19 +141,29 @@ class SuperLink:
                 ssl_keyfile=None if certificate is None else str(certificate.key),
             )
         )
-        self._thread = threading.Thread(target=self._server.run, daemon=True, name="superlink")
+        self._sockets: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="superlink")
         self.address = f"{host}:{port}"
 
     def __enter__(self) -> SuperLink:
+        try:
+            self._sockets = self._connections.listen(*self._listen_on)
+        except OSError as error:
+            raise FedStrataError(
+                f"The server cannot listen on {self.address} ({error.strerror}); is the port taken? Choose another."
+            ) from None
         self._thread.start()
         began = time.monotonic()
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() - began > _START_SECONDS:
-                raise FedStrataError(f"The server cannot listen on {self.address}; is the port taken? Choose another.")
+                raise FedStrataError(f"The server cannot serve on {self.address}; look at its certificate.")
             time.sleep(0.01)
-        host, port = self._server.servers[0].sockets[0].getsockname()[:2]
+        host, port = self._sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
         return self
+
+    def _serve(self) -> None:
+        self._server.run(sockets=self._sockets)
 
     def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
@@ -138,7 +174,11 @@ class SuperLink:
         return _DirectGrid(self._state, self._task)
 
     def nodes(self) -> dict[int, tuple[int, str]]:
-        """List the sites that are connected: their node ids, and since when."""
+        """List the sites that are connected: their node ids, and since when; and tell of those who came."""
+        for refusal in self._door.refusals.take():
+            self._refused(refusal.address, refusal.fingerprint, refusal.reason)
+        while self._door.arrivals:
+            self._connected(*self._door.arrivals.pop(0))
         online = {node.node_id: node for node in self._state.get_node_info(statuses=["online"])}
         return {
             site: (node, str(online[node].last_activated_at)) for site, node in enumerate(self._nodes) if node in online
@@ -154,7 +194,19 @@ class SuperLink:
 
     def traffic(self) -> dict[str, float]:
         """Tell the bytes of all HTTP bodies so far, both ways."""
-        return {"network.up": float(self._traffic.received), "network.down": float(self._traffic.sent)}
+        return {"network.up": float(self._door.received), "network.down": float(self._door.sent)}
+
+    def allow(self, site: int, most_bytes: int | None = None) -> None:
+        """Let a site's next answer have so many bytes, or as many as any answer; more is cut off as it comes."""
+        self._door.allow(site, self.most_bytes if most_bytes is None else most_bytes)
+
+    def failures(self) -> dict[int, str]:
+        """Take the sites whose answers were cut off, and why."""
+        return {site: self._door.cut_off.pop(site) for site in list(self._door.cut_off)}
+
+    def _site_of(self, key: bytes) -> int | None:
+        node = self._state.get_node_id_by_public_key(key)
+        return self._nodes.index(node) if node in self._nodes else None
 
     def _begin_run(self) -> Task:
         run = self._state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
@@ -183,35 +235,6 @@ def _fleet_app(state: _LinkState) -> FastAPI:
     return app
 
 
-class _Traffic:
-    """Counts the bytes of all bodies, and refuses those that are too large to be honest."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-        self.received = 0
-        self.sent = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        seen = 0
-
-        async def counted_receive() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            self.received += len(message.get("body", b""))
-            if seen > _LARGEST_BODY:
-                return {"type": "http.disconnect"}
-            return message
-
-        async def counted_send(message: Message) -> None:
-            self.sent += len(message.get("body", b""))
-            await send(message)
-
-        await self.app(scope, counted_receive, counted_send)
-
-
 class _DirectGrid(HttpGrid):
     """A Grid without a connection: it calls what a SuperLink's runtime API would call."""
 
@@ -226,9 +249,18 @@ class _DirectGrid(HttpGrid):
         return self._direct
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[FlowerMessage]:
-        """Return the answers that are there as a whole."""
-        whole = [message for message in message_ids if self._state.has_whole_answer(message)]
-        return super().pull_messages(whole) if whole else []
+        """Return the answers that are there as a whole, and errors for those that are broken or given up."""
+        settled = [message for message in message_ids if self._state.is_settled(message)]
+        return [answer for message in settled for answer in self._pull(message)]
+
+    def _pull(self, message: str) -> Iterable[FlowerMessage]:
+        asked = self._state.message_ins_store.get(message)
+        try:
+            return super().pull_messages([message])
+        except Exception as error:  # whatever a site has put together, it is one answer of many
+            if asked is None:
+                raise
+            return [FlowerMessage(Error(APP_RAISED, f"its answer cannot be read ({error!r:.200})"), reply_to=asked)]
 
 
 class _DirectRuntime:

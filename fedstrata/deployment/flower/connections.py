@@ -1,0 +1,127 @@
+"""The connections with a server: how many there may be, and how long a stranger may say nothing.
+
+Every connection begins as a stranger's, and costs a quarter of a megabyte as soon as TLS begins. It must bring a request
+with a known key within some seconds or is cut. Of strangers there are few at a time: a new one takes the place of the
+oldest from the address that has most, so that whoever floods the server crowds out himself and not the sites.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+Peer = tuple[str, int]
+"""The address and port of the other end."""
+BACKLOG = 64
+"""So many connections are taken on at once; the system lets others wait."""
+
+
+class Caller(NamedTuple):
+    """Who speaks over a connection: a site, and which of its processes."""
+
+    site: int
+    process: str
+
+
+class Connections:
+    """All connections that are open, of strangers and of sites; used by the thread that serves them alone."""
+
+    def __init__(self, most_strangers: int = 64, most_per_site: int = 16, seconds_to_speak: float = 15.0) -> None:
+        self.most_strangers = most_strangers
+        self.most_per_site = most_per_site
+        self.seconds_to_speak = seconds_to_speak
+        self._strangers: dict[Peer, _Connection] = {}
+        self._known: dict[Peer, tuple[Caller, _Connection]] = {}
+
+    def listen(self, host: str, port: int) -> list[socket.socket]:
+        """Listen on all addresses of a host; with port 0 on a free port."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listeners: list[socket.socket] = []
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listener = _Listener(family, kind, protocol)
+            listener.connections = self
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            taken = listeners[0].getsockname()[1] if listeners else port
+            listener.bind((address[0], taken, *address[2:]))
+            listener.setblocking(False)
+            listeners.append(listener)
+        return listeners
+
+    def add(self, connection: _Connection) -> None:
+        """Take a new connection on, as a stranger's."""
+        while len(self._strangers) >= self.most_strangers:
+            self._strangers.pop(self._most_crowded()).cut()
+        self._strangers[connection.peer] = connection
+        connection.timer = asyncio.get_running_loop().call_later(self.seconds_to_speak, connection.cut)
+
+    def recognise(self, peer: Peer, caller: Caller) -> None:
+        """Note who speaks over a connection; where a site has too many, the one that was silent for longest is cut."""
+        stranger = self._strangers.pop(peer, None)
+        _, connection = self._known.pop(peer, (None, stranger))
+        if connection is None:
+            return
+        connection.stop_timer()
+        own = [other for other, (known, _) in self._known.items() if known.site == caller.site]
+        if len(own) >= self.most_per_site:
+            self._known.pop(own[0])[1].cut()
+        self._known[peer] = caller, connection
+
+    def has(self, caller: Caller) -> bool:
+        """Tell whether a process of a site is connected."""
+        return any(known == caller for known, _ in self._known.values())
+
+    def remove(self, connection: _Connection) -> None:
+        """Forget a connection that was closed."""
+        connection.stop_timer()
+        if self._strangers.get(connection.peer) is connection:
+            del self._strangers[connection.peer]
+        if connection.peer in self._known and self._known[connection.peer][1] is connection:
+            del self._known[connection.peer]
+
+    def __len__(self) -> int:
+        return len(self._strangers) + len(self._known)
+
+    def _most_crowded(self) -> Peer:
+        """Find the oldest stranger from the address that has most of them."""
+        [(host, _)] = Counter(host for host, _ in self._strangers).most_common(1)
+        return next(peer for peer in self._strangers if peer[0] == host)
+
+
+class _Listener(socket.socket):
+    """A socket that tells of every connection before anything is done for it."""
+
+    connections: Connections
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        accepted, address = super().accept()
+        connection = _Connection(self.family, self.type, self.proto, accepted.detach())
+        connection.peer, connection.connections = (address[0], address[1]), self.connections
+        self.connections.add(connection)
+        return connection, address
+
+
+class _Connection(socket.socket):
+    """A connection that tells when it is closed."""
+
+    peer: Peer
+    connections: Connections
+    timer: asyncio.TimerHandle | None = None
+
+    def cut(self) -> None:
+        """End the connection, whatever it is used for: whoever holds it reads its end, and closes it."""
+        with suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def close(self) -> None:
+        self.connections.remove(self)
+        super().close()
