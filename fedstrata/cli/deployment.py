@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -202,7 +203,7 @@ def server(
     _need_flower()
     from fedstrata.cli.showing import show_run
     from fedstrata.deployment.flower import ServerCertificate, SuperLink, serve
-    from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SitesFile
+    from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SitesFile, check_mode
     from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
     from fedstrata.progress import show_progress
     from fedstrata.trained.model import WEIGHTS_FILE
@@ -217,6 +218,8 @@ def server(
     for path in () if certificate is None else (certificate.certificate, certificate.key):
         if not path.is_file():
             raise FedStrataError(f"There is no file '{path}'; 'fedstrata keys' makes it.")
+    if certificate is not None:
+        check_mode(certificate.key)
     if dry_run:
         _show_dry_run(deployment, f"{host}:{port}", certificate is not None, json)
         return
@@ -268,6 +271,7 @@ def client(
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+    key_on_stdin: Annotated[bool, typer.Option("--key-on-stdin", hidden=True)] = False,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -293,7 +297,7 @@ def client(
     authority = keys / AUTHORITY if (keys / AUTHORITY).is_file() and not insecure else None
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")
     folder = state or Path(f"site-{site}")
-    make_folder(folder)
+    make_folder(folder, private=True)
     lock = WriteLock(folder)
 
     def log(line: str) -> None:
@@ -305,7 +309,7 @@ def client(
     node = SuperNode(
         server,
         app_of(lambda context: here),
-        read_private_key(keys / SITE_KEY),
+        _piped_key() if key_on_stdin else read_private_key(keys / SITE_KEY),
         authority,
         poll,
         log,
@@ -316,6 +320,13 @@ def client(
     lock.release()
     if here.end is not None and here.end.state != FINISHED:
         raise Stopped(f"The run was not finished: {here.end.words}", 1)
+
+
+def _piped_key() -> Any:
+    """Read the private key that a rehearsal gives to one of its sites, past the disk."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    return load_pem_private_key(sys.stdin.buffer.read(), None)
 
 
 def status(

@@ -128,11 +128,18 @@ def make_keys(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
     files.write_atomically(folder / "server" / SITES_FILE, "".join(lines))
 
 
+def check_mode(path: Path) -> None:
+    """Refuse the file of a private key that others can read."""
+    with files.explained(path, "read"):
+        mode = path.stat().st_mode
+    if mode & 0o077:
+        raise FedStrataError(f"Others can read the private key '{path}'; protect it with: chmod 600 {path}")
+
+
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key; a file that others can read is refused."""
     content = files.read_bytes(path)
-    if path.stat().st_mode & 0o077:
-        raise FedStrataError(f"Others can read the private key '{path}'; protect it with: chmod 600 {path}")
+    check_mode(path)
     try:
         key = serialization.load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

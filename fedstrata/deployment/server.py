@@ -185,6 +185,23 @@ class Deployment:
     ) -> dict[str, Any]:
         """Begin the run in ``out``, or go on with the one that was begun there; return its summary."""
         self.check()
+        if not (self.out / DEPLOYMENT_FILE).exists():
+            RunFolder.refuse_taken(self.out)
+        files.make_folder(self.out)
+        lock = files.WriteLock(self.out)  # before anybody is greeted: another server may be at work there
+        try:
+            return self._run(network, listener, watch, log, lock)
+        finally:
+            lock.release()
+
+    def _run(
+        self,
+        network: Network,
+        listener: Listener | None,
+        watch: Callable[[Standing], None],
+        log: Callable[[str], None],
+        lock: files.WriteLock,
+    ) -> dict[str, Any]:
         experiment = self.experiment.with_changes({"checkpoint_every": 1, "clients": len(self.names)})
         begun = _Begun.find(self.out, self.names, self.ingredients.describe(experiment))
         if begun is None:
@@ -203,7 +220,7 @@ class Deployment:
             watch=watch,
         )
         try:
-            return self._rounds(experiment, federation, begun, listener)
+            return self._rounds(experiment, federation, begun, listener, lock)
         except Interrupted as stop:
             federation.end(STOPPED, f"the server was stopped after round {stop.round}, and can go on from there")
             raise
@@ -212,11 +229,16 @@ class Deployment:
             raise
 
     def _rounds(
-        self, experiment: Experiment, federation: Federation, begun: _Begun | None, listener: Listener | None
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        begun: _Begun | None,
+        listener: Listener | None,
+        lock: files.WriteLock,
     ) -> dict[str, Any]:
         log = federation.log
         driver = self._prepare(experiment, federation)
-        folder = self._begin(driver, federation) if begun is None else RunFolder.resume(self.out)
+        folder = self._begin(driver, federation, lock) if begun is None else RunFolder.resume(self.out, lock)
         with folder:
             if begun is None and federation.statistics is not None:
                 federation.open()  # again: now all sites hear by what they normalise, which is on disk here
@@ -310,8 +332,8 @@ class Deployment:
 
         return SecureRounds(SecureAggregation(federation, self.out / MASKED_SUM_FILE))
 
-    def _begin(self, driver: Driver, federation: Federation) -> RunFolder:
-        folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment())
+    def _begin(self, driver: Driver, federation: Federation, lock: files.WriteLock) -> RunFolder:
+        folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment(), lock)
         assert federation.schema is not None
         described = {
             "run": federation.run,
@@ -417,6 +439,7 @@ class StatusFile:
         if _Begun.find(deployment.out, deployment.names, described) is None:
             RunFolder.refuse_taken(deployment.out)
         files.make_folder(deployment.out)
+        files.WriteLock(deployment.out).release()  # where another server is at work, its status stays
         status = cls(deployment.out)
         status.experiment = {"method": described.method, "rounds": described.rounds}
         status(Standing("hello 0.0", (), tuple(deployment.names), ()))

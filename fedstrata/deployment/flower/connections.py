@@ -1,8 +1,8 @@
 """The connections with a server: how many there may be, and how long a stranger may say nothing.
 
-Every connection begins as a stranger's, and costs a quarter of a megabyte as soon as TLS begins. It must bring a request
-with a known key within some seconds or is cut. Of strangers there are few at a time: a new one takes the place of the
-oldest from the address that has most, so that whoever floods the server crowds out himself and not the sites.
+Every connection begins as a stranger's, and costs a quarter of a megabyte as soon as TLS begins. It must bring a
+request with a known key within some seconds, or it is cut. Of strangers there are few at a time: a new one takes the
+place of the oldest from the address that has most, so that whoever floods the server crowds out himself, not the sites.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ REASON = "reason"
 UNSIGNED, STRANGE, CLOCK, TAKEN, TOO_MUCH, BROKEN = "unsigned", "key", "clock", "taken", "too much", "broken"
 
 _PUSHING = ("/v1/fleet/push-messages", "/v1/fleet/push-object")
-_OK = 200
+_OK, _FAILED = 200, 500
 _ACTIVATING = "/v1/fleet/activate-node"
 _SMALL_BODY, _LARGE_BODY = 64 * 2**10, 16 * 2**20
 """Flower cuts arrays into pieces of five megabytes, and sends them side by side."""
@@ -142,14 +142,15 @@ class Doorkeeper:
             body = await self._read(scope["path"], headers, site, receive)
             if body is not None:
                 await self.app(scope, _replayed(body, receive), counted)
+            if status >= _FAILED:
+                raise Unwelcome(status, BROKEN, f"nothing can be made of it (of '{scope['path']:.100}')")
             if scope["path"] == _ACTIVATING and status == _OK:
                 self.arrivals.append((site, address))
         except Exception as error:
-            known = isinstance(error, Unwelcome)
-            unwelcome = error if known else Unwelcome(400, BROKEN, f"it is broken ({error!r:.200})")
-            self._note(address, headers.get(PUBLIC_KEY_HEADER, ""), unwelcome)
+            why = error if isinstance(error, Unwelcome) else Unwelcome(400, BROKEN, f"it is broken ({error!r:.200})")
+            self._note(address, headers.get(PUBLIC_KEY_HEADER, ""), why)
             if not status:
-                await _refuse(unwelcome, counted)
+                await _refuse(why, counted)
 
     def _hold(self, caller: Caller, address: str) -> None:
         """Let one process at a time speak for a site, as long as it is alive."""

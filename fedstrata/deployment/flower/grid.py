@@ -124,9 +124,10 @@ class GridNetwork:
 
     def _ask_again(self) -> None:
         """Send what Flower gave up once more; a site that is not connected is asked when it joins."""
-        due, self._again = [asked for when, asked in self._again if when <= self.now()], [
-            (when, asked) for when, asked in self._again if when > self.now()
-        ]
+        due, self._again = (
+            [asked for when, asked in self._again if when <= self.now()],
+            [(when, asked) for when, asked in self._again if when > self.now()],
+        )
         for asked in due:
             self.send(asked.site, asked.request, asked.most_bytes)
 

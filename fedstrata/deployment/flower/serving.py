@@ -22,8 +22,21 @@ def serve(
     watch: Callable[[Standing], None] = lambda standing: None,
     log: Callable[[str], None] = lambda line: None,
     check: Callable[[], None] = lambda: None,
+    refused: Callable[[str, str, str], None] = lambda address, fingerprint, reason: None,
+    connected: Callable[[str, str], None] = lambda name, address: None,
 ) -> dict[str, Any]:
-    """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits."""
+    """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits.
+
+    ``refused`` is told from where, with which key and why requests were refused, and ``connected`` which site has come
+    from where. Refusals are logged too.
+    """
+
+    def tell_refused(address: str, fingerprint: str, reason: str) -> None:
+        log(f"a request from {address} is refused: {reason} (its key has the fingerprint {fingerprint})")
+        refused(address, fingerprint, reason)
+
+    link.refused = tell_refused
+    link.connected = lambda site, address: connected(deployment.names[site], address)
 
     def nodes() -> dict[int, tuple[int, str]]:
         check()

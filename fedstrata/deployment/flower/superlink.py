@@ -100,10 +100,13 @@ class _StateFactory:
 class SuperLink:
     """Accepts the sites with known public keys, over TLS or, where that is allowed, in plain text.
 
-    ``most_bytes`` is the largest answer of a site, unless :meth:`allow` says otherwise. ``refused`` is told of requests
-    that were refused (address, fingerprint of the key, reason; each stranger now and then), and ``connected`` of sites
-    that came (number, address), both by the thread that asks for :meth:`nodes`.
+    ``most_bytes`` is the largest answer of a site, unless :meth:`allow` says otherwise.
     """
+
+    refused: Callable[[str, str, str], None]
+    """Told of refused requests, each stranger's now and then, by who asks for :meth:`nodes`: address, key, reason."""
+    connected: Callable[[int, str], None]
+    """Told in the same way of sites that have connected: number, address."""
 
     def __init__(
         self,
@@ -112,8 +115,6 @@ class SuperLink:
         public_keys: Sequence[ec.EllipticCurvePublicKey],
         certificate: ServerCertificate | None,
         most_bytes: int = _MOST_BYTES,
-        refused: Callable[[str, str, str], None] = lambda address, fingerprint, reason: None,
-        connected: Callable[[int, str], None] = lambda site, address: None,
     ) -> None:
         self._state = _LinkState()
         self._nodes = [
@@ -124,7 +125,8 @@ class SuperLink:
         self._connections = Connections()
         self._door = Doorkeeper(_fleet_app(self._state), self._site_of, self._connections, most_bytes)
         self.most_bytes = most_bytes
-        self._refused, self._connected = refused, connected
+        self.refused = lambda address, fingerprint, reason: None
+        self.connected = lambda site, address: None
         self._listen_on = host, port
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -176,9 +178,9 @@ class SuperLink:
     def nodes(self) -> dict[int, tuple[int, str]]:
         """List the sites that are connected: their node ids, and since when; and tell of those who came."""
         for refusal in self._door.refusals.take():
-            self._refused(refusal.address, refusal.fingerprint, refusal.reason)
+            self.refused(refusal.address, refusal.fingerprint, refusal.reason)
         while self._door.arrivals:
-            self._connected(*self._door.arrivals.pop(0))
+            self.connected(*self._door.arrivals.pop(0))
         online = {node.node_id: node for node in self._state.get_node_info(statuses=["online"])}
         return {
             site: (node, str(online[node].last_activated_at)) for site, node in enumerate(self._nodes) if node in online
