@@ -365,7 +365,7 @@ def megabytes(process: int, field: str) -> float:
 @pytest.mark.attack(
     "20 strangers at once send 62 MB each; then one opens 1,500 connections and says nothing; then a site answers a "
     "question for 61 kB with 1.5 GB.",
-    "The server's memory grows by less than 150 MB in all.",
+    "The server's memory grows by less than 250 MB in all.",
 )
 def test_the_memory_of_a_server_under_a_flood(keys, record_property):
     with server_process(keys) as (address, process), ExitStack() as stack:
@@ -389,4 +389,4 @@ def test_the_memory_of_a_server_under_a_flood(keys, record_property):
         f"{before:.0f} MB before, at most {flooded:.0f} MB under the strangers, {idle:.0f} MB with the connections, "
         f"{fat:.0f} MB with the answer, of which {taken * PIECE / 10**6:.0f} MB were taken",
     )
-    assert fat - before < 150
+    assert fat - before < 250

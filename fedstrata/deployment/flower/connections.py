@@ -1,14 +1,17 @@
 """The connections with a server: how many there may be, and how long a stranger may say nothing.
 
-Every connection begins as a stranger's, and costs a quarter of a megabyte as soon as TLS begins. It must bring a
-request with a known key within some seconds, or it is cut. Of strangers there are few at a time: a new one takes the
+Every connection begins as a stranger's, and costs memory as soon as TLS begins. It must bring a request with a known
+key within some seconds, or it is cut. Of strangers there are few at a time: a new one takes the
 place of the oldest from the address that has most, so that whoever floods the server crowds out himself, not the sites.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import time
+from asyncio import sslproto
 from collections import Counter
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -17,6 +20,9 @@ Peer = tuple[str, int]
 """The address and port of the other end."""
 BACKLOG = 64
 """So many connections are taken on at once; the system lets others wait."""
+_TLS_BUFFER = 2**15
+"""What a connection has to read into: more than a record of TLS, and an eighth of what Python would give it."""
+_CUT_BEFORE_CLEARING, _SECONDS_BEFORE_CLEARING = 128, 2.0
 
 
 class Caller(NamedTuple):
@@ -33,11 +39,13 @@ class Connections:
         self.most_strangers = most_strangers
         self.most_per_site = most_per_site
         self.seconds_to_speak = seconds_to_speak
+        self._cut, self._cleared = 0, 0.0
         self._strangers: dict[Peer, _Connection] = {}
         self._known: dict[Peer, tuple[Caller, _Connection]] = {}
 
     def listen(self, host: str, port: int) -> list[socket.socket]:
         """Listen on all addresses of a host; with port 0 on a free port."""
+        sslproto.SSLProtocol.max_size = _TLS_BUFFER
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listeners: list[socket.socket] = []
         for family, kind, protocol, _, address in dict.fromkeys(found):
@@ -56,6 +64,7 @@ class Connections:
         """Take a new connection on, as a stranger's."""
         while len(self._strangers) >= self.most_strangers:
             self._strangers.pop(self._most_crowded()).cut()
+            self._clear_away()
         self._strangers[connection.peer] = connection
         connection.timer = asyncio.get_running_loop().call_later(self.seconds_to_speak, connection.cut)
 
@@ -85,6 +94,13 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._known)
+
+    def _clear_away(self) -> None:
+        """Free what connections that were cut have left: in a handshake, some Pythons tie it into a circle."""
+        self._cut += 1
+        if self._cut >= _CUT_BEFORE_CLEARING and time.monotonic() - self._cleared >= _SECONDS_BEFORE_CLEARING:
+            gc.collect()
+            self._cut, self._cleared = 0, time.monotonic()
 
     def _most_crowded(self) -> Peer:
         """Find the oldest stranger from the address that has most of them."""
