@@ -226,9 +226,7 @@ def fat_pieces(count: int) -> Iterator[tuple[str, bytes]]:
 
 def answer_fatly(client: FleetHttpClient, here: Node, asked: Message, count: int) -> int:
     """Answer with many pieces; tell how many the server took."""
-    tree = ObjectTree(
-        object_id=name("fat"), children=[ObjectTree(object_id=piece) for piece, _ in fat_pieces(count)]
-    )
+    tree = ObjectTree(object_id=name("fat"), children=[ObjectTree(object_id=piece) for piece, _ in fat_pieces(count)])
     session = push_message(client, here, asked, tree).session_id
     push = make_push_object_fn_protobuf(client.PushObject, here, asked.metadata.run_id, session)
     taken = 0
