@@ -32,6 +32,7 @@ from fedstrata import files
 from fedstrata.cli import main
 from fedstrata.deployment.flower import GridNetwork, ServerCertificate, SuperLink, SuperNode, app_of
 from fedstrata.deployment.keys import SitesFile, make_keys, read_private_key
+from fedstrata.deployment.local import _own_place
 from fedstrata.deployment.member import Member
 from fedstrata.deployment.server import Deployment, StatusFile
 from fedstrata.deployment.site import Site
@@ -192,7 +193,7 @@ def test_a_step_that_outlives_its_message_is_asked_for_again(keys, link, tmp_pat
     assert all(model[name].equal(tensor) for name, tensor in simulation.model.items())
 
 
-# Two where there may be one --------------------------------------------------------------------------------------------
+# Two where there may be one -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.attack(
@@ -310,10 +311,20 @@ def test_the_mode_of_the_servers_key_is_checked(keys, tmp_path, capsys):
     assert "chmod 600" in " ".join(capsys.readouterr().err.split())
 
 
+def test_what_a_killed_rehearsal_has_left_is_cleared_away(tmp_path):
+    left = tmp_path / "run-sites" / ".rehearsal"
+    make_keys(left / "keys", ["127.0.0.1"], NAMES)
+    (left / "berlin.log").write_text("last words")
+    with _own_place(tmp_path / "run") as place:
+        assert place == left
+        assert [path.name for path in place.iterdir()] == [files.LOCK_FILE]
+        with pytest.raises(FedStrataError, match="by another process"), _own_place(tmp_path / "run"):
+            pass
+    assert not left.exists()
+
+
 @pytest.mark.slow
-@pytest.mark.attack(
-    "A rehearsal is killed while it runs.", "No private key is left on the disk, and the next one clears the rest away."
-)
+@pytest.mark.attack("A rehearsal is killed while it runs.", "No private key is left on the disk.")
 def test_a_killed_rehearsal_leaves_no_keys(tmp_path):
     out, temporary = tmp_path / "run", tmp_path / "temporary"
     temporary.mkdir()
@@ -326,4 +337,3 @@ def test_a_killed_rehearsal_leaves_no_keys(tmp_path):
     process.wait()
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"PRIVATE KEY" not in everything
-    assert not list(temporary.iterdir())
