@@ -54,6 +54,7 @@ from fedstrata.errors import FedStrataError
 
 _HEARTBEAT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 10.0
+_SECONDS_FOR_ANOTHER = 5.0
 _AT_ONCE = 8
 """So many pieces of a message travel at once, or a far server would answer each only after the one before."""
 
@@ -162,10 +163,16 @@ class SuperNode:
         heart = threading.Thread(target=self._beat, args=(client, node, ended), daemon=True, name="heartbeat")
         heart.start()
         try:
-            since = time.monotonic()
+            since, withdrawn = time.monotonic(), None
             while not stop.is_set() and not self.is_over():
-                if self._answer_one(client, node):
-                    since = time.monotonic()
+                if withdrawn is not None and time.monotonic() - withdrawn > _SECONDS_FOR_ANOTHER:
+                    raise _Lost(f"{self.server} has withdrawn a message, and sent no other")
+                try:
+                    answered = self._answer_one(client, node)
+                except ObjectPullError:  # the server asks anew: it has just seen this site come back
+                    withdrawn, answered = withdrawn or time.monotonic(), False
+                if answered:
+                    since, withdrawn = time.monotonic(), None
                 else:
                     self.idle(time.monotonic() - since)
                     stop.wait(self.poll_seconds)
@@ -178,7 +185,7 @@ class SuperNode:
                 TOO_MUCH: f"{self.server} refuses this site's answer: it is larger than the question allows",
             }
             raise _Lost(words.get(reason, f"{self.server} has refused a request of this site")) from None
-        except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
+        except (httpx.HTTPError, ObjectPushError) as error:
             raise _Lost(f"the connection with {self.server} is lost ({type(error).__name__})") from None
         finally:
             ended.set()
