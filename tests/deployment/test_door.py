@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -241,13 +242,20 @@ def network_of(link: SuperLink) -> GridNetwork:
     return GridNetwork(link.grid(), link.nodes, 0.02, link.forget, link.allow, link.failures)
 
 
-def asking(network: GridNetwork, most_bytes: int | None = None) -> Callable[[], None]:
+@dataclass(frozen=True)
+class SmallRequest(Request):
+    """A request whose answer has at most so many bytes."""
+
+    most_bytes: int = 61_000
+
+
+def asking(network: GridNetwork) -> Callable[[], None]:
     """Ask the first site, once it is there."""
 
     def ask() -> None:
         while not any(event.joined for event in network.receive(1.0)):
             pass
-        network.send(0, Request("train", "run", Place.training(1)), most_bytes)
+        network.send(0, SmallRequest("train", "run", Place.training(1)))
 
     return ask
 
@@ -258,13 +266,13 @@ def asking(network: GridNetwork, most_bytes: int | None = None) -> Callable[[], 
 )
 def test_a_fat_answer_is_cut_off_as_it_comes(link, keys):
     network = network_of(link)
-    with pulled(link.address, keys, asking(network, 61_000)) as (client, here, asked):
+    with pulled(link.address, keys, asking(network)) as (client, here, asked):
         assert answer_fatly(client, here, asked, 20) == 9, "48 MiB may be on their way"
         [event] = network.receive(1.0)
         assert event.failure is not None
         assert "61000 bytes" in event.failure
         assert len(link._state.objects) == 0, "what came of it is gone"
-        network.send(0, Request("train", "run", Place.training(2)), 61_000)
+        network.send(0, SmallRequest("train", "run", Place.training(2)))
         assert client.PullMessages(PullMessagesRequest(node=here)).messages_list, "the site is asked again"
 
 
@@ -333,7 +341,7 @@ with super_link(Path({keys!r})) as link:
     while True:
         for event in network.receive(1.0):
             if event.joined:
-                network.send(event.site, Request("train", "run", Place.training(1)), 61_000)
+                network.send(event.site, SmallRequest("train", "run", Place.training(1)))
             print(event.failure or event, flush=True)
 """
 

@@ -28,7 +28,6 @@ class _Asked:
 
     site: int
     request: Request
-    most_bytes: int | None
 
 
 class GridNetwork:
@@ -65,18 +64,15 @@ class GridNetwork:
         """Return the time in seconds."""
         return time.monotonic()
 
-    def send(self, site: int, request: Request, most_bytes: int | None = None) -> None:
-        """Send a request to a site that is connected; what was asked of it before is not waited for any more.
-
-        ``most_bytes`` is how large the answer can be, if that is known.
-        """
+    def send(self, site: int, request: Request) -> None:
+        """Send a request to a site that is connected; what was asked of it before is not waited for any more."""
         if request.kind != "notice":
             self._drop(site)
-            self.allow(site, most_bytes)
+            self.allow(site, getattr(request, "most_bytes", None))
         if site in self._connected:
             node, _ = self._connected[site]
             [message] = push(self.grid, [(node, request)], self.seconds_to_live)
-            self._open[message] = _Asked(site, request, most_bytes)
+            self._open[message] = _Asked(site, request)
 
     def receive(self, seconds: float) -> list[Event]:
         """Return who has connected and what was answered, after waiting at most so long for the first of it."""
@@ -129,7 +125,7 @@ class GridNetwork:
             [(when, asked) for when, asked in self._again if when > self.now()],
         )
         for asked in due:
-            self.send(asked.site, asked.request, asked.most_bytes)
+            self.send(asked.site, asked.request)
 
 
 class AskedNodes:
