@@ -99,17 +99,20 @@ class GridNetwork:
         return [Event(site, joined=True) for site in new]
 
     def _answered(self) -> list[Event]:
+        """Fetch answers one by one: what one of them says of itself, or does to Flower, concerns no other site."""
         events = []
-        for message in self.grid.pull_messages(list(self._open)) if self._open else ():
-            asked = self._open.pop(message.metadata.reply_to_message_id, None)
-            if asked is None:
-                continue
-            event = _event(asked.site, message)
-            if event is not None:
-                events.append(event)
-            elif asked.request.kind != "notice":
-                self.forget(message.metadata.reply_to_message_id)
-                self._again.append((self.now() + min(_SECONDS_BEFORE_AGAIN, self.seconds_to_live), asked))
+        for name, asked in list(self._open.items()):
+            try:
+                answers = [_event(asked.site, message) for message in self.grid.pull_messages([name])]
+            except Exception as error:
+                answers = [Event(asked.site, failure=f"its answer cannot be read ({type(error).__name__}: {error})")]
+            if answers:
+                del self._open[name]
+                events += [event for event in answers[:1] if event is not None]
+                if answers[0] is None and asked.request.kind != "notice":
+                    self._again.append((self.now() + min(_SECONDS_BEFORE_AGAIN, self.seconds_to_live), asked))
+                if answers[0] is None or answers[0].failure is not None:
+                    self.forget(name)
         return events
 
     def _failed(self) -> list[Event]:

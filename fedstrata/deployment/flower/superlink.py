@@ -19,7 +19,6 @@ from typing import Any
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import FastAPI
-from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 from starlette.middleware import Middleware
@@ -28,7 +27,6 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from fedstrata.deployment.flower.connections import BACKLOG, Connections
 from fedstrata.deployment.flower.doorkeeper import Doorkeeper
 from fedstrata.deployment.flower.internals import (
-    APP_RAISED,
     NOOP_ACCOUNT_NAME,
     NOOP_FEDERATION_ID,
     NOOP_FLWR_AID,
@@ -251,18 +249,9 @@ class _DirectGrid(HttpGrid):
         return self._direct
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[FlowerMessage]:
-        """Return the answers that are there as a whole, and errors for those that are broken or given up."""
+        """Return the answers that are there as a whole, and errors for messages that were given up."""
         settled = [message for message in message_ids if self._state.is_settled(message)]
-        return [answer for message in settled for answer in self._pull(message)]
-
-    def _pull(self, message: str) -> Iterable[FlowerMessage]:
-        asked = self._state.message_ins_store.get(message)
-        try:
-            return super().pull_messages([message])
-        except Exception as error:  # whatever a site has put together, it is one answer of many
-            if asked is None:
-                raise
-            return [FlowerMessage(Error(APP_RAISED, f"its answer cannot be read ({error!r:.200})"), reply_to=asked)]
+        return super().pull_messages(settled) if settled else []
 
 
 class _DirectRuntime:
