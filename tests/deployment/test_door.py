@@ -48,6 +48,7 @@ from fedstrata.deployment.keys import SitesFile, make_keys, read_private_key
 from fedstrata.deployment.protocol import Place, Request
 from fedstrata.deployment.site import Site
 from fedstrata.deployment.site_data import SiteData
+from fedstrata.errors import FedStrataError
 
 MEGABYTE = 2**20
 PIECE = 5 * MEGABYTE
@@ -274,6 +275,28 @@ def test_a_fat_answer_is_cut_off_as_it_comes(link, keys):
         assert len(link._state.objects) == 0, "what came of it is gone"
         network.send(0, SmallRequest("train", "run", Place.training(2)))
         assert client.PullMessages(PullMessagesRequest(node=here)).messages_list, "the site is asked again"
+
+
+@pytest.mark.attack(
+    "A site opens forty connections at once with its own key.",
+    "Sixteen stay, for every new one the one that was silent for longest is cut, and the site is served all along.",
+)
+def test_a_site_has_so_many_connections(link, keys):
+    node = super_node(link.address, keys, "berlin")
+    request = ActivateNodeRequest(public_key=public_key_to_bytes(node.key.public_key()), heartbeat_interval=30.0)
+    with ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(node._client()).ActivateNode(request)
+        assert len(link._connections) <= 16
+        assert list(link.nodes()) == [0]
+
+
+def test_a_port_that_is_taken_is_told(link, keys):
+    port = int(link.address.split(":")[1])
+    with pytest.raises(FedStrataError, match="is the port taken"), SuperLink("127.0.0.1", port, [], None):
+        pass
+    with SuperLink("localhost", 0, [], None) as other:
+        assert other.address.split(":")[-1] != "0"
 
 
 def knot() -> ObjectTree:

@@ -8,6 +8,7 @@ place of the oldest from the address that has most, so that whoever floods the s
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import socket
 import time
@@ -20,6 +21,8 @@ Peer = tuple[str, int]
 """The address and port of the other end."""
 BACKLOG = 64
 """So many connections are taken on at once; the system lets others wait."""
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""Where 'localhost' has an address of a kind that this machine does not speak."""
 _TLS_BUFFER = 2**15
 """What a connection has to read into: more than a record of TLS, and an eighth of what Python would give it."""
 _CUT_BEFORE_CLEARING, _SECONDS_BEFORE_CLEARING = 128, 2.0
@@ -44,21 +47,37 @@ class Connections:
         self._known: dict[Peer, tuple[Caller, _Connection]] = {}
 
     def listen(self, host: str, port: int) -> list[socket.socket]:
-        """Listen on all addresses of a host; with port 0 on a free port."""
+        """Listen on all addresses of a host that this machine has; with port 0 on a free port."""
         sslproto.SSLProtocol.max_size = _TLS_BUFFER
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listeners: list[socket.socket] = []
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            listener = _Listener(family, kind, protocol)
+        missing: OSError | None = None
+        for family, kind, protocol, _, address in dict.fromkeys(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ):
+            taken = listeners[0].getsockname()[1] if listeners else port
+            try:
+                listeners.append(self._listener(family, kind, protocol, (address[0], taken, *address[2:])))
+            except OSError as error:
+                if error.errno not in _NO_SUCH_ADDRESS:
+                    raise
+                missing = error
+        if not listeners:
+            raise missing or OSError(errno.EADDRNOTAVAIL, "there is no such address")
+        return listeners
+
+    def _listener(self, family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> socket.socket:
+        listener = _Listener(family, kind, protocol)
+        try:
             listener.connections = self
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            taken = listeners[0].getsockname()[1] if listeners else port
-            listener.bind((address[0], taken, *address[2:]))
+            listener.bind(address)
             listener.setblocking(False)
-            listeners.append(listener)
-        return listeners
+        except OSError:
+            listener.close()
+            raise
+        return listener
 
     def add(self, connection: _Connection) -> None:
         """Take a new connection on, as a stranger's."""
