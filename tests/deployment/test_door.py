@@ -355,8 +355,8 @@ SERVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_door import network_of, super_link
-from fedstrata.deployment.protocol import Place, Request
+from test_door import SmallRequest, network_of, super_link
+from fedstrata.deployment.protocol import Place
 
 with super_link(Path({keys!r})) as link:
     network = network_of(link)
