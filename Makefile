@@ -4,6 +4,10 @@
 # make docs   the documentation as a site, in site/index.html
 # make bench  how much faster stacked clients are than one after another, on this machine
 # make mutants  put faults into the methods and see which ones their tests miss; some only: METHODS="lips sparse_ft"
+# make dist   the wheel and the source distribution of the last commit, built twice and compared, and the
+#             bill of materials, in dist/
+# make lock   choose the versions of release/deployment.txt anew, with the hashes of their files
+# make sbom   what a deployment is made of, in CycloneDX's format, in dist/
 # make lint | format | clean
 #
 # Everything is installed into .venv; the system's Python is only used to make it.
@@ -21,7 +25,7 @@ DEMO_METHODS := fedavg, fedbn, local, lips, ssfl, fedbn+lws, player(threshold=1.
 DEMO_DATA := --data digits --clients 20 --partition "dirichlet(alpha=0.2, samples=25, test_samples=50)"
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test docs bench mutants lint format clean
+.PHONY: help demo test docs bench mutants dist lock sbom lint format clean
 
 help:
 	@sed -n 's/^# //p;/^#$$/q' Makefile
@@ -50,6 +54,26 @@ format: $(VENV)/dev.installed
 
 bench: $(VENV)/report.installed
 	$(BIN)/python benchmarks/speed.py
+
+dist: $(VENV)/release.installed
+	@rm -rf dist build/twice && mkdir -p dist build/twice/1 build/twice/2
+	@for try in 1 2; do \
+		git archive HEAD | tar x -C build/twice/$$try && $(BIN)/python -m build --no-isolation build/twice/$$try >/dev/null; done
+	cmp build/twice/1/dist/*.whl build/twice/2/dist/*.whl && cmp build/twice/1/dist/*.tar.gz build/twice/2/dist/*.tar.gz
+	@cp build/twice/1/dist/* dist && rm -r build/twice && $(BIN)/python release/sbom.py >/dev/null
+	@cd dist && sha256sum * > ../build/sums && mv ../build/sums SHA256SUMS && cat SHA256SUMS
+
+LOCKED := pip compile pyproject.toml --extra flower --universal --python-version 3.11 --generate-hashes --quiet \
+	--no-annotate --custom-compile-command "make lock"
+CUDA := torch triton cuda-bindings cuda-pathfinder cuda-toolkit
+
+lock: $(VENV)/release.installed
+	$(BIN)/uv $(LOCKED) --upgrade --output-file release/deployment.txt >/dev/null
+	$(BIN)/uv $(LOCKED) --constraint release/deployment.txt --output-file release/deployment-cpu.txt >/dev/null \
+		$(CUDA:%=--no-emit-package %) $$(grep -o '^nvidia-[a-z0-9-]*' release/deployment.txt | sed 's/^/--no-emit-package /')
+
+sbom: $(VENV)/release.installed
+	@$(BIN)/python release/sbom.py
 
 mutants: $(VENV)/mutants.installed
 	$(ONE_THREAD) $(BIN)/python tests/mutants/run.py $(METHODS)
@@ -82,4 +106,8 @@ $(VENV)/docs.installed: pyproject.toml | $(VENV)/made
 
 $(VENV)/mutants.installed: pyproject.toml | $(VENV)/made
 	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[dev,mutants]' && cp pyproject.toml $@; }
+	@touch $@
+
+$(VENV)/release.installed: pyproject.toml | $(VENV)/made
+	@cmp -s pyproject.toml $@ || { $(SAY); $(PIP) install --editable '.[release]' && cp pyproject.toml $@; }
 	@touch $@

@@ -28,7 +28,7 @@ class Experiment(Spec):
     """One run, fully described. Texts such as ``fedprox(mu=0.01)`` are read by the registry of their kind."""
 
     name: ClassVar[str] = "experiment"
-    kind: ClassVar[str] = "experiment"
+    stands_for: ClassVar[str] = "experiment"
 
     data: str = parameter("digits", "The dataset; 'fedstrata datasets' lists them.")
     data_root: str | None = parameter(None, "Where the dataset's files lie, if not in FEDSTRATA_DATA or the cache.")

@@ -73,6 +73,16 @@ def write_folder_atomically(path: Path, files: Mapping[str, bytes | str], privat
         _flush(path.parent)
 
 
+def open_to_append(path: Path) -> int:
+    """Open a file to which is only ever added; one that is not there is made, for its owner alone."""
+    new = not path.exists()
+    make_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    if new:
+        _flush(path.parent)
+    return descriptor
+
+
 def make_folder(path: Path, private: bool = False) -> None:
     """Make a folder and its parents, where they are missing; a new one that is ``private``, only its owner enters."""
     with explained(path):

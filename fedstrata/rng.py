@@ -11,6 +11,7 @@ and a CPU and a GPU draw the same numbers.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -129,9 +130,23 @@ def normal(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Tens
 
     The radius comes from 64 random bits, so that the tails reach beyond nine standard deviations.
     """
+    return _normal(philox(keys, _words_for(shape), stream), shape)
+
+
+def unrepeatable_normal(shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Draw the same from the operating system's own randomness: another one at every call, which nobody can tell."""
+    drawn = np.frombuffer(os.urandom(4 * _words_for(shape)), dtype="<u4").astype(np.int64)
+    return _normal(torch.from_numpy(drawn).to(device), shape)
+
+
+def _words_for(shape: Sequence[int]) -> int:
+    return 4 * -(-math.prod(shape) // 2)
+
+
+def _normal(words: Tensor, shape: Sequence[int]) -> Tensor:
+    """Turn words of 32 bits, four for two numbers, into normal ones."""
     count = math.prod(shape)
-    pairs = -(-count // 2)
-    words = philox(keys, 4 * pairs, stream)[..., : 4 * pairs].to(torch.float64)
+    words = words[..., : _words_for(shape)].to(torch.float64)
     above_zero = (words[..., 0::4] * 2.0**32 + words[..., 1::4] + 0.5) * 2.0**-64
     radius, angle = (-2 * above_zero.log()).sqrt(), words[..., 2::4] * (2 * math.pi * 2.0**-32)
     both = torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(-2)[..., :count]

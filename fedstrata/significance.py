@@ -78,7 +78,8 @@ class Row:
     evaluations and in the best round; ``worst`` is the mean over the worst tenth of the clients in the last round.
     ``comparison`` is none for the reference. ``epsilon`` is the privacy that the client which took part most often has
     spent, for methods that keep an account of it. ``bytes`` are those of the encoded messages, ``network`` those that a
-    real network carried, where there was one.
+    real network carried, where there was one. ``took_part`` is the fraction of the asked clients whose replies
+    were merged, in the mean over the rounds; ``everybody`` tells that it was all of them, in the tests too.
     """
 
     label: str
@@ -95,6 +96,8 @@ class Row:
     epsilon: Estimate | None = None
     network_up: Estimate | None = None
     network_down: Estimate | None = None
+    took_part: Estimate | None = None
+    everybody: bool = True
 
 
 def group_runs(runs: Sequence[R]) -> list[Group[R]]:
@@ -238,10 +241,19 @@ def notes(rows: Sequence[Row]) -> list[str]:
                 reasons.setdefault(comparison.note, []).append(row.label)
         for note, labels in reasons.items():
             said.append(note if len(labels) == len(compared) else f"{_listed(labels)}: {note}")
+    if some_dropped_out(rows):
+        said.append(
+            "took part: of the clients that were asked, those whose replies were merged, in the mean over the rounds."
+        )
     spent = [f"{row.label} {row.epsilon.mean:.3g}" for row in rows if row.epsilon is not None]
     if spent:
         said.append(f"Epsilon spent by the client that took part most often: {_listed(spent)}.")
     return said
+
+
+def some_dropped_out(rows: Iterable[Row]) -> bool:
+    """Tell whether in some round of some run clients were asked whose replies were not merged."""
+    return any(row.took_part is not None and row.took_part.mean < 1 for row in rows)
 
 
 MANY_METHODS = 12
@@ -349,8 +361,17 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         network_down=total("network_down"),
         seconds=total("seconds"),
         comparison=comparison,
+        took_part=total("took_part"),
+        everybody=all(map(everybody_took_part, summaries)),
         epsilon=estimate(spent for summary in summaries if (spent := epsilon_spent(summary)) is not None),
     )
+
+
+def everybody_took_part(summary: Mapping[str, Any]) -> bool:
+    """Tell whether every reply that was asked for was merged, and every client told how it fared in the end."""
+    final = summary.get("final") or {}
+    answered = metric_value(final, f"{summary['headline']}.answered")
+    return summary.get("took_part", 1.0) == 1.0 and answered is None
 
 
 def epsilon_spent(summary: Mapping[str, Any]) -> float | None:

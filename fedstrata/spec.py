@@ -60,7 +60,8 @@ class Spec:
     """A frozen dataclass whose fields are checked on construction, from text or from Python alike."""
 
     name: ClassVar[str] = ""
-    kind: ClassVar[str] = ""
+    stands_for: ClassVar[str] = ""
+    """What it is, such as a method; a parameter may well be called kind."""
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))
@@ -199,7 +200,7 @@ class Registry(Generic[T]):
                 where = "" if origin is None else f" in {origin.words}"
                 raise FedStrataError(f"There is already a {self.kind} '{name}'{whose}; choose another name{where}.")
             cls.name = name
-            cls.kind = self.kind
+            cls.stands_for = self.kind
             self.put(name, (cls, origin))
             return cls
 
@@ -255,8 +256,8 @@ class Registry(Generic[T]):
     def make(self, given: str | T) -> T:
         """Build a component from its text, such as ``dirichlet(alpha=0.1)``; a ready component passes through."""
         if isinstance(given, Spec):
-            if given.kind not in ("", self.kind):
-                raise FedStrataError(f"'{given}' is no {self.kind}, it is a {given.kind}.")
+            if given.stands_for not in ("", self.kind):
+                raise FedStrataError(f"'{given}' is no {self.kind}, it is a {given.stands_for}.")
             return given
         calls = parse(given, self.kind)
         if len(calls) != 1:
@@ -476,8 +477,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    named = "" if owner.name == owner.kind else f" '{owner.name or type(owner).__name__}'"
-    where = f"the parameter '{field.name}' of the {owner.kind}{named}"
+    named = "" if owner.name == owner.stands_for else f" '{owner.name or type(owner).__name__}'"
+    where = f"the parameter '{field.name}' of the {owner.stands_for}{named}"
     allowed, value = _kinds(hint), _plain(value)
     if float in allowed and type(value) is int:
         value = _as_float(value)

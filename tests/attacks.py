@@ -30,7 +30,8 @@ class Performed(NamedTuple):
     test: str
     attack: str
     outcome: str
-    passed: bool
+    cases: int
+    failures: int
     measured: str
 
 
@@ -56,9 +57,17 @@ class Table:
             return
         test = report.nodeid.partition("[")[0]
         before = self.performed.get(test)
-        passed = report.passed and (before is None or before.passed)
-        measured = str(told.get("measured", "" if before is None else before.measured))
-        self.performed[test] = Performed(test, str(told["attack"]), str(told["outcome"]), passed, measured)
+        cases, failures, measured = (
+            (1, 0, "") if before is None else (before.cases + 1, before.failures, before.measured)
+        )
+        self.performed[test] = Performed(
+            test,
+            str(told["attack"]),
+            str(told["outcome"]),
+            cases + 1,
+            failures + (not report.passed),
+            str(told.get("measured", measured)),
+        )
 
     def pytest_sessionfinish(self) -> None:
         content = self.page.read_text()
@@ -71,7 +80,8 @@ def table(performed: list[Performed]) -> str:
     """Write attacks as a table, those of one file of tests together."""
     lines = ["| attack or fault | what happened | test |", "|---|---|---|"]
     for one in performed:
-        outcome = one.outcome if one.passed else "**The test fails.**"
+        outcome = "**The test fails.**" if one.failures else one.outcome
+        outcome += f" ({one.cases - one.failures} of {one.cases} cases.)" if one.cases > 1 else ""
         measured = f" Measured: {one.measured}." if one.measured else ""
         file, _, name = one.test.rpartition("::")
         lines.append(f"| {one.attack} | {outcome}{measured} | `{Path(file).name}`<br>`{name}` |")

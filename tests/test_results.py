@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
@@ -104,3 +105,19 @@ def test_the_command_line_opens_published_runs_and_leaves_their_folder_alone(tmp
     assert "42.9 ± 2.6" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert sorted(RESULTS.rglob("*")) == before
+
+
+def test_the_tables_under_attack_are_those_of_the_published_numbers():
+    told = rows(RESULTS / "robust-digits.csv")
+    assert len(told) == 2 * 8 * 5
+    page = (RESULTS.parent / "docs" / "robust.md").read_text(encoding="utf-8")
+    for row in told:
+        values = [float(row[f"seed_{seed}"]) for seed in range(3)]
+        assert float(row["mean"]) == pytest.approx(mean(values), abs=0.01)
+        assert float(row["deviation"]) == pytest.approx(stdev(values), abs=0.01)
+    for partition in ("iid", "dirichlet:0.1"):
+        of_partition = [row for row in told if row["partition"] == partition]
+        for method in {row["method"] for row in of_partition}:
+            of_method = [row for row in of_partition if row["method"] == method]
+            cells = (f"{float(row['mean']):.1f} ± {float(row['deviation']):.1f}" for row in of_method)
+            assert f"| `{method}` | {' | '.join(cells)} |" in page

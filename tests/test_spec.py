@@ -273,7 +273,7 @@ def test_names_are_listed_in_order_and_by_pattern():
     assert tools.names("*saw") == ["hand-saw"]
     assert tools.names("HAMMER") == []
     assert tools.get("hammer") is Hammer
-    assert (Hammer.name, Hammer.kind) == ("hammer", "tool")
+    assert (Hammer.name, Hammer.stands_for) == ("hammer", "tool")
 
 
 def test_a_name_is_taken_once():

@@ -69,7 +69,7 @@ class Hook:
     @property
     def sends(self) -> bool:
         """Whether a message leaves this side after it."""
-        return self.gives == Message.__name__
+        return self.gives == Message.__name__ and f"message: {Message.__name__}" in self.sees
 
 
 def hooks() -> list[Hook]:

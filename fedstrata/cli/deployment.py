@@ -1,19 +1,25 @@
-"""The commands for real sites: keys, server, client, status; and deploy, which rehearses all of it on one machine."""
+"""The commands for real sites: server, client, status; and deploy, which rehearses all of it on one machine."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import ipaddress
 import logging
 import os
 import shlex
 import signal
+import ssl
 import sys
 import threading
+import warnings
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli.keys import PORT
 from fedstrata.cli.options import (
     EXPERIMENT_KEYS,
     ExperimentFile,
@@ -26,11 +32,15 @@ from fedstrata.cli.options import (
     add_command,
     read_experiment,
 )
+from fedstrata.cli.passphrases import PassphraseFile, passphrase_of
 from fedstrata.cli.running import PAGE, stoppable, unused_folder
-from fedstrata.cli.terminal import Stopped, messages, new_table, print_json, results
-from fedstrata.errors import FedStrataError
+from fedstrata.cli.terminal import Stopped, messages, print_json, print_line, results
+from fedstrata.errors import FedStrataError, FedStrataWarning
 
-DEFAULT_PORT = 9092
+if TYPE_CHECKING:
+    from fedstrata.deployment.flower import ServerCertificate
+
+DEFAULT_PORT = PORT
 _DEPLOYED_KEYS = tuple(key for key in EXPERIMENT_KEYS if key not in ("clients", "engine", "chunk", "checkpoint_every"))
 
 Out = Annotated[
@@ -66,9 +76,6 @@ def register(app: typer.Typer) -> None:
             "fedstrata deploy --local 4 --method fedbn --rounds 5",
             "fedstrata deploy --local 4 experiment.toml --out runs/rehearsal",
         ),
-    )
-    add_command(
-        app, keys, examples=("fedstrata keys --host fl.example.org --site berlin --site paris --site rome --out keys",)
     )
     add_command(
         app,
@@ -131,45 +138,10 @@ def deploy(
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
     ):
         progress.begin(f"{experiment.method}, {local} sites")
-        log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
+        log = LogFile(folder / LOG_FILE, lambda line: None if quiet else print_line(line))
         rehearse(deployment, progress, status, log, shaped)
     models = {f"the model of {name}": model_folder(folder, name) for name in deployment.names}
     show_run(folder, None if no_report else folder / PAGE, json, quiet, models)
-
-
-def keys(
-    host: Annotated[list[str], typer.Option(help="A name or address under which sites reach the server; repeatable.")],
-    site: Annotated[list[str], typer.Option(help="The name of a site; may be repeated.")],
-    out: Annotated[Path, typer.Option(help="The folder to write; it must not hold anything yet.")] = Path("keys"),
-    json: Json = False,
-) -> None:
-    """Make certificates and keys for a small consortium, and say who gets what.
-
-    One authority signs the certificate of the server; each site gets a key of its own.
-    """
-    _need_flower()
-    from fedstrata.deployment.keys import make_keys
-
-    make_keys(out, host, site)
-    parts = {"server": out / "server", **{name: out / "sites" / name for name in site}}
-    if json:
-        print_json(
-            {"authority": str(out / "authority.key"), "folders": {name: str(path) for name, path in parts.items()}}
-        )
-        return
-    table = new_table("who", "gets this folder", "and starts")
-    table.add_row(
-        "the server", str(parts["server"]), "fedstrata server EXPERIMENT.TOML --tls server --sites server/sites.toml"
-    )
-    for name in site:
-        command = f"fedstrata client --server {host[0]}:{DEFAULT_PORT} --site {name} --keys {name} --data-root FOLDER"
-        table.add_row(name, str(parts[name]), command)
-    results.print(table)
-    results.print(
-        f"\nSend each folder over a channel that you trust: it holds a private key. Keep {out / 'authority.key'} to "
-        "yourself; it is needed only for a new server certificate.",
-        soft_wrap=True,
-    )
 
 
 def server(
@@ -179,6 +151,14 @@ def server(
         "sites.toml"
     ),
     tls: Annotated[Path | None, typer.Option(help="The folder with server.pem and server.key.")] = None,
+    mutual_tls: Annotated[
+        bool,
+        typer.Option(
+            "--mutual-tls",
+            help="Speak only with sites that show a certificate of the authority, whose ca.pem is in --tls, first.",
+        ),
+    ] = False,
+    passphrase_file: PassphraseFile = None,
     address: Annotated[str, typer.Option(help="The address and port to listen on.")] = f"0.0.0.0:{DEFAULT_PORT}",
     out: Out = None,
     min_sites: MinSites = None,
@@ -202,37 +182,45 @@ def server(
     experiment = read_experiment(experiment_file, settings, changes, learning_rate)
     _need_flower()
     from fedstrata.cli.showing import show_run
-    from fedstrata.deployment.flower import ServerCertificate, SuperLink, serve
-    from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SitesFile, check_mode
-    from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
+    from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
+    from fedstrata.deployment.flower import SuperLink, serve
+    from fedstrata.deployment.live_keys import LiveKeys
+    from fedstrata.deployment.roll import Roll
+    from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile, begun_sites
+    from fedstrata.deployment.server_audit import ServerAudit
+    from fedstrata.deployment.sites_file import SitesFile
+    from fedstrata.files import read_bytes
     from fedstrata.progress import show_progress
     from fedstrata.trained.model import WEIGHTS_FILE
 
     host, port = read_address(address)
     _require_tls(host, tls is not None, insecure, "--tls FOLDER")
-    certificate = None if tls is None or insecure else ServerCertificate(tls / CERTIFICATE, tls / SERVER_KEY)
     file = SitesFile.read(sites)
     folder = out or unused_folder(experiment)
-    deployment = Deployment(experiment, file.names, folder, _rules(vars(file.rules), min_sites, round_timeout, secure))
+    roll = Roll.of(file, begun_sites(folder), folder)
+    rules = _rules(vars(file.rules), min_sites, round_timeout, secure)
+    deployment = Deployment(experiment, roll.names, folder, rules, removed=roll.removed)
     deployment.check()
-    for path in () if certificate is None else (certificate.certificate, certificate.key):
-        if not path.is_file():
-            raise FedStrataError(f"There is no file '{path}'; 'fedstrata keys' makes it.")
-    if certificate is not None:
-        check_mode(certificate.key)
+    certificate, until = (None, None) if tls is None or insecure else _certificate(tls, mutual_tls, passphrase_file)
+    if mutual_tls and certificate is None:
+        raise FedStrataError("--mutual-tls needs TLS: give --tls FOLDER, and leave --insecure out.")
     if dry_run:
-        _show_dry_run(deployment, f"{host}:{port}", certificate is not None, json)
+        _show_dry_run(deployment, f"{host}:{port}", until, mutual_tls, json)
         return
     status = StatusFile.begin(deployment)
+    audit = ServerAudit(AuditLog(folder / AUDIT_FILE), deployment.names)
+    deployment, sites_hash = dataclasses.replace(deployment, audit=audit), sha256(read_bytes(sites)).hexdigest()
     with (
         stoppable(f"the same command, with --out {shlex.quote(str(folder))}", folder),
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
-        SuperLink(host, port, [member.public_key for member in file.members], certificate) as link,
+        SuperLink(host, port, roll.first_keys, certificate) as link,
     ):
-        progress.begin(f"{experiment.method}, {len(file.members)} sites")
-        log = LogFile(folder / LOG_FILE, lambda line: None if quiet else messages.print(line, soft_wrap=True))
+        progress.begin(f"{experiment.method}, {len(roll.names) - len(roll.removed)} sites")
+        log = LogFile(folder / LOG_FILE, lambda line: None if quiet else print_line(line))
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
-        serve(deployment, link, progress, status, log)
+        audit.note("listening", {"address": link.address, "tls": certificate is not None, "sites_file": sites_hash})
+        live = LiveKeys(link, roll, sites, None if certificate is None else certificate.certificate, log)
+        serve(deployment, link, progress, status, log, revoked=live, refused=audit.refused, connected=audit.connected)
     shared = {"the shared part of the model": folder / WEIGHTS_FILE}
     show_run(folder, None if no_report else folder / PAGE, json, quiet, shared, has_data=False)
     if not json and not quiet:
@@ -248,13 +236,20 @@ def client(
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where this site's data lies.")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Where this site keeps its state; by default site-NAME in the current folder.")
+        Path | None, typer.Option(help="Where this site keeps its state; by default here, in site-NAME.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where this site's own model goes in the end; by default into its state folder.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, or cuda if there is one.")] = "auto",
     poll: Annotated[float, typer.Option(metavar="SECONDS", help="How often to ask the server for work.")] = 1.0,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="POLICY.TOML",
+            help="This site's own policy; what breaks it is refused here. The options below can only tighten it.",
+        ),
+    ] = None,
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Take part only if the server sees nothing but sums of uploads.")
     ] = False,
@@ -266,8 +261,20 @@ def client(
         ),
     ] = False,
     min_samples: Annotated[
-        int, typer.Option(metavar="N", help="Give no sums of fewer training samples than this away.")
-    ] = 5,
+        int | None,
+        typer.Option(metavar="N", help="Give no sums of fewer training samples than this away; by default 5."),
+    ] = None,
+    lifetime_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="EPSILON",
+            help="Spend no more than this in all runs together, and take part in none without noise.",
+        ),
+    ] = None,
+    lifetime_delta: Annotated[
+        float | None, typer.Option(metavar="DELTA", help="The delta at which that is counted; by default 1e-5.")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -286,37 +293,54 @@ def client(
     from fedstrata.deployment.federation import FINISHED
     from fedstrata.deployment.flower import SuperNode, app_of
     from fedstrata.deployment.keys import AUTHORITY, SITE_KEY, read_private_key
-    from fedstrata.deployment.rules import SiteRules
+    from fedstrata.deployment.policy import read_rules
     from fedstrata.deployment.site import Site
     from fedstrata.deployment.site_data import SiteData
     from fedstrata.files import WriteLock, make_folder
     from fedstrata.plugins import import_files
 
     import_files(imports or ())
+    rules, policy_hash = read_rules(
+        policy,
+        secure_only=secure_only or None,
+        statistics=False if no_statistics else None,
+        min_samples=min_samples,
+        lifetime_epsilon=lifetime_epsilon,
+        lifetime_delta=lifetime_delta,
+    )
     host, _ = read_address(server)
     authority = keys / AUTHORITY if (keys / AUTHORITY).is_file() and not insecure else None
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")
+    passphrase = None if key_on_stdin else passphrase_of(keys / SITE_KEY, passphrase_file)
+    key = _piped_key() if key_on_stdin else read_private_key(keys / SITE_KEY, passphrase)
+    if authority is not None:
+        _checked_dates(authority, "fedstrata keys renew --authority, where the authority is")
+    shown = None if authority is None else _shown_by_site(keys, site, passphrase)
     folder = state or Path(f"site-{site}")
     make_folder(folder, private=True)
     lock = WriteLock(folder)
 
     def log(line: str) -> None:
         if not quiet:
-            messages.print(f"{site}: {line}", soft_wrap=True)
+            print_line(f"{site}: {line}")
 
     own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    here = Site(folder, own, log, rules=SiteRules(secure_only, not no_statistics, min_samples), out=out)
+    here = Site(folder, own, log, rules=rules, out=out)
+    here.audit.start(site=site, server=server, tls=authority is not None, policy=policy_hash, rules=vars(rules))
     node = SuperNode(
         server,
         app_of(lambda context: here),
-        _piped_key() if key_on_stdin else read_private_key(keys / SITE_KEY),
+        key,
         authority,
         poll,
         log,
+        connected=lambda: here.audit.note("connected", server=server),
         is_over=lambda: here.end is not None,
         idle=here.teller.idle,
+        tls=shown,
     )
-    node.run(_until_stopped(parent))
+    with here.audit.until_stopped(log):
+        node.run(_until_stopped(parent))
     lock.release()
     if here.end is not None and here.end.state != FINISHED:
         raise Stopped(f"The run was not finished: {here.end.words}", 1)
@@ -341,7 +365,9 @@ def status(
         print_json(told)
         return
     results.print(
-        f"{told['method']}: {told['state']}, {told['rounds_done']} of {told['rounds']} rounds", soft_wrap=True
+        f"{told['method']}: {told['state']}, {told['rounds_done']} of {told['rounds']} rounds",
+        soft_wrap=True,
+        markup=False,
     )
     if told["accuracy"] is not None:
         results.print(
@@ -353,7 +379,7 @@ def status(
         results.print("on the network: {} up, {} down".format(*carried), soft_wrap=True)
     if told["state"] != "finished":
         for word, names in (("in", "answered"), ("waited for", "waiting"), ("left out", "left_out")):
-            results.print(f"{word}: {', '.join(told[names]) or 'nobody'}", soft_wrap=True)
+            results.print(f"{word}: {', '.join(told[names]) or 'nobody'}", soft_wrap=True, markup=False)
 
 
 def read_address(text: str) -> tuple[str, int]:
@@ -380,6 +406,46 @@ def _require_tls(host: str, given: bool, insecure: bool, needed: str) -> None:
         )
 
 
+def _certificate(folder: Path, mutual_tls: bool, passphrase_file: Path | None) -> tuple[ServerCertificate, str]:
+    """Get what a server proves itself with, and in words until when; warn where that is soon."""
+    from fedstrata.deployment.certificates import check_pair
+    from fedstrata.deployment.flower import ServerCertificate
+    from fedstrata.deployment.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, check_mode
+
+    paths = [folder / name for name in (CERTIFICATE, SERVER_KEY, *((AUTHORITY,) if mutual_tls else ()))]
+    for path in paths:
+        if not path.is_file():
+            raise FedStrataError(f"There is no file '{path}'; 'fedstrata keys' makes it.")
+    check_mode(paths[1])
+    passphrase = passphrase_of(paths[1], passphrase_file)
+    check_pair(paths[0], paths[1], passphrase)
+    until = _checked_dates(paths[0], "fedstrata keys renew")
+    if (folder / AUTHORITY).is_file():
+        _checked_dates(folder / AUTHORITY, "fedstrata keys renew --authority")
+    return ServerCertificate(paths[0], paths[1], passphrase, paths[2] if mutual_tls else None), until
+
+
+def _shown_by_site(folder: Path, name: str, passphrase: str | None) -> ssl.SSLContext | None:
+    """Get what a site shows to a server that asks for its certificate, if it has one."""
+    from fedstrata.deployment.certificates import site_context
+    from fedstrata.deployment.keys import AUTHORITY, SITE_CERTIFICATE, SITE_KEY
+
+    if not (folder / SITE_CERTIFICATE).is_file():
+        return None
+    _checked_dates(folder / SITE_CERTIFICATE, f"fedstrata keys renew --site {name}")
+    return site_context(folder / AUTHORITY, folder / SITE_CERTIFICATE, folder / SITE_KEY, passphrase)
+
+
+def _checked_dates(certificate: Path, remedy: str) -> str:
+    """Tell until when a certificate holds; refuse it if it does not hold now, and warn if it ends soon."""
+    from fedstrata.deployment.certificates import check_dates, day
+
+    facts, soon = check_dates(certificate, datetime.datetime.now(datetime.UTC), remedy)
+    if soon is not None:
+        warnings.warn(soon, FedStrataWarning, stacklevel=2)
+    return day(facts.ends)
+
+
 def _rules(given: dict[str, Any], min_sites: int | None, round_timeout: float | None, secure: bool) -> Any:
     from fedstrata.deployment.rules import Rules
 
@@ -387,13 +453,20 @@ def _rules(given: dict[str, Any], min_sites: int | None, round_timeout: float | 
     return Rules(**{**given, **{key: value for key, value in options.items() if value is not None}})
 
 
-def _show_dry_run(deployment: Any, address: str, secure: bool, json: bool) -> None:
-    told = {"address": address, "tls": secure, "sites": list(deployment.names), **deployment.describe()}
+def _show_dry_run(deployment: Any, address: str, until: str | None, mutual_tls: bool, json: bool) -> None:
+    told = {
+        "address": address,
+        "tls": until is not None,
+        **({} if until is None else {"certificate_until": until, "mutual_tls": mutual_tls}),
+        "sites": [name for name in deployment.names if name not in deployment.removed],
+        **({"removed_sites": list(deployment.removed)} if deployment.removed else {}),
+        **deployment.describe(),
+    }
     if json:
         print_json(told)
         return
     for key, value in told.items():
-        results.print(f"{key.replace('_', ' ')}:{_listed(value)}", soft_wrap=True)
+        results.print(f"{key.replace('_', ' ')}:{_listed(value)}", soft_wrap=True, markup=False)
 
 
 def _listed(value: Any) -> str:

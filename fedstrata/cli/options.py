@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from fedstrata.cli.completing import REGISTRY_OF_KEY, completing, names_in_sources
 from fedstrata.cli.terminal import guarded, telling
@@ -74,6 +74,14 @@ class Command(TyperCommand):
         """Leave arguments to Typer, which writes them with the options, where Click 8.5 would write them again."""
 
 
+class Group(TyperGroup):
+    """A command with commands of its own, whose help is plain as that of a :class:`Command`."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Write the help."""
+        return super().get_help(ctx).replace(r"\[", "[")
+
+
 def _argument_help(function: Callable[..., Any]) -> dict[str, str | None]:
     annotations = {name: one.annotation for name, one in inspect.signature(function).parameters.items()}
     return {
@@ -92,6 +100,18 @@ def add_command(
     For the experiment's ``keys`` it gets options; the function receives what the user gave of them as the dictionary
     ``changes``.
     """
+    app.command(cls=Command, epilog=_epilog(examples))(_guarded(function, keys))
+
+
+def add_group(app: typer.Typer, function: Callable[..., None], examples: Sequence[str] = ()) -> typer.Typer:
+    """Make a function a command that may also have commands of its own, which are to be added to what is returned."""
+    group = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+    group.callback(cls=Group, invoke_without_command=True, epilog=_epilog(examples))(_guarded(function, ()))
+    app.add_typer(group, name=function.__name__)
+    return group
+
+
+def _guarded(function: Callable[..., None], keys: Sequence[str]) -> Callable[..., None]:
     parameters = [
         *(_option(field) for field in dataclasses.fields(Experiment) if field.name in keys),
         *(_keyword(one.name, one.annotation, one.default) for one in _own_parameters(function)),
@@ -101,6 +121,8 @@ def add_command(
 
     @functools.wraps(function)
     def run(*, context: typer.Context, debug: bool, **given: Any) -> None:
+        if context.invoked_subcommand is not None:
+            return
         with guarded(debug):
             values = {key: given.pop(key) for key in keys}
             changes = {key: read_value(key, value) for key, value in values.items() if _was_given(context, key)}
@@ -108,9 +130,12 @@ def add_command(
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _epilog(examples: Sequence[str]) -> str | None:
     # The control character keeps the lines of a paragraph as they are.
-    epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)]) if examples else None
-    app.command(cls=Command, epilog=epilog)(run)
+    return "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)]) if examples else None
 
 
 def read_experiment(

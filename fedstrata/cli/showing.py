@@ -18,8 +18,8 @@ from fedstrata.report import read_run, read_runs, rich_table, write_report
 from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.further import STATISTICS, asked_for
 from fedstrata.report.labels import meaning, short_name
-from fedstrata.report.summary import accuracies
-from fedstrata.significance import Row, comparison_rows, epsilon_spent, notes
+from fedstrata.report.summary import accuracies, took_part
+from fedstrata.significance import Row, comparison_rows, epsilon_spent, everybody_took_part, notes
 
 
 def show_run(
@@ -88,8 +88,8 @@ def comparison_as_data(row: Row) -> dict[str, Any]:
 
 def explanation(rows: Sequence[Row]) -> list[Text]:
     """Say what the numbers of a comparison mean."""
-    headlines = dict.fromkeys(row.headline for row in rows)
-    said = [f"{short_name(headline)}: {meaning(headline)}" for headline in headlines]
+    headlines, everybody = dict.fromkeys(row.headline for row in rows), all(row.everybody for row in rows)
+    said = [f"{short_name(headline)}: {meaning(headline, everybody)}" for headline in headlines]
     columns = "Accuracies in percent. worst 10 %: the mean of the worst tenth of the clients in the last round."
     return [Text(sentence, style="dim") for sentence in ("", columns, *said, *notes(rows))]
 
@@ -106,13 +106,15 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
     table = new_table("accuracy in the last round, in %", *headings, right=headings)
     for label, values in accuracies(summary).items():
         table.add_row(short_name(label), *map(_percent, values), style="bold" if label == summary["headline"] else "")
-    explained = Text(f"{short_name(summary['headline'])}: {meaning(summary['headline'])}", style="dim")
+    headline = summary["headline"]
+    explained = Text(f"{short_name(headline)}: {meaning(headline, everybody_took_part(summary))}", style="dim")
     spent = epsilon_spent(summary)
     privacy = [] if spent is None else [Text(f"epsilon spent by the client that took part most often: {spent:.3g}")]
     ended = f"stopped after round {summary['rounds']} of {experiment.rounds}: {summary.get('stopped')}"
     stopped = [] if "stopped" not in summary else [Text(ended)]
     chosen = [] if "validated" not in summary else [Text(_chosen(summary))]
-    return Group(head, setting, *stopped, *privacy, *chosen, "", table, *_further(summary), "", explained)
+    dropped = [] if took_part(summary) is None else [Text(took_part(summary) or "")]
+    return Group(head, setting, *stopped, *dropped, *privacy, *chosen, "", table, *_further(summary), "", explained)
 
 
 def _further(summary: Mapping[str, Any]) -> list[RenderableType]:

@@ -51,6 +51,11 @@ def new_table(*columns: str, right: Collection[str] = ()) -> Table:
     return table
 
 
+def print_line(line: str) -> None:
+    """Show a line of a log on standard error as it is: what others wrote is no markup."""
+    messages.print(Text(line), soft_wrap=True)
+
+
 def print_error(sentence: str) -> None:
     """Say in one line what went wrong."""
     _print_line("Error", sentence, "bold red")

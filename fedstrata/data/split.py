@@ -46,6 +46,11 @@ class Split:
         return np.array([len(positions) for positions in self.train], dtype=np.int64)
 
     @property
+    def test_sizes(self) -> np.ndarray:
+        """The number of test samples of each client."""
+        return np.array([len(positions) for positions in self.test], dtype=np.int64)
+
+    @property
     def hash(self) -> str:
         """A fingerprint: equal for equal splits, on every machine."""
         digest = sha256()
@@ -54,6 +59,10 @@ class Split:
                 digest.update(len(positions).to_bytes(8, "little"))
                 digest.update(np.ascontiguousarray(positions, dtype="<i8").tobytes())
         return digest.hexdigest()[:16]
+
+    def samples(self, dataset: Dataset) -> int:
+        """Count the samples of all, also those that nobody holds."""
+        return len(dataset.inputs)
 
     def label_counts(self, dataset: Dataset) -> np.ndarray:
         """Count the training labels: an array ``[clients, classes]``."""

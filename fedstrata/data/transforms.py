@@ -54,6 +54,11 @@ transforms: Registry[Transform] = Registry("transform")
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and deviation of the channels of ImageNet, as models trained on it expect them."""
+OTHER_WAYS = (
+    "'normalise:site' takes each site's own statistics, 'normalise:imagenet' and normalise(mean='...', "
+    "deviation='...') numbers that everybody knows"
+)
+"""What stands open where the mean and deviation of all samples may not be known."""
 
 
 @transforms.register("normalise")

@@ -18,20 +18,30 @@ from fedstrata.wire import decode
 _ROOM = 2**20
 _LARGEST = 8
 """A reply may be so many times as large as the model: some methods send more than weights."""
+_FURTHER_TENSORS = 64
+"""A reply may hold so many tensors beside those that go with the tensors of the model."""
 
 
 class RefusedReply(FedStrataError):  # noqa: N818 - a verdict
     """A reply that is not used, and why."""
 
 
+def most_bytes(model: Tensors) -> int:
+    """Tell how many bytes a reply about a model may have, encoded or unpacked."""
+    return _LARGEST * sum(tensor.nbytes for tensor in model.values()) + _ROOM
+
+
 def read_reply(
     payload: bytes, model: Tensors, device: torch.device, known: Tensors | None = None, round: int | None = None
 ) -> Message:
-    """Decode a reply of a round, which may name masks that are known here, and insist on finite numbers."""
-    most = _LARGEST * sum(tensor.nbytes for tensor in model.values()) + _ROOM
+    """Decode a reply of a round, which may name masks that are known here, and insist on finite numbers.
+
+    How many bytes, tensors and characters in names there are is checked first, by what the model can need.
+    """
+    most = most_bytes(model)
     if len(payload) > most:
         raise RefusedReply(f"it has {len(payload)} bytes, and {most} are the most for this model")
-    message = decode(payload, device, known, round)
+    message = decode(payload, device, known, round, most, _LARGEST * len(model) + _FURTHER_TENSORS)
     for name, tensor in (*message.tensors.items(), *message.numbers.items()):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise RefusedReply(f"'{name}' holds a NaN or an infinity")

@@ -16,8 +16,17 @@ def rules_in_words(rules: Rules) -> list[str]:
 
 def site_rules_in_words() -> list[str]:
     """List what every site decides for itself, with the defaults."""
-    flags = {"secure_only": "--secure-only", "statistics": "--no-statistics", "min_samples": "--min-samples"}
-    return [f"{_in_words(SiteRules(), field)} ({flags[field.name]})" for field in dataclasses.fields(SiteRules)]
+    flags = {
+        "secure_only": "--secure-only",
+        "statistics": "--no-statistics",
+        "min_samples": "--min-samples",
+        "lifetime_epsilon": "--lifetime-epsilon",
+        "lifetime_delta": "--lifetime-delta",
+    }
+    fields = {field.name: field for field in dataclasses.fields(SiteRules)}
+    by_flag = [f"{_in_words(SiteRules(), fields[name])} ({flag})" for name, flag in flags.items()]
+    others = ", ".join(name for name in fields if name not in flags)
+    return [*by_flag, f"what else its own policy says (--policy): {others}"]
 
 
 def _in_words(rules: Rules | SiteRules, field: dataclasses.Field[Any]) -> str:
@@ -50,7 +59,7 @@ def what_leaves_a_site(rules: Rules, sums: bool, surveys: list[str]) -> list[str
 def what_is_refused(rules: Rules) -> list[str]:
     """List what makes the server refuse a reply."""
     of_site = [
-        "other class names, sample shapes or constants than those of the other sites",
+        "other class names, sample shapes or constants than more than half of the sites have, or the rules say",
         f"after {rules.max_refusals} refusals the site is left out",
     ]
     if rules.secure:
@@ -60,7 +69,8 @@ def what_is_refused(rules: Rules) -> list[str]:
             *of_site,
         ]
     return [
-        "a NaN or an infinity, other layers, shapes, types or masks than asked for, a broken checksum, too many bytes",
+        "a NaN or an infinity, other layers, shapes, types or masks than asked for, a broken checksum, too many bytes "
+        "or tensors",
         f"a norm above {rules.norm_limit:g} times that of the model that was sent",
         *of_site,
     ]

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstrata.deployment.checks import Layout, check_weights, layout, odd_ones_out, read_reply
+from fedstrata.deployment.checks import Layout, check_weights, layout, most_bytes, odd_ones_out, read_reply
 from fedstrata.deployment.declarations import with_declarations
 from fedstrata.deployment.facts import cost_from_facts, number_in, read_scores
 from fedstrata.deployment.federation import Federation
-from fedstrata.deployment.protocol import BEGINNING, Place, Reply, Request
+from fedstrata.deployment.protocol import BEGINNING, SMALL_ANSWER, Place, Reply, Request
+from fedstrata.deployment.releases import Releases
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.collecting import Collector
@@ -57,6 +58,7 @@ class NetworkEngine:
         test: GlobalTest | None = None,
         deployed: Deployed | None = None,
         secure: SecureRounds | None = None,
+        releases: Releases | None = None,
     ) -> None:
         self.setting = side.setting
         self.federation = federation
@@ -64,6 +66,7 @@ class NetworkEngine:
         self.test = test
         self.deployed = deployed
         self.secure = secure
+        self.releases = releases
         self._concluded = (0, 0)
         federation.missed = self._announcements
 
@@ -104,7 +107,7 @@ class NetworkEngine:
         up = down = 0
         for index, exchange in enumerate(self.setting.exchanges_before(round)):
             self._concluded = (round, index)
-            chosen = self.central.asked(exchange, round)
+            chosen = self._on_the_list(self.central.asked(exchange, round), round)
             messages = self.central.messages(chosen, round)
             asked = self._requests("survey", Place.survey(round, index), chosen, messages)
             answers = self.federation.ask(asked, lambda site, reply: self._read(reply, round))
@@ -121,7 +124,23 @@ class NetworkEngine:
     def round(
         self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
     ) -> RoundReport:
-        """Run one round with the participants that answer in time."""
+        """Run one round with the participants that answer in time; one whose model has left is not run again."""
+        released = None if self.releases is None else self.releases.find(round)
+        if released is not None:
+            state, report = released
+            self._note_declarations()
+            self.restore(_on_device(state, self.setting.device), Stack())
+            return report
+        report = self._collect(round, participants, evaluate, losses_so_far)
+        if self.releases is not None:
+            self.releases.keep(round, self.server, report)
+        return report
+
+    def _collect(
+        self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float]
+    ) -> RoundReport:
+        """Let the participants train, and merge what comes in time."""
+        participants = self._on_the_list(participants, round)
         sent, messages = self.central.broadcast(participants, round)
         facts = {"evaluate": evaluate, "losses": list(losses_so_far)}
         asked = self._requests("train", Place.training(round), participants, messages, facts)
@@ -199,6 +218,14 @@ class NetworkEngine:
     def _everybody(self) -> range:
         return range(self.setting.clients)
 
+    def _on_the_list(self, chosen: Sequence[int], round: int) -> Sequence[int]:
+        """Let others, in turn, take the places of chosen sites that were removed from the list, while there are any."""
+        removed = self.federation.removed
+        here = [site for site in chosen if site not in removed]
+        others = [site for site in self.setting.present(round) if site not in removed and site not in here]
+        turn = round % max(1, len(others))
+        return sorted((*here, *(others[turn:] + others[:turn])[: len(chosen) - len(here)]))
+
     def _note_declarations(self) -> None:
         self.central.side = with_declarations(self.side, self.federation.declarations)
 
@@ -213,8 +240,11 @@ class NetworkEngine:
         facts: Mapping[str, Any] | None = None,
     ) -> dict[int, Request]:
         adopted = max((heard for heard, _ in self._exchanges(place.round)), default=BEGINNING)
+        uploads = kind == "survey" or (kind == "train" and self.secure is None)
+        most = most_bytes(self.setting.initial) if uploads else SMALL_ANSWER
+        told = {"adopted": adopted.to_facts(), **(facts or {})}
         return {
-            site: Request(kind, self.federation.run, place, {"adopted": adopted.to_facts(), **(facts or {})}, message)
+            site: Request(kind, self.federation.run, place, told, message, most)
             for site, message in zip(sites, messages, strict=True)
         }
 
@@ -263,6 +293,12 @@ class NetworkEngine:
             for index, exchange in enumerate(self.setting.exchanges_before(earlier)):
                 if earlier < round or (earlier, index) < self._concluded:
                     yield Place.announcement(earlier, index), exchange
+
+
+def _on_device(state: ServerState, device: torch.device) -> ServerState:
+    """Bring a state that was read from a disk to where the server computes."""
+    model, memory = ({name: tensor.to(device) for name, tensor in one.items()} for one in (state.model, state.memory))
+    return ServerState(model, Stack(memory))
 
 
 def _in_order(tensors: Tensors, like: Tensors) -> Stack:

@@ -17,27 +17,34 @@ from fedstrata.engines.server import ServerSide
 from fedstrata.flops import Cost
 from fedstrata.scores import Metric
 
+LARGEST = 1e100
+"""No honest number is larger, and those of many sites can still be added up."""
+
 
 def finite_or_none(value: float) -> float | None:
     """Write a number; JSON has none that is not finite."""
     return value if math.isfinite(value) else None
 
 
-def number_in(facts: Mapping[str, Any], name: str, low: float = -math.inf, high: float = math.inf) -> float:
+def number_in(facts: Mapping[str, Any], name: str, low: float = -LARGEST, high: float = LARGEST) -> float:
     """Read a finite number."""
     value = facts.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:  # whole numbers have no end
+        number = math.inf
+    if not math.isfinite(number):
         raise RefusedReply(f"its {name} is no finite number")
-    if not low <= value <= high:
-        raise RefusedReply(f"its {name} is {value:g}, outside {low:g} to {high:g}")
-    return float(value)
+    if not low <= number <= high:
+        raise RefusedReply(f"its {name} is {number:g}, outside {low:g} to {high:g}")
+    return number
 
 
-def whole_numbers_in(facts: Mapping[str, Any], name: str, low: int) -> tuple[int, ...]:
-    """Read a list of whole numbers from ``low`` on."""
+def whole_numbers_in(facts: Mapping[str, Any], name: str, low: int, high: int = 2**40) -> tuple[int, ...]:
+    """Read a list of whole numbers from ``low`` to ``high``."""
     values = facts.get(name)
-    if not isinstance(values, list) or not all(type(value) is int and low <= value < 2**40 for value in values):
-        raise RefusedReply(f"its {name} is no list of whole numbers from {low} on")
+    if not isinstance(values, list) or not all(type(value) is int and low <= value <= high for value in values):
+        raise RefusedReply(f"its {name} is no list of whole numbers from {low} to {high}")
     return tuple(values)
 
 
@@ -126,3 +133,13 @@ def statistics_from_facts(value: Any) -> Statistics | None:
     if len(mean) != len(deviation) or not all(number > 0 for number in deviation):
         raise ProtocolError("A mean and a deviation came that do not fit together.")
     return Statistics(mean, deviation)
+
+
+def normalisation_to_facts(by: str | Statistics | None) -> str | dict[str, Any] | None:
+    """Write by what samples are normalised: the name of a way, or mean and deviation."""
+    return by if isinstance(by, str) else statistics_to_facts(by)
+
+
+def normalisation_from_facts(value: Any) -> str | Statistics | None:
+    """Read by what samples are normalised."""
+    return value if isinstance(value, str) else statistics_from_facts(value)

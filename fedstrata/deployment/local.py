@@ -18,17 +18,10 @@ from fedstrata.callbacks import Listener
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.flower.serving import serve
 from fedstrata.deployment.flower.superlink import ServerCertificate, SuperLink
-from fedstrata.deployment.keys import (
-    AUTHORITY,
-    CERTIFICATE,
-    SERVER_KEY,
-    SITE_KEY,
-    SITES_FILE,
-    SitesFile,
-    make_keys,
-)
+from fedstrata.deployment.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, SITE_KEY, SITES_FILE, make_keys
 from fedstrata.deployment.link import Link, ShapedLinks
 from fedstrata.deployment.server import Deployment
+from fedstrata.deployment.sites_file import SitesFile
 from fedstrata.errors import FedStrataError
 from fedstrata.plugins import require_imports
 from fedstrata.runs.folder import RunFolder

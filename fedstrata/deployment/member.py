@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from fedstrata._version import __version__
-from fedstrata.data import Dataset
 from fedstrata.data.channels import ChannelSums, Statistics, client_sums
 from fedstrata.data.transforms import normalisation_in
 from fedstrata.deployment.declarations import NOTHING, SUMS, Declaration, Schema
 from fedstrata.deployment.facts import scores_to_facts
-from fedstrata.deployment.protocol import Place, ProtocolError, digest
+from fedstrata.deployment.protocol import Place, ProtocolError
 from fedstrata.deployment.rules import SiteRules, refuse_matrices, tells_of_classes
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.evaluation import Evaluator
@@ -34,6 +33,9 @@ class Member:
 
     def __init__(self, ready: Prepared, number: int, statistics: Statistics | None) -> None:
         refuse_matrices(ready.setting.metrics)
+        objection = ready.setting.method.objection_to_real_sites
+        if objection is not None:
+            raise FedStrataError(f"{objection}.")
         self.normalises_by = _normalises_by(ready)
         self.knows_statistics = self.normalises_by != SUMS or statistics is not None
         if self.normalises_by == SUMS and statistics is not None:
@@ -51,7 +53,7 @@ class Member:
         """Tell what the server must know of the data, and nothing more."""
         dataset, split = self.ready.dataset, self.ready.data.split
         declaration = Declaration(
-            _schema(dataset),
+            Schema.of(dataset),
             len(split.train[self.number]),
             len(split.test[self.number]),
             tuple(self.ready.declared.label_counts[self.number].tolist()),
@@ -97,13 +99,6 @@ class Member:
         if place.exchange >= len(exchanges):
             raise ProtocolError(f"The method has no exchange number {place.exchange} before round {place.round}.")
         return exchanges[place.exchange]
-
-
-def _schema(dataset: Dataset) -> Schema:
-    """Tell what this site's samples must have in common with those of the others."""
-    columns = "" if dataset.table is None else digest("\n".join(dataset.table.inputs).encode())
-    kind = str(dataset.inputs.dtype).removeprefix("torch.")
-    return Schema(tuple(dataset.input_shape), tuple(dataset.class_names), kind, columns)
 
 
 def _normalises_by(ready: Prepared) -> str | Statistics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedstrata.data.channels import ChannelSums, Statistics
+from fedstrata.data.transforms import OTHER_WAYS
 from fedstrata.deployment.federation import Federation, TooFewAnswers
 from fedstrata.deployment.protocol import BEGINNING, Reply, Request
 from fedstrata.deployment.rules import FEWEST_SITES
@@ -13,11 +14,6 @@ from fedstrata.errors import FedStrataError
 
 if TYPE_CHECKING:
     from fedstrata.deployment.secure.server import SecureAggregation
-
-OTHER_WAYS = (
-    "'normalise:site' takes each site's own statistics, 'normalise:imagenet' and normalise(mean='...', "
-    "deviation='...') numbers that everybody knows"
-)
 
 
 def agree(federation: Federation, channels: int, secure: SecureAggregation | None) -> Statistics:
@@ -30,7 +26,7 @@ def agree(federation: Federation, channels: int, secure: SecureAggregation | Non
         return None if secure is not None else sums_from_facts(reply.facts, channels)
 
     try:
-        parts = federation.ask(asked, read)
+        parts = federation.ask(asked, read, majority=False)
         if secure is None:
             total = ChannelSums.total(part for part in parts.values() if part is not None)
         else:

@@ -27,12 +27,14 @@ in the four steps after it. A hello also brings mean and deviation of all sites'
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from fedstrata.deployment.foreign_text import clean
 from fedstrata.errors import FedStrataError
 
 SECURE_KINDS = ("keys", "shares", "masked", "unmask")
@@ -41,6 +43,8 @@ OK, REFUSED, UNREADY, BEHIND, MISSING = "ok", "refused", "unready", "behind", "m
 STATUSES = (OK, REFUSED, UNREADY, BEHIND, MISSING)
 """Done; not done, for the reason in the facts; a hello is needed first; an announcement is; the named payload is."""
 LONGEST_FACTS = 2**20
+SMALL_ANSWER = 2**16
+"""So many bytes an answer may have beside its facts, where no payload is asked for."""
 
 
 class ProtocolError(FedStrataError):
@@ -110,13 +114,17 @@ BEGINNING = Place()
 
 @dataclass(frozen=True)
 class Request:
-    """A question of the server, and the place in the run where it is asked."""
+    """A question of the server, and the place in the run where it is asked.
+
+    ``most_bytes`` is the most that the payload of an answer may have; it stays at the server.
+    """
 
     kind: str
     run: str = ""
     place: Place = BEGINNING
     facts: Mapping[str, Any] = field(default_factory=dict)
     payload: bytes = b""
+    most_bytes: int = SMALL_ANSWER
 
     @property
     def ticket(self) -> str:
@@ -176,7 +184,8 @@ class Reply:
     @property
     def reason(self) -> str:
         """Why a request was not done."""
-        return str(self.facts.get("reason", "no reason was given"))[:500]
+        reason = self.facts.get("reason")
+        return clean(reason) if isinstance(reason, str) else "no reason was given"
 
 
 def digest(payload: bytes) -> str:
@@ -192,12 +201,19 @@ def _read(header: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     if len(header) > LONGEST_FACTS:
         raise ProtocolError(f"A message with {len(header)} characters of facts came; {LONGEST_FACTS} are the most.")
     try:
-        values = json.loads(header)
+        values = json.loads(header, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
-        raise ProtocolError("A message came whose facts are not JSON.") from None
+        raise ProtocolError("A message came whose facts are not JSON, or hold numbers that are not finite.") from None
     if not isinstance(values, dict) or values.keys() != kinds.keys():
         raise ProtocolError(f"A message came that does not hold just {', '.join(kinds)}.")
     for name, kind in kinds.items():
         if not isinstance(values[name], kind):
             raise ProtocolError(f"In a message, {name} is not what it should be.")
     return values
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(digits)
+    return number

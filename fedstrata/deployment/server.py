@@ -7,7 +7,7 @@ import datetime
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,24 @@ from fedstrata import files
 from fedstrata.callbacks import Listener, RoundView
 from fedstrata.data import datasets, parse_transforms
 from fedstrata.data.channels import Statistics, with_statistics
-from fedstrata.data.transforms import normalisation_in
+from fedstrata.data.transforms import OTHER_WAYS, normalisation_in
+from fedstrata.deployment.agreement import Agreement, NotBegun
+from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
-from fedstrata.deployment.facts import statistics_from_facts, statistics_to_facts
+from fedstrata.deployment.facts import (
+    normalisation_from_facts,
+    normalisation_to_facts,
+    statistics_from_facts,
+    statistics_to_facts,
+)
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
-from fedstrata.deployment.pooling import OTHER_WAYS, agree
+from fedstrata.deployment.pooling import agree
 from fedstrata.deployment.protocol import SECURE_KINDS
+from fedstrata.deployment.releases import RELEASES_FOLDER, Releases
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
+from fedstrata.deployment.server_audit import ServerAudit
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
@@ -67,8 +76,12 @@ class Deployment:
     rules: Rules = field(default_factory=Rules)
     rehearsal: bool = False
     ingredients: Ingredients = field(default_factory=Ingredients)
+    removed: Sequence[str] = ()
+    """Those of the names that take part no more; they keep their numbers."""
     traffic: Callable[[], Mapping[str, float]] = dict
     """What the network has carried so far, in bytes, under the names of metrics."""
+    audit: ServerAudit | None = None
+    """Where it is written down what happens; by default in the run folder."""
 
     @cached_property
     def method(self) -> Method:
@@ -77,7 +90,7 @@ class Deployment:
 
     def check(self) -> None:
         """Refuse what cannot run over a network, before anybody connects."""
-        self.rules.check(len(self.names))
+        self.rules.check(len(self.names) - len(self.removed))
         require_imports(self.experiment.imports)
         method = self.method
         refuse_misfits(self.experiment, method)
@@ -97,11 +110,9 @@ class Deployment:
                 f"validation = {self.experiment.validation} needs labelled samples at the server, which a server of "
                 "real sites does not have; leave it out."
             )
-        for part in method.parts:
-            if part.facts.not_on_network is not None:
-                raise FedStrataError(
-                    f"'{part.name}' cannot run on real sites: {part.facts.not_on_network}; choose another method."
-                )
+        objection = method.objection_to_real_sites
+        if objection is not None:
+            raise FedStrataError(f"{objection}; choose another method.")
         self._check_private()
         if self.rules.secure:
             self._check_secure()
@@ -125,7 +136,7 @@ class Deployment:
                 f"Under secure aggregation uploads are masked whole numbers, not {self.experiment.upload_values}; "
                 "leave upload_values as it is, and set 'secure_bits' in the rules instead."
             )
-        there = len(self.names) - self.experiment.late_clients
+        there = len(self.names) - len(self.removed) - self.experiment.late_clients
         self.rules.check_secure(int(self.experiment.participation * there + 0.5))
 
     def describe(self) -> dict[str, Any]:
@@ -206,27 +217,43 @@ class Deployment:
         begun = _Begun.find(self.out, self.names, self.ingredients.describe(experiment))
         if begun is None:
             RunFolder.refuse_taken(self.out)
+        audit = self.audit or ServerAudit(AuditLog(self.out / AUDIT_FILE), self.names)
         federation = Federation(
-            network=network,
+            network=audit.over(network),
             names=self.names,
             rules=self.rules,
             run=secrets.token_hex(8) if begun is None else begun.run,
             session=secrets.token_hex(8),
             experiment=experiment,
             committed=0 if begun is None else begun.committed,
-            schema=None if begun is None else begun.schema,
+            begins=begun is None,
+            agreement=Agreement(
+                None if begun is None else begun.schema,
+                None if begun is None else begun.normalises_by,
+                self.rules.class_names,
+                self.rules.shape,
+            ),
             statistics=None if begun is None else begun.statistics,
             log=log,
             watch=watch,
+            note=audit.note,
         )
+        audit.start(federation.run, experiment, self.rules, federation.committed)
+        for name in self.removed:
+            federation.remove(self.names.index(name))
         try:
-            return self._rounds(experiment, federation, begun, listener, lock)
+            return self._rounds(experiment, federation, begun, listener, audit, lock)
         except Interrupted as stop:
             federation.end(STOPPED, f"the server was stopped after round {stop.round}, and can go on from there")
+            raise
+        except NotBegun as error:
+            federation.end(STOPPED, f"the run has not begun: {error}")
             raise
         except FedStrataError as error:
             federation.end(FAILED, f"the server has given the run up: {error}")
             raise
+        finally:
+            log(str(audit.log))
 
     def _rounds(
         self,
@@ -234,6 +261,7 @@ class Deployment:
         federation: Federation,
         begun: _Begun | None,
         listener: Listener | None,
+        audit: ServerAudit,
         lock: files.WriteLock,
     ) -> dict[str, Any]:
         log = federation.log
@@ -246,8 +274,10 @@ class Deployment:
             if self.rules.secure:
                 log(self._secrecy())
             driver.restore(folder)
-            summary = driver.run(folder, [self._noting_traffic(driver), *([] if listener is None else [listener])])
+            own = (self._noting_traffic(driver), audit.committed(lambda: driver.model))
+            summary = driver.run(folder, [*own, *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
+            Releases(self.out / RELEASES_FOLDER).drop()
             federation.end(FINISHED, f"the run is finished, after {experiment.rounds} rounds")
             return summary
 
@@ -255,6 +285,8 @@ class Deployment:
         """Greet the sites, and build what the rounds need."""
         own = self.ingredients.with_secret()
         ready = prepare(experiment, own) if self.rehearsal else None
+        if ready is not None:
+            federation.agreement = replace(federation.agreement, schema=Schema.of(ready.dataset))
         declarations = federation.open()
         statistics = self._statistics(federation)
         if ready is not None and statistics is not None:
@@ -281,14 +313,14 @@ class Deployment:
             dataset=dataset,
             split=split,
             setting=setting,
-            engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation)),
+            engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation), self._releases()),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
             network=network,
         )
 
     def _statistics(self, federation: Federation) -> Statistics | None:
         """Tell by what the sites normalise: their datasets' constants, or what their sums tell, found out once."""
-        by = next(iter(federation.declarations.values())).normalises_by
+        by = federation.agreement.normalises_by
         if isinstance(by, Statistics):
             return by
         if by == SUMS and federation.statistics is None:
@@ -332,6 +364,10 @@ class Deployment:
 
         return SecureRounds(SecureAggregation(federation, self.out / MASKED_SUM_FILE))
 
+    def _releases(self) -> Releases | None:
+        """Keep models before they leave where a method answers for privacy; elsewhere they can be merged again."""
+        return None if self.method.answering_for_privacy is None else Releases(self.out / RELEASES_FOLDER)
+
     def _begin(self, driver: Driver, federation: Federation, lock: files.WriteLock) -> RunFolder:
         folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment(), lock)
         assert federation.schema is not None
@@ -342,6 +378,7 @@ class Deployment:
             "statistics": statistics_to_facts(federation.statistics),
             "input_type": federation.schema.input_type,
             "columns": federation.schema.columns,
+            "normalises_by": normalisation_to_facts(federation.agreement.normalises_by),
         }
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
@@ -365,15 +402,15 @@ class _Begun:
     run: str
     committed: int
     schema: Schema
+    normalises_by: str | Statistics | None
     statistics: Statistics | None
 
     @classmethod
     def find(cls, out: Path, names: Sequence[str], experiment: Experiment) -> _Begun | None:
         """Find a run to go on with; one of other sites, or another experiment, is refused."""
-        path = out / DEPLOYMENT_FILE
-        if not path.exists() or RunFolder(out).finished:
+        described = _description(out)
+        if described is None:
             return None
-        described = files.from_json(files.read_bytes(path), path)
         if described["sites"] != list(names):
             raise FedStrataError(
                 f"The run in '{out}' was begun with the sites {', '.join(described['sites'])}; "
@@ -397,8 +434,20 @@ class _Begun:
                 described.get("input_type", "float32"),
                 described.get("columns", ""),
             ),
+            normalisation_from_facts(described.get("normalises_by")),
             statistics_from_facts(described.get("statistics")),
         )
+
+
+def begun_sites(out: Path) -> list[str] | None:
+    """Name the sites of an unfinished run in a folder, in the order of their numbers; None where there is no run."""
+    described = _description(out)
+    return None if described is None else list(described["sites"])
+
+
+def _description(out: Path) -> dict[str, Any] | None:
+    path = out / DEPLOYMENT_FILE
+    return None if not path.exists() or RunFolder(out).finished else files.from_json(files.read_bytes(path), path)
 
 
 class LogFile:
@@ -414,7 +463,7 @@ class LogFile:
         self.show(line)
         self._lines.append(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} {' '.join(line.split())}\n")
         if self.path.parent.is_dir():
-            with files.explained(self.path), self.path.open("a", encoding="utf-8") as file:
+            with files.explained(self.path), self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(self._lines)
             self._lines.clear()
 
@@ -442,7 +491,8 @@ class StatusFile:
         files.WriteLock(deployment.out).release()  # where another server is at work, its status stays
         status = cls(deployment.out)
         status.experiment = {"method": described.method, "rounds": described.rounds}
-        status(Standing("hello 0.0", (), tuple(deployment.names), ()))
+        waiting = tuple(name for name in deployment.names if name not in deployment.removed)
+        status(Standing("hello 0.0", (), waiting, tuple(deployment.removed)))
         return status
 
     def __call__(self, standing: Standing) -> None:

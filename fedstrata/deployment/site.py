@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.data.channels import ChannelSums, Statistics
+from fedstrata.deployment.allowance import Allowance
+from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
+from fedstrata.deployment.budget import Budget, RunBudget
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
+from fedstrata.deployment.foreign_text import clean, cleaned
 from fedstrata.deployment.member import Member
+from fedstrata.deployment.policy import refuse_by_policy
 from fedstrata.deployment.protocol import (
     BEGINNING,
     BEHIND,
@@ -33,9 +38,10 @@ from fedstrata.deployment.protocol import (
     Stage,
     digest,
 )
-from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, SecureRules, SiteRules
+from fedstrata.deployment.rules import FEWEST_OF_A_CLASS, FEWEST_SITES, Rules, SecureRules, SiteRules
 from fedstrata.deployment.saving import save_model
 from fedstrata.deployment.secure.sums import entries_of, refuse_infinite
+from fedstrata.deployment.site_audit import SiteAudit
 from fedstrata.deployment.site_data import SiteData
 from fedstrata.deployment.statistics import sums_to_facts, to_pieces
 from fedstrata.deployment.store import Record, SiteStore
@@ -73,15 +79,17 @@ class Site:
         number: int = 0,
         rules: SiteRules | None = None,
         out: Path | None = None,
+        audit: SiteAudit | None = None,
     ) -> None:
         self.root = root
+        self.audit = audit or SiteAudit(AuditLog(root / AUDIT_FILE), self._spent)
         self.number = number
         self.rules = rules or SiteRules()
         self.data = data
-        self.log = log
+        self.log = cleaned(log)
         self.out = out
         self.end: End | None = None
-        self.teller = Teller(log)
+        self.teller = Teller(self.log)
         self.run = ""
         self._greeting = Request("hello")
         self._floor = 0
@@ -89,24 +97,36 @@ class Site:
         self._store: SiteStore | None = None
         self._newest: Record | None = None
         self._secure: SecureSteps | None = None
+        self._allowance: Allowance | None = None
+        self.budget = Budget(root, self.rules)
+        self._spending: RunBudget | None = None
         self._payload = b""
         self._model: tuple[int, Tensors, dict[str, Any]] | None = None
 
     def answer(self, request: Request) -> Reply:
         """Answer a request; what cannot be done is refused with a sentence."""
-        reply = self._answer(request)
+        try:
+            self.audit.asked(request)
+            reply = self.audit.answered(request, self._answer(request))
+        except FedStrataError as error:  # what cannot be written down does not leave
+            reply = self._refusal(request, str(error))
         self.teller.count(request, reply)
         return reply
 
     def _answer(self, request: Request) -> Reply:
         try:
-            return self._answers()[request.kind](request)
+            reply = self._answers()[request.kind](request)
+            if self._allowance is not None and request.run == self.run:
+                self._allowance.charge(request, reply)
+            return reply
         except FedStrataError as error:
-            reason = str(error)
+            return self._refusal(request, str(error))
         except Exception as error:  # a message that can be read may still lead anywhere; the site goes on
-            reason = f"It does not fit this run ({type(error).__name__}: {error})"
+            return self._refusal(request, f"It does not fit this run ({type(error).__name__}: {error})")
+
+    def _refusal(self, request: Request, reason: str) -> Reply:
         self.log(f"refused '{request.ticket}': {reason}")
-        return Reply(request.ticket, REFUSED, {"reason": reason[:500]})
+        return Reply(request.ticket, REFUSED, {"reason": clean(reason)})
 
     def _answers(self) -> dict[str, Callable[[Request], Reply]]:
         return {
@@ -124,14 +144,14 @@ class Site:
         }
 
     def _notice(self, request: Request) -> Reply:
-        self.log(str(request.facts.get("text", ""))[:500])
+        self.log(clean(str(request.facts.get("text", ""))))
         return Reply(request.ticket)
 
     def _end(self, request: Request) -> Reply:
         """Hear that the run is over, or that the server was stopped, and save the model as it is by now."""
         if self.run == request.run:
             self.teller.flush()
-            state, words = (str(request.facts.get(key, ""))[:1000] for key in ("state", "text"))
+            state, words = (clean(str(request.facts.get(key, "")), 1000) for key in ("state", "text"))
             self.log(words)
             if self._model is not None and state != "finished":
                 self._save()
@@ -154,6 +174,7 @@ class Site:
         round, model, scores = self._model
         save_model(folder, member.ready, member.number, round, model, scores)
         self.log(f"this site's own model after round {round} is saved in '{folder}'")
+        self.audit.saved(folder, round)
 
     def _hello(self, request: Request) -> Reply:
         facts = request.facts
@@ -163,12 +184,15 @@ class Site:
         number, sites = facts["number"], facts["sites"]
         if not 0 <= number < sites <= 10_000:
             raise ProtocolError(f"A hello came for site {number} of {sites}.")
+        experiment = Experiment.from_mapping(dict(facts["experiment"]))
+        rules = Rules(**{**(facts.get("secure") or {}), "min_sites": facts.get("min_sites")})
+        refuse_by_policy(self.rules, experiment, self.data.make_method(experiment), rules, sites)
         store = SiteStore(self.root, request.run)
         secure = self._secure_steps(store, facts)
         statistics = _agreed_statistics(store, facts)
         member = self._member
         if member is None or self.run != request.run or _role(self._greeting) != _role(request):
-            ready = self.data.prepare(Experiment.from_mapping(dict(facts["experiment"])), number, sites)
+            ready = self.data.prepare(experiment, number, sites)
             member = Member(ready, number, statistics)
             self.end = self._model = None
             samples = len(ready.data.split.train[number])
@@ -185,9 +209,12 @@ class Site:
             self.teller.waits_for = "the other sites to come"
         elif not member.knows_statistics:
             member = Member(member.ready, number, statistics)
+        spending = self.budget.open(request.run, member.ready.setting.method, member.ready.setting.rounds)
         self._floor = max(facts["committed"] + 1, store.newest_round(facts["session"]))
         store.write_greeting(facts)
         self._member, self._store, self._newest, self._secure = member, store, None, secure
+        self._allowance = Allowance(store.path, self.rules)
+        self._spending = spending
         self.run, self._greeting = request.run, request
         return Reply(request.ticket, facts=member.declaration())
 
@@ -197,15 +224,11 @@ class Site:
         if known is not None and known.get("secure") != rules:
             raise ProtocolError("The rules of secure aggregation cannot change during a run; begin another one.")
         if rules is None:
-            if self.rules.secure_only:
-                raise FedStrataError(
-                    "This site takes part only in secure aggregation, which this server does not do; its operator sets "
-                    "'secure = true' in the rules of the sites file."
-                )
             return None
         from fedstrata.deployment.secure.site import SecureSteps
 
-        return SecureSteps(store, SecureRules(**rules), facts["number"], facts["sites"])
+        fewest = max(FEWEST_SITES, self.rules.least_sites or 0)
+        return SecureSteps(store, SecureRules(**rules), facts["number"], facts["sites"], fewest=fewest)
 
     def _statistics(self, request: Request) -> Reply:
         """Give the sums of the training samples away or, under secure aggregation, say that they can be had."""
@@ -218,6 +241,10 @@ class Site:
         assert self._member is not None
         if self._member.knows_statistics:
             raise ProtocolError("Mean and deviation are known already; sums are given away once in a run.")
+        if self._spending is not None:
+            raise FedStrataError(
+                f"Under '{self._spending.terms.part}' this site gives no exact sums of its samples away."
+            )
         return self._member.sums(self.rules)
 
     def _is_ready(self, request: Request) -> bool:
@@ -255,7 +282,9 @@ class Site:
         place = Place.training(round)
         if place not in store.places():
             raise ProtocolError(f"This site has not trained in round {round}.")
-        return decode(store.read(place).reply), float(member.client.side.weights([member.number])[0])
+        record = store.read(place)
+        self._spend(record)
+        return decode(record.reply), float(member.client.side.weights([member.number])[0])
 
     def _do(self, request: Request) -> Reply:
         """Do a step that belongs to the run's history, unless it is done already."""
@@ -267,10 +296,14 @@ class Site:
         if not request.is_in_its_place:
             raise ProtocolError(f"'{request.ticket}' came in the place of another step of round {request.round}.")
         asked = str(request.facts.get("payload", ""))
-        if request.place in store.places():
-            done = store.read(request.place)
-            if done.asked == asked:
-                return self._reply(request, done)
+        done = store.read(request.place) if request.place in store.places() else None
+        kept = done is not None and done.asked == asked
+        if self._spending is not None and request.place.stage == Stage.TRAINING:
+            self._spending.check(request.round, asked, kept)
+        if done is not None and kept:
+            return self._reply(request, done)
+        if request.round > member.ready.setting.rounds:
+            raise ProtocolError(f"Round {request.round} is none of this run, which has {member.ready.setting.rounds}.")
         if request.round < self._floor:
             raise ProtocolError(f"Round {request.round} is over; this site is at round {self._floor}.")
         payload = self._received(request, asked)
@@ -289,8 +322,20 @@ class Site:
 
     def _reply(self, request: Request, record: Record) -> Reply:
         """Answer with what was done; under secure aggregation the upload stays here."""
+        self._spend(record)
         withheld = self._secure is not None and record.place.stage == Stage.TRAINING
         return Reply(request.ticket, facts=record.facts, payload=b"" if withheld else record.reply)
+
+    def _spent(self) -> float | None:
+        """Tell what the site has spent in all runs, in one that keeps an account of it."""
+        return None if self._spending is None else self.budget.epsilon()
+
+    def _spend(self, record: Record) -> None:
+        """Write down what an upload costs in privacy, where it does, before it leaves."""
+        if self._spending is not None and record.place.stage == Stage.TRAINING:
+            words = self._spending.spend(record.place.round, record.asked)
+            if words is not None:
+                self.log(words)
 
     def _perform(self, member: Member, request: Request, payload: bytes, asked: str, adopted: Place) -> Record:
         facts: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fedstrata.data import Split, datasets
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
+from fedstrata.methods import Method
 from fedstrata.plugins import imported_name, require_imports
 from fedstrata.runs.preparing import Ingredients, Prepared, load_data, prepare
 
@@ -26,8 +27,8 @@ class SiteData:
     part: int | None = None
     ingredients: Ingredients = field(default_factory=Ingredients)
 
-    def prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
-        """Load the site's samples and build the model.
+    def make_method(self, experiment: Experiment) -> Method:
+        """Make the method.
 
         The server names files that it has imported; only those that the site's operator has given too are used.
         """
@@ -36,6 +37,11 @@ class SiteData:
                 [text],
                 f"get it from the server's operator, read it, and start the client with --import {imported_name(text)}",
             )
+        return self.ingredients.make_method(experiment)
+
+    def prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
+        """Load the site's samples and build the model."""
+        self.make_method(experiment)
         if self.data is None and datasets.make(experiment.data).names_files:
             raise FedStrataError(
                 f"The server names a folder of this machine ('{experiment.data}'); only the site itself may do that, "

@@ -124,7 +124,7 @@ class DeviceData:
         self.inputs = dataset.inputs.to(device)
         self.labels = dataset.labels.to(device)
         self.label_counts = torch.from_numpy(split.label_counts(dataset))
-        longest = int(split.sizes.max())
+        longest = max(map(len, split.train))
         padded = np.stack([np.pad(positions, (0, longest - len(positions))) for positions in split.train])
         self._train = torch.from_numpy(padded).to(device)
         self._sizes = torch.from_numpy(split.sizes).to(device)

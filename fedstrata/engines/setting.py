@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -22,8 +22,8 @@ class Setting:
     """All that stays the same over a run, and that every client and the server know.
 
     ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. ``metrics`` are
-    those that the experiment asks for beside accuracy and loss. Only ``secret`` is each one's own, where server and
-    clients are not one process: noise drawn with it cannot be told.
+    those that the experiment asks for beside accuracy and loss. ``secret`` tells that server and clients are not one
+    process, and draw noise that nobody can draw again.
     """
 
     method: Method
@@ -47,7 +47,7 @@ class Setting:
     download_values: str = "as-is"
     own_inputs: bool = False
     metrics: tuple[Metric, ...] = ()
-    secret: str = field(default="", repr=False)
+    secret: bool = False
 
     def present(self, round: int) -> range:
         """The clients that are there in a round: the late ones, the last, only once they have joined."""

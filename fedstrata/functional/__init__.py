@@ -15,6 +15,9 @@ L-DAWA, a layer counts by its angle          :func:`ldawa`
 FedDisco, shares that look at labels         :func:`disco_shares`
 FedLAMA, which layers can wait               :func:`lama_cut`
 What noise costs in privacy                  :func:`gaussian_epsilon`, :func:`gaussian_delta`, :func:`gaussian_noise`
+Merging where some clients lie               :func:`coordinate_median`, :func:`trimmed_mean`, :func:`krum_scores`,
+                                             :func:`geometric_median_shares`, :func:`bounding_factors`,
+                                             :func:`trust_weights`; a lie that passes: :func:`alie`
 ===========================================  ======================================================================
 
 Nothing here has state, draws from a hidden stream or changes its arguments; results lie on the device of the
@@ -56,11 +59,23 @@ from fedstrata.functional.masks import (
 )
 from fedstrata.functional.player import federation_sensitivity, split_point
 from fedstrata.functional.privacy import gaussian_delta, gaussian_epsilon, gaussian_noise
+from fedstrata.functional.robust import (
+    alie,
+    bounding_factors,
+    coordinate_median,
+    geometric_median_shares,
+    krum_scores,
+    trimmed_mean,
+    trust_weights,
+)
 from fedstrata.functional.sparse_finetuning import fisher, scaled_rounds, select
 from fedstrata.functional.ssfl import aggregate_scores, mask_error, mean_saliency, saliency, top_mask
 
 __all__ = [
     "aggregate_scores",
+    "alie",
+    "bounding_factors",
+    "coordinate_median",
     "disco_shares",
     "erk_densities",
     "feddst_densities",
@@ -69,7 +84,9 @@ __all__ = [
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_noise",
+    "geometric_median_shares",
     "keep_mask",
+    "krum_scores",
     "lama_cut",
     "layer_masks",
     "ldawa",
@@ -92,4 +109,6 @@ __all__ = [
     "sparsity_at",
     "split_point",
     "top_mask",
+    "trimmed_mean",
+    "trust_weights",
 ]

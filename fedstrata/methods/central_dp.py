@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedstrata.methods.contract.declarations import Facts, Matter, Touches
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Server
 from fedstrata.methods.mechanisms.private_updates import PrivateUpdates
-from fedstrata.rng import normal
 from fedstrata.stack import Tensors
 
 
@@ -25,8 +22,12 @@ class CentralDP(PrivateUpdates):
     update was there or was nothing. The server itself sees the updates and is trusted, unless secure aggregation hides
     them from it. The noise of a run with few clients drowns the model; the paper has thousands of clients.
 
-    Training losses, test scores, sample sizes and label counts that clients report are not covered. Noise is drawn in
-    floating point by a generator that is not cryptographic, in a deployment from a secret of the server.
+    A real server draws its noise from the operating system, and has a model on its disk before any site gets it: one
+    that is killed goes on with the same model, so that each round is published once, as the account says. In a
+    simulation noise comes from the seed, so that it can be repeated, and anybody who knows the seed can take it off.
+
+    Not covered are the training losses, test scores, sample sizes and label counts that clients report, and the mean
+    and deviation of ``normalise``. Noise is drawn in floating point, whose last digits are no real numbers.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -39,9 +40,8 @@ class CentralDP(PrivateUpdates):
     def published(self, server: Server, merged: Tensors) -> Tensors:
         """Put noise on the merged model."""
         scale = self.multiplier(server.rounds) * self.clip / len(server.participants)
-        key = torch.tensor(server.secret_key(self.name), device=server.sizes.device)
         return {
-            name: tensor + scale * normal(key, tensor.shape, place).to(tensor.dtype)
+            name: tensor + scale * server.noise(self.name, tensor.shape, place).to(tensor.dtype)
             if tensor.is_floating_point()
             else tensor
             for place, (name, tensor) in enumerate(merged.items())

@@ -11,7 +11,6 @@ from fedstrata.methods.contract.declarations import Facts
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients
 from fedstrata.methods.mechanisms.private_updates import PrivateUpdates
-from fedstrata.rng import normal
 
 
 @methods.register("local-dp")
@@ -21,11 +20,15 @@ class LocalDP(PrivateUpdates):
 
     A client sends :math:`w + \Delta \min(1, C / \|\Delta\|) + \mathcal{N}(0, (2 z C)^2)`. The guarantee is for whole
     clients, against everybody: whoever sees all that a client sent can hardly tell its data from any other data, for
-    two clipped updates are at most 2 C apart. The noise is much larger than in ``central-dp``. What a site sent too
-    late for its round is not in the account.
+    two clipped updates are at most 2 C apart. The noise is much larger than in ``central-dp``.
 
-    Training losses, test scores, sample sizes and label counts that clients report are not covered. Noise is drawn in
-    floating point by a generator that is not cryptographic, in a deployment from a secret of the site.
+    A real site draws its noise from the operating system, keeps its own account of all that it ever sent, also of what
+    came too late for its round, answers a round for one model only, and refuses what would spend more than was said.
+    In a simulation noise comes from the seed, so that it can be repeated, and anybody who knows the seed can take it
+    off.
+
+    Not covered are the training losses, test scores, sample sizes and label counts that clients report, and the mean
+    and deviation of ``normalise``. Noise is drawn in floating point, whose last digits are no real numbers.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -38,4 +41,4 @@ class LocalDP(PrivateUpdates):
     def disturbed(self, clients: Clients, update: Tensor, place: int) -> Tensor:
         """Put the client's own noise on its update."""
         scale = 2 * self.multiplier(clients.rounds) * self.clip
-        return update + scale * normal(clients.secret_keys(self.name), update.shape[1:], place).to(update.dtype)
+        return update + scale * clients.noise(self.name, update.shape[1:], place).to(update.dtype)

@@ -20,12 +20,16 @@ def figure(name: str, title: str, alt: str, caption: str, controls: Sequence[Mar
     )
 
 
-def menu(chart: str, signal: str, title: str, options: Mapping[str, str], selected: str) -> Markup | None:
+def menu(
+    chart: str, signal: str, title: str, options: Mapping[str, str], selected: str, everybody: bool = True
+) -> Markup | None:
     """A menu that sets a parameter of a chart; none where there is nothing to choose."""
     if len(options) < 2:
         return None
     items = [
-        element("option", text, value=value, selected=value == selected, title=meaning(label_of(value)) or None)
+        element(
+            "option", text, value=value, selected=value == selected, title=meaning(label_of(value), everybody) or None
+        )
         for value, text in options.items()
     ]
     choice = element("select", *items, data_chart=chart, data_signal=signal)

@@ -83,6 +83,11 @@ def metric_title(metric: str) -> str:
     return short_name(label) + (f", {statistic}" if statistic else "")
 
 
-def meaning(label: str) -> str:
-    """Say what a label measures; nothing for an unknown one."""
-    return LABELS[label].meaning if label in LABELS else ""
+def meaning(label: str, everybody: bool = True) -> str:
+    """Say what a label measures; nothing for an unknown one. Where not ``everybody`` took part, it is not all clients.
+
+    >>> meaning("client_adapted", everybody=False)[-54:]
+    "on that client's own test set; clients that took part."
+    """
+    words = LABELS[label].meaning if label in LABELS else ""
+    return words if everybody else words.replace("; all clients.", "; clients that took part.")

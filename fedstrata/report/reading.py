@@ -108,6 +108,7 @@ class Run:
             "last_ten": metrics.last_ten(),
             "best": metrics.best(),
             **metrics.traffic(),
+            **metrics.participation(),
             "seconds": sum(self.timings.totals().values()),
         }
 

@@ -10,7 +10,7 @@ from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import POOLED, UNDEFINED
-from fedstrata.significance import Estimate, Row, estimate, highest, metric_value, notes
+from fedstrata.significance import Estimate, Row, estimate, highest, metric_value, notes, some_dropped_out
 
 _STATISTICS = {
     "mean": "mean", "std": "std over clients", "worst10": "worst 10 %", POOLED: "all samples",
@@ -29,7 +29,9 @@ def comparison_table(rows: Sequence[Row], sortable: bool = True) -> Markup:
     headlines = list(dict.fromkeys(row.headline for row in rows))
     columns = _columns(rows, headlines)
     cells = [[write(row) for _, write in columns] for row in rows]
-    measured = [f"Accuracy: {short_name(headlines[0]).lower()}. {meaning(headlines[0])}"] if len(headlines) == 1 else []
+    everybody = all(row.everybody for row in rows)
+    told = f"Accuracy: {short_name(headlines[0]).lower()}. {meaning(headlines[0], everybody)}" if headlines else ""
+    measured = [told] if len(headlines) == 1 else []
     body = (
         table("Accuracy, traffic and time of each method", [column for column, _ in columns], cells, sortable),
         element("ul", *(element("li", note) for note in [*measured, *notes(rows)]), class_="notes"),
@@ -75,6 +77,11 @@ def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
     if len(headlines) > 1:
         hint = "After what each client's own model was tested, on its own test set"
         columns.insert(1, (Column("After", hint, numeric=False), lambda row: Cell(_on_one_line(row.headline))))
+    if some_dropped_out(rows):
+        hint = (
+            "Of the clients that were asked, those whose replies were merged, in percent, in the mean over the rounds"
+        )
+        columns.append((Column("Took part, %", hint), lambda row: _took_part(row.took_part)))
     if any(row.network_up for row in rows):
         group = "On the network"
         columns += [
@@ -110,6 +117,10 @@ def _size(value: Estimate | None) -> Cell:
 
 def _time(value: Estimate | None) -> Cell:
     return Cell(formats.ABSENT) if value is None else Cell(formats.duration(value.mean), value.mean)
+
+
+def _took_part(value: Estimate | None) -> Cell:
+    return Cell(formats.ABSENT) if value is None else Cell(f"{100 * value.mean:.1f}", value.mean)
 
 
 def _all_numbers(view: View) -> Markup | None:

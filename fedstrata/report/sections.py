@@ -38,7 +38,7 @@ def curves(view: View, with_charts: bool) -> Section | None:
                 "Line: mean over seeds. Band: one standard deviation over seeds."
                 if any(len(group.runs) > 1 for group in view.groups)
                 else "One seed for each method.",
-                [menu(kind, "shown", "Measured", options, shown)],
+                [menu(kind, "shown", "Measured", options, shown, all(row.everybody for row in view.rows))],
             )
         )
     return Section("curves", "Accuracy and loss", join(figures), drawn) if figures else None
@@ -54,12 +54,13 @@ def clients(view: View, with_charts: bool) -> Section | None:
     shown = headline if headline in metrics else metrics[0]
     clients = sum(int(box["clients"]) for box in rows.boxes)
     thinned = f" {len(rows.points):,} of {clients:,} points are drawn." if len(rows.points) < clients else ""
+    options = {metric: metric_title(metric) for metric in metrics}
     place = figure(
         "clients",
         "Accuracy of each client",
         "Accuracy of every client in the last round, one row per method.",
         "One point per client and seed, last round. Bar: the middle half of the clients. Stroke: the median." + thinned,
-        [menu("clients", "shown", "Measured", {metric: metric_title(metric) for metric in metrics}, shown)],
+        [menu("clients", "shown", "Measured", options, shown, all(row.everybody for row in view.rows))],
     )
     return Section("clients", "Clients", place, {"clients": charts.clients(rows, view.methods, view.chosen, shown)})
 

@@ -11,7 +11,7 @@ from fedstrata import files
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, imported_name
 from fedstrata.report import formats
-from fedstrata.report.labels import LABELS, STATISTICS, label_of
+from fedstrata.report.labels import LABELS, STATISTICS, label_of, meaning
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.reading import Run
 from fedstrata.report.tables import Cell, Column, Line, table
@@ -21,9 +21,10 @@ from fedstrata.significance import estimate, headline_key, metric_value
 
 def meanings(view: View) -> Section:
     """What each label and each column stands for."""
+    everybody = all(row.everybody for row in view.rows)
     used = {label_of(metric) for run in view.runs for metric in run.summary["final"]}
     terms = [
-        element("div", element("dt", label.short, " ", element("code", name)), element("dd", label.meaning))
+        element("div", element("dt", label.short, " ", element("code", name)), element("dd", meaning(name, everybody)))
         for name, label in LABELS.items()
         if name in used
     ]

@@ -9,7 +9,7 @@ from fedstrata.report.formats import ABSENT, data_size, duration, plural
 from fedstrata.report.labels import LABELS, meaning, short_name
 from fedstrata.report.markup import element, join
 from fedstrata.report.tables import Column, table
-from fedstrata.significance import headline_key, metric_value
+from fedstrata.significance import everybody_took_part, headline_key, metric_value
 
 
 def accuracies(summary: Mapping[str, Any]) -> dict[str, list[float | None]]:
@@ -46,10 +46,12 @@ def accuracies_as_html(summary: Mapping[str, Any]) -> str:
     columns = [Column("Accuracy in the last round, %", numeric=False)]
     columns += [Column(title) for title in ("mean", "std over clients", "worst 10 % of clients")]
     rows = [[short_name(label), *map(_percent, values)] for label, values in accuracies(summary).items()]
+    headline = summary["headline"]
     cost = (
         f"{duration(summary['seconds'])}, {data_size(summary['bytes_up'])} up, {data_size(summary['bytes_down'])} down"
     )
-    said = [cost, f"{short_name(summary['headline'])}: {meaning(summary['headline'])}"]
+    said = [cost, f"{short_name(headline)}: {meaning(headline, everybody_took_part(summary))}"]
+    said += [] if took_part(summary) is None else [f"{took_part(summary)}."]
     if "stopped" in summary:
         said.insert(0, f"Stopped after round {summary['rounds']}: {summary['stopped']}.")
     return join(
@@ -59,6 +61,14 @@ def accuracies_as_html(summary: Mapping[str, Any]) -> str:
             *(element("p", sentence) for sentence in said),
         )
     )
+
+
+def took_part(summary: Mapping[str, Any]) -> str | None:
+    """Tell how many of the clients that were asked had their replies merged, where it was not all."""
+    fraction = summary.get("took_part", 1.0)
+    if fraction == 1.0:
+        return None
+    return f"Took part: {100 * fraction:.1f} % of the clients that were asked, in the mean over the rounds"
 
 
 def _percent(fraction: float | None) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.report.formats import data_size, duration, p_value, percent, points
-from fedstrata.significance import ACCURACIES, Estimate, Row, highest
+from fedstrata.significance import ACCURACIES, Estimate, Row, highest, some_dropped_out
 
 _NARROWEST = 12
 
@@ -25,6 +25,9 @@ def rich_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -
     heads = ["last %", "last\nten", "best", "worst\n10 %", *(["diff", "p"] if compared else []), "up", "down", "time"]
     best = highest(rows)
     lines = [_numbers(row, best, compared) for row in rows]
+    if some_dropped_out(rows):
+        heads.append("took\npart %")
+        lines = [[*line, Text(percent(_without_spread(row.took_part)))] for row, line in zip(rows, lines, strict=True)]
     taken = [
         max(*(len(part) for part in head.split("\n")), *(len(line[place]) for line in lines), 0)
         for place, head in enumerate(heads)

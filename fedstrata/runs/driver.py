@@ -27,10 +27,10 @@ from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
 from fedstrata.runs.folder import RunFolder, describe_environment
-from fedstrata.runs.metrics import EVERYBODY, MetricLog, TimingLog, describe_clients
+from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
-from fedstrata.runs.preparing import Ingredients, prepare
+from fedstrata.runs.preparing import Ingredients, note_exact_statistics, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
 from fedstrata.runs.summing_up import summarise
 from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
@@ -138,6 +138,7 @@ class Driver:
         ``tell`` hears in a few words what is being done.
         """
         ready = prepare(experiment, ingredients, tell)
+        note_exact_statistics(ready)
         tell("choosing an engine")
         plan = plan or make_plan(
             experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared
@@ -204,6 +205,8 @@ class Driver:
             "train.loss": float(report.loss.mean()),
             "train.flops": float(report.cost.dense.sum()),
             "train.sparse_flops": float(report.cost.sparse.sum()),
+            "participation.clients": float(len(report.participants)),
+            "participation.fraction": len(report.participants) / len(participants),
             "bytes.up": float(report.bytes_up + up),
             "bytes.down": float(report.bytes_down + down),
             **report.errors,
@@ -332,7 +335,11 @@ class Driver:
         return {**measured, "cosine": layer_cosines(layers, self.reference, travelled)} if self.reference else measured
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
-        return note_scores(self.metrics, self.round, label, scores, self.setting.metrics, self.warned)
+        values = note_scores(self.metrics, self.round, label, scores, self.setting.metrics, self.warned)
+        everybody = np.count_nonzero(self.split.test_sizes)
+        if label in ("client_after", "client_adapted") and len(scores.clients) < everybody:
+            values[f"{label}.{ANSWERED}"] = len(scores.clients) / everybody
+        return values
 
     def _remark(self, view: Server) -> None:
         for remark in self.method.remarks(view):

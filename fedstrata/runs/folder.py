@@ -53,7 +53,7 @@ from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
 # Written in this order when there is no folder to rename: the experiment comes last and makes the folder a run.
 _DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.toml")
 _SPLIT_SCHEMA = pa.schema([("client", pa.int32()), ("part", pa.string()), ("position", pa.int64())])
-BEFORE_A_RUN = {"status.json", "deployment.log"}
+BEFORE_A_RUN = {"status.json", "deployment.log", "audit.jsonl"}
 """What a server of real sites writes while it waits for them, before it can begin a run."""
 _CLIENTS_FILE = "clients.safetensors"
 _LAST = "last-{}"
@@ -395,10 +395,10 @@ def _describe(
         "class_names": dataset.class_names,
         "label_counts": split.label_counts(dataset),
         "sizes": split.sizes,
-        "test_sizes": [len(positions) for positions in split.test],
+        "test_sizes": split.test_sizes,
         "split_hash": split.hash,
         "input_shape": dataset.input_shape,
-        "samples": len(dataset.inputs),
+        "samples": split.samples(dataset),
         **({"whole_numbers": True} if dataset.whole_numbers else {}),
     }
     imported = require_imports(experiment.imports)

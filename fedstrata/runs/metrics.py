@@ -236,6 +236,11 @@ class MetricLog:
             f"{kind}_{way}": int(sent.sum()) for (kind, way), sent in values.items() if len(sent) or kind == "bytes"
         }
 
+    def participation(self) -> dict[str, float]:
+        """Tell, as the mean over the rounds, the fraction of the clients that were asked whose replies were merged."""
+        fractions = self.series("participation.fraction")[1]
+        return {"took_part": float(fractions.mean())} if len(fractions) else {}
+
     def best(self) -> dict[str, float]:
         """Return the best value of each metric of the round table that knows better and worse.
 
@@ -305,6 +310,8 @@ def higher_is_better(metric: str) -> bool | None:
 
 UNDEFINED = "undefined"
 """How many clients have no number, because their test samples do not define it."""
+ANSWERED = "answered"
+"""The fraction of the clients with test samples that told how they fared, where it was not all of them."""
 POOLED = "pooled"
 """The number of all clients' test samples together, each tested by its own client's model."""
 

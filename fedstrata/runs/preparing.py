@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from fedstrata.data import Dataset, Split, datasets, parse_transforms, partition
 from fedstrata.data.channels import Statistics, statistics_of_clients, with_statistics, with_statistics_of_all
 from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
-from fedstrata.data.transforms import Transform, normalisation_in
+from fedstrata.data.transforms import OTHER_WAYS, Transform, normalisation_in
 from fedstrata.engines.batches import DeviceData, Work
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
@@ -44,7 +43,8 @@ DEFAULT_PARTITION = "dirichlet:0.1"
 class Ingredients:
     """Python objects that replace what an experiment would name: a user's own data, split, model, method or metrics.
 
-    ``secret`` is what a server or a site of a deployment knows for itself; nothing in a simulation is secret.
+    ``secret`` says whether noise comes from the operating system, as it does at a server and at sites unless they are
+    told otherwise, or from the seed, as in a simulation.
     """
 
     dataset: Dataset | None = None
@@ -54,7 +54,7 @@ class Ingredients:
     metrics: tuple[Metric, ...] | None = None
     named: NamedData | None = None
     """Where the dataset that an experiment names is kept once it is loaded, if several runs use it."""
-    secret: str | None = field(default=None, repr=False)
+    secret: bool | None = None
 
     def load(self, experiment: Experiment) -> Dataset:
         """Take the dataset that was given, or load the one that the experiment names."""
@@ -67,11 +67,11 @@ class Ingredients:
         return Method.make(experiment.method if self.method is None else self.method)
 
     def with_secret(self) -> Ingredients:
-        """Draw a secret, unless one was given.
+        """Draw noise that nobody can draw again, unless something else was said.
 
-        It need not be kept: noise drawn with it leaves the machine only once its round, or the site's step, is saved.
+        It cannot be drawn again here either: what it was put on leaves the machine once it is on disk, and not before.
         """
-        return self if self.secret is not None else dataclasses.replace(self, secret=secrets.token_hex(16))
+        return self if self.secret is not None else dataclasses.replace(self, secret=True)
 
     def describe(self, experiment: Experiment) -> Experiment:
         """Write the objects' names into the experiment, so that its record tells what was run."""
@@ -166,6 +166,23 @@ def prepare(
     )
     declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
     return Prepared(experiment, dataset, split, model, setting, data, declared)
+
+
+def note_exact_statistics(ready: Prepared) -> None:
+    """Say of a simulation that its mean and deviation are outside of what its method promises.
+
+    Real sites refuse to give the sums for them away.
+    """
+    part, normalisation = ready.setting.method.answering_for_privacy, normalisation_in(ready.data.transforms)
+    exact = normalisation is not None and normalisation.of_everybody and ready.dataset.estimated
+    if part is not None and exact and ready.dataset.mean is not None:
+        warnings.warn(
+            "'normalise' takes the exact mean and deviation of all clients' training samples, which the account of "
+            f"'{part}' does not cover; on real sites it is refused. To be covered, choose other transforms: "
+            f"{OTHER_WAYS}.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
 
 
 def device_data(
@@ -294,7 +311,9 @@ def make_setting(
     loss.check(classes)
     metrics = further_metrics(experiment.metrics or () if ingredients.metrics is None else ingredients.metrics, classes)
     optimiser = optimisers.make(experiment.optimiser)
-    for note in method.notes(Outline(layers, experiment.rounds, optimiser)):
+    clients = experiment.clients or DEFAULT_CLIENTS
+    fewest = max(1, int(experiment.participation * (clients - experiment.late_clients) + 0.5))
+    for note in method.notes(Outline(layers, experiment.rounds, optimiser, clients, fewest)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
     model = model.to(device=device, dtype=DTYPES[experiment.precision])
     initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -322,7 +341,7 @@ def make_setting(
         ),
         rounds=experiment.rounds,
         seed=experiment.seed,
-        clients=experiment.clients or DEFAULT_CLIENTS,
+        clients=clients,
         late_clients=experiment.late_clients,
         join_round=experiment.join_round,
         upload_values=experiment.upload_values,
@@ -331,7 +350,7 @@ def make_setting(
         device=device,
         own_inputs=normalisation is not None and normalisation.of_each,
         metrics=metrics,
-        secret=ingredients.secret or "",
+        secret=bool(ingredients.secret),
     )
 
 

@@ -33,6 +33,7 @@ def summarise(driver: Driver) -> dict[str, Any]:
         **_validated(driver),
         **({} if driver.stopped is None else {"stopped": driver.stopped}),
         **metrics.traffic(),
+        **metrics.participation(),
         "seconds": sum(driver.timings.totals().values()),
         "parameters": sum(setting.initial[name].numel() for name in setting.layers.parameter_names),
         "engine": driver.plan.engine,

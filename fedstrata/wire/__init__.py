@@ -1,6 +1,6 @@
 """What travels between clients and the server, as bytes."""
 
-from fedstrata.wire.codec import bytes_sent, decode, encode, encoded_sizes, quantisation_error, received
+from fedstrata.wire.codec import bytes_sent, decode, encode, encoded_sizes, outline, quantisation_error, received
 from fedstrata.wire.frame import WireError
 from fedstrata.wire.masks import mask_hash
 from fedstrata.wire.values import AS_IS, VALUES
@@ -14,6 +14,7 @@ __all__ = [
     "encode",
     "encoded_sizes",
     "mask_hash",
+    "outline",
     "quantisation_error",
     "received",
 ]

@@ -46,6 +46,11 @@ _MOST_AXES = 32
 _UNPACKED_BYTES = 2**28
 _UNPACKED_BYTES_PER_BYTE = 128
 _UNPACKED_BYTES_PER_HELD_ENTRY = 8
+MOST_TENSORS = 10_000
+"""So many tensors and numbers a message may describe, unless another limit is given."""
+LONGEST_NAME = 500
+_DESCRIBED_BYTES_PER_TENSOR = 400
+"""Room for the name, type and shape of a tensor, in the mean."""
 
 
 def encode(
@@ -73,16 +78,17 @@ def decode(
     held: Mapping[str, Tensor] | None = None,
     round: int | None = None,
     limit: int | None = None,
+    most_tensors: int = MOST_TENSORS,
 ) -> Message:
     """Read a message of one client; whatever does not fit is a :class:`WireError`, and nothing of it is used.
 
     ``held`` maps names of tensors to the masks that are held here, which a message may name by their hash (the mask in
     the message is then the held one itself). ``round`` refuses a message of any other round. ``limit`` bounds the bytes
     that the message may unpack to; by default they are bounded by its length and the masks that are held.
+    ``most_tensors`` bounds how many tensors and numbers it describes, before the description is read.
     """
     held = held or {}
-    description, reader = unseal(data, round)
-    entries, numbers = _parse(description)
+    entries, numbers, reader = _described(data, round, most_tensors)
     if limit is None:
         held_entries = sum(mask.numel() for mask in held.values())
         limit = _UNPACKED_BYTES + _UNPACKED_BYTES_PER_BYTE * len(data) + _UNPACKED_BYTES_PER_HELD_ENTRY * held_entries
@@ -100,6 +106,22 @@ def decode(
         message.numbers[entry.name] = _read(reader, entry).to(device)
     reader.finish()
     return message
+
+
+def outline(data: bytes) -> list[list[Any]]:
+    """List the tensors and numbers in an encoded message without reading any of their values.
+
+    Of each there is the name, the type (``f32``, or ``f32:f16`` where it travels in a narrower one), the shape and, for
+    what stands under a mask, the shape of the mask, or 1 where that is the same.
+    """
+    entries, numbers, _ = _described(data, None, MOST_TENSORS)
+    return [entry.to_json() for entry in (*entries, *numbers)]
+
+
+def _described(data: bytes, round: int | None, most_tensors: int) -> tuple[list[_Entry], list[_Entry], Reader]:
+    """Read what a message says of itself, which is bounded before it is looked at, and where its values begin."""
+    description, reader = unseal(data, round, _DESCRIBED_BYTES_PER_TENSOR * (most_tensors + 1))
+    return *_parse(description, most_tensors), reader
 
 
 def encoded_sizes(
@@ -236,6 +258,8 @@ class _Entry:
     def from_json(cls, raw: Any) -> _Entry:
         if not isinstance(raw, list) or len(raw) not in (3, 4) or not isinstance(raw[0], str):
             raise _not_a_tensor(raw)
+        if len(raw[0]) > LONGEST_NAME:
+            raise WireError(f"A message describes a tensor with a name of {len(raw[0])} characters.")
         name, types, shape, *mask = raw
         dtype, sent_as = _types(types)
         shape = _shape(shape)
@@ -265,13 +289,16 @@ def _description(entries: list[_Entry], numbers: list[_Entry]) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _parse(description: bytes) -> tuple[list[_Entry], list[_Entry]]:
+def _parse(description: bytes, most_tensors: int) -> tuple[list[_Entry], list[_Entry]]:
     try:
         content = json.loads(description)
     except (ValueError, RecursionError):
         raise WireError("The description of a message is not readable.") from None
     if not isinstance(content, list) or len(content) != 2 or not all(isinstance(group, list) for group in content):
         raise WireError("The description of a message is not a list of tensors and a list of numbers.")
+    described = sum(map(len, content))
+    if described > most_tensors:
+        raise WireError(f"A message describes {described} tensors and numbers; {most_tensors} are the most.")
     entries, numbers = ([_Entry.from_json(raw) for raw in group] for group in content)
     for group in (entries, numbers):
         if len({entry.name for entry in group}) < len(group):

@@ -43,10 +43,16 @@ def seal(description: bytes, body: Iterable[Bytes], round: int | None) -> bytes:
     return b"".join([*parts, _CHECKSUM.pack(checksum)])
 
 
-def unseal(data: bytes, round: int | None) -> tuple[bytes, Reader]:
-    """Check the frame, and the round if one is expected; return the description and a reader of the body."""
+def unseal(data: bytes, round: int | None, longest_description: int) -> tuple[bytes, Reader]:
+    """Check the frame, and the round if one is expected; return the description and a reader of the body.
+
+    A description that is too long is refused before anything of it is read.
+    """
     if len(data) < FRAME_BYTES or data[: len(_MAGIC)] != _MAGIC:
         raise WireError(f"A message of {len(data)} bytes does not begin like one of this version.")
+    announced = _PREFIX.unpack_from(data)[2]
+    if announced > longest_description:
+        raise WireError(f"A message announces a description of {announced} bytes; {longest_description} are the most.")
     content = memoryview(data)[: -_CHECKSUM.size]
     if _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] != zlib.crc32(content):
         raise WireError("The checksum of a message does not fit its content: it was cut or altered on its way.")

@@ -37,16 +37,26 @@ def test_help_lists_every_key_of_the_experiment_with_its_default(call: Call) -> 
     assert "[default: sgd(learning_rate=0.1," in text
 
 
-@pytest.mark.parametrize("command", [None, *get_command(app).commands])
-def test_help_is_plain_text_and_explains_every_argument_and_option(call: Call, command: str | None) -> None:
-    outcome = call("--help") if command is None else call(command, "--help")
+COMMANDS = {
+    "": get_command(app),
+    **get_command(app).commands,
+    **{
+        f"{group} {name}": command
+        for group, commands in get_command(app).commands.items()
+        for name, command in getattr(commands, "commands", {}).items()
+    },
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_plain_text_and_explains_every_argument_and_option(call: Call, command: str) -> None:
+    outcome = call(*command.split(), "--help")
     assert outcome.code == 0
     assert "\\" not in outcome.out
     assert not re.search(r"\b(every )?so (many|often|slow|long)\b", outcome.out)
     text = " ".join(outcome.out.split())
     assert text.lower().count("arguments:") <= 1
-    known = get_command(app) if command is None else get_command(app).commands[command]
-    for one in known.params:
+    for one in COMMANDS[command].params:
         if not getattr(one, "hidden", False):
             assert one.help, one.name
             assert one.help in text, one.name

@@ -60,7 +60,7 @@ def ingredients(sizes: tuple[int, ...] = (9, 16, 12, 23), model: Any = Net) -> I
     train = tuple(np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1]))
     test = tuple(dataset.test[10 * site : 10 * site + 10 + site % 3] for site in range(len(sizes)))
     # No secrets, so that noise is that of the simulation.
-    return Ingredients(dataset=dataset, split=Split(train, test), model=model, secret="")
+    return Ingredients(dataset=dataset, split=Split(train, test), model=model, secret=False)
 
 
 @cache

@@ -50,7 +50,7 @@ def test_keys_say_who_gets_what_and_hide_the_secrets(keys, call):
     assert code == 0
     assert json.loads(out)["folders"] == {"server": "more/server", "rome": "more/sites/rome"}
     assert "PRIVATE" not in out
-    assert {path.name for path in (keys / "sites" / "berlin").iterdir()} == {"ca.pem", "site.key"}
+    assert {path.name for path in (keys / "sites" / "berlin").iterdir()} == {"ca.pem", "site.pem", "site.key"}
     for secret in (keys / "authority.key", keys / "server" / "server.key", *keys.glob("sites/*/site.key")):
         assert secret.stat().st_mode & 0o777 == 0o600
 
@@ -93,6 +93,10 @@ def test_a_dry_run_prints_the_rules_and_what_masks_hide(keys, call):
         ((*SERVER, "--tls", "keys/server", "--set", "method=d-psgd", "--method", "d-psgd"), "cannot run on real sites"),
         (("client", "--server", "fl.example.org:1", "--site", "a", "--keys", "nowhere"), "needs TLS"),
         (("client", "--server", "127.0.0.1:1", "--site", "a", "--keys", "nowhere"), "nowhere/site.key"),
+        (
+            ("client", "--server", "127.0.0.1:1", "--site", "a", "--keys", ".", "--lifetime-epsilon", "0"),
+            "lifetime_eps",
+        ),
         (("deploy", "--local", "2", "--link", "fast"), "no link"),
         (("deploy", "--local", "2", "--min-sites", "3"), "only 2 sites"),
         (("status", "nowhere"), "no run folder"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import ssl
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from small_world import EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.cli.deployment import is_loopback, read_address
-from fedstrata.deployment.flower import ServerCertificate, SuperLink, SuperNode, app_of, serve
+from fedstrata.deployment.flower import GridNetwork, ServerCertificate, SuperLink, SuperNode, app_of, serve
 from fedstrata.deployment.flower.internals import (
     PUBLIC_KEY_HEADER,
     SIGNATURE_HEADER,
@@ -32,6 +34,7 @@ from fedstrata.deployment.flower.internals import (
     public_key_to_bytes,
 )
 from fedstrata.deployment.keys import SitesFile, make_keys, read_private_key
+from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site
 from fedstrata.deployment.site_data import SiteData
@@ -111,6 +114,36 @@ def test_sites_in_threads_over_tls_give_the_weights_of_the_simulation(kind, keys
     assert summary["bytes_up"] == sum(simulation.metrics.series("bytes.up")[1]), "each reply is counted once"
 
 
+@pytest.mark.attack(
+    "No site answers for an hour, because a round takes that long.",
+    "The server goes on afterwards: what it asks arrives, and answers are taken.",
+)
+def test_an_hour_without_an_answer_does_not_end_the_run(keys, link, monkeypatch):
+    asked: list[str] = []
+
+    class Answering:
+        number = 0
+
+        def answer(self, request: Request) -> Reply:
+            asked.append(request.kind)
+            return Reply(request.ticket, "ok", {})
+
+    stop = threading.Event()
+    thread = threading.Thread(target=node(link.address, keys, Answering()).run, args=(stop,), daemon=True)
+    thread.start()
+    while 0 not in link.nodes():
+        time.sleep(0.01)
+    network = GridNetwork(link.grid(), link.nodes, 0.02, link.forget)
+    later = in_memory_corestate.now() + datetime.timedelta(hours=1)
+    monkeypatch.setattr(in_memory_corestate, "now", lambda: later)
+    assert [event.joined for event in network.receive(0)] == [True]
+    network.send(0, Request("who"))
+    [event] = network.receive(10)
+    stop.set()
+    thread.join(timeout=10)
+    assert (asked, event.reply.status) == (["who"], "ok")
+
+
 def site_of(folder: Path) -> Site:
     return Site(folder, SiteData(ingredients=ingredients()))
 
@@ -157,7 +190,7 @@ def post(
 
 def signed(key: ec.EllipticCurvePrivateKey, seconds_ahead: float = 0.0) -> dict[str, str]:
     """Sign the head of a request as a site does whose clock is so far ahead."""
-    stamp = (datetime.now(UTC) + timedelta(seconds=seconds_ahead)).isoformat()
+    stamp = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds_ahead)).isoformat()
     return {
         PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
         TIMESTAMP_HEADER: stamp,
@@ -238,7 +271,7 @@ def test_names_of_sites_are_checked(names, words, tmp_path):
     [
         (lambda text: text.replace("paris", "berlin"), "same name"),
         (lambda text: text.replace("ecdsa-sha2", "other"), "no public ECDSA key"),
-        (lambda text: text + "\nextra = 1\n", "just a name"),
+        (lambda text: text + "\nextra = 1\n", "extra"),
         (lambda text: "other = 1\n" + text, "other"),
         (lambda text: "[rules]\nmin_site = 2\n" + text, "min_site"),
         (lambda text: "[rules]\nmin_sites = 0\n" + text, "min_sites"),

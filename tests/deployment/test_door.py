@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -240,14 +239,12 @@ def answer_fatly(client: FleetHttpClient, here: Node, asked: Message, count: int
 
 
 def network_of(link: SuperLink) -> GridNetwork:
-    return GridNetwork(link.grid(), link.nodes, 0.02, link.forget, link.allow, link.failures)
+    return GridNetwork(link.grid(), link.nodes, 0.02, link.forget, allow=link.allow, failures=link.failures)
 
 
-@dataclass(frozen=True)
-class SmallRequest(Request):
-    """A request whose answer has at most so many bytes."""
-
-    most_bytes: int = 61_000
+def small(round: int) -> Request:
+    """Ask for an answer of few bytes."""
+    return Request("train", "run", Place.training(round), most_bytes=61_000)
 
 
 def asking(network: GridNetwork) -> Callable[[], None]:
@@ -256,7 +253,7 @@ def asking(network: GridNetwork) -> Callable[[], None]:
     def ask() -> None:
         while not any(event.joined for event in network.receive(1.0)):
             pass
-        network.send(0, SmallRequest("train", "run", Place.training(1)))
+        network.send(0, small(1))
 
     return ask
 
@@ -273,7 +270,7 @@ def test_a_fat_answer_is_cut_off_as_it_comes(link, keys):
         assert event.failure is not None
         assert "61000 bytes" in event.failure
         assert len(link._state.objects) == 0, "what came of it is gone"
-        network.send(0, SmallRequest("train", "run", Place.training(2)))
+        network.send(0, small(2))
         assert client.PullMessages(PullMessagesRequest(node=here)).messages_list, "the site is asked again"
 
 
@@ -355,8 +352,7 @@ SERVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_door import SmallRequest, network_of, super_link
-from fedstrata.deployment.protocol import Place
+from test_door import network_of, small, super_link
 
 with super_link(Path({keys!r})) as link:
     network = network_of(link)
@@ -364,7 +360,7 @@ with super_link(Path({keys!r})) as link:
     while True:
         for event in network.receive(1.0):
             if event.joined:
-                network.send(event.site, SmallRequest("train", "run", Place.training(1)))
+                network.send(event.site, small(1))
             print(event.failure or event, flush=True)
 """
 

@@ -112,12 +112,12 @@ def test_a_run_that_fails_ends_its_sites_with_the_reason_and_the_model_so_far(tm
         return [(0.1, "out of memory" if request.kind == "train" and request.round == 2 else reply)]
 
     network = DirectNetwork(tmp_path, SITES, tamper)
-    with pytest.raises(FedStrataError, match="Only 0 of the 1 needed sites"):
+    with pytest.raises(FedStrataError, match="Only 0 of the 3 needed sites"):
         deployment(tmp_path).run(network)
     for site in network.sites:
         assert site.end is not None
         assert site.end.state == "failed"
-        assert "Only 0 of the 1 needed sites" in site.end.words
+        assert "Only 0 of the 3 needed sites" in site.end.words
         assert site.model_folder is not None
         assert TrainedModel.load(site.model_folder, Net).card.origin["round"] == 1
 
@@ -143,7 +143,7 @@ def test_a_site_that_is_away_in_the_end_does_not_keep_the_server(tmp_path):
     log: list[str] = []
     network = DirectNetwork(tmp_path, SITES, tamper)
     deployment(tmp_path).run(network, log=log.append)
-    assert log[-1] == "site-3 was not there to hear how the run ended"
+    assert "site-3 was not there to hear how the run ended" in log
     assert network.time < 60
 
 

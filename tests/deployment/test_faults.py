@@ -104,7 +104,7 @@ def test_a_wrong_reply_is_refused_by_name_and_the_round_goes_on_without(lie, tmp
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"flops": -1.0}, "its flops is -1, outside 0 to inf"),
+        ({"flops": -1.0}, "its flops is -1, outside 0 to 1e+100"),
         ({"sparse_flops": "many"}, "its sparse_flops is no finite number"),
         ({"loss": None}, "its loss is no finite number"),
     ],

@@ -138,7 +138,7 @@ def test_sites_with_tokens_are_told_from_sites_with_quantities(tmp_path):
         lines: list[str] = []
         out = tmp_path / f"run-{odd}"
         experiment, own = OWN.with_changes({"method": "fedavg"}), Ingredients(model=model)
-        deployment = Deployment(experiment, NAMES, out, Rules(max_refusals=1), ingredients=own)
+        deployment = Deployment(experiment, NAMES, out, Rules(min_sites=2, max_refusals=1), ingredients=own)
         deployment.run(TokenNetwork(tmp_path / f"state-{odd}", 3), log=lines.append)
         assert RunFolder.open(out).data()["whole_numbers"] is True
         assert any("rome" in line and "cannot take inputs" in line for line in lines) == (odd is not None)

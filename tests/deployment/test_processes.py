@@ -3,99 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
 import signal
-import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from cutting import CutLine
-from replaying import with_participants
-
-from fedstrata.deployment.keys import make_keys
-from fedstrata.deployment.server import status_of
-from fedstrata.engines.planning import Plan
-from fedstrata.experiment import Experiment
-from fedstrata.runs.driver import Driver
-from fedstrata.runs.folder import RunFolder
-from fedstrata.trained import TrainedModel
-
-LONGEST = 240
-EXPERIMENT = Experiment(
-    partition="dirichlet(alpha=0.5, samples=60)",
-    method="fedbn+fedprox",
-    epochs=1,
-    batch_size=16,
-    optimiser="sgd(learning_rate=0.05, momentum=0.9, keep=true)",
-    seed=5,
+from consortium import (
+    ENVIRONMENT,
+    LONGEST,
+    Consortium,
+    assert_same_model,
+    command,
+    experiment,
+    simulated,
+    wait_for,
+    written,
 )
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
+from cutting import CutLine
 
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "fedstrata", *arguments]
-
-
-def experiment(rounds: int, **changes: Any) -> Experiment:
-    return EXPERIMENT.with_changes({"rounds": rounds, **changes})
-
-
-def written(folder: Path, experiment: Experiment) -> str:
-    path = folder / "experiment.toml"
-    path.write_text(experiment.to_toml())
-    return str(path)
-
-
-def simulated(experiment: Experiment, sites: int, merged: dict[int, list[int]] | None = None) -> Driver:
-    """Run the loop engine here, with one thread, as the sites do; with the participants of each round, where given."""
-    simulation = Driver.prepare(experiment.with_changes({"clients": sites}), plan=Plan("loop", 1, threads=1))
-    if merged is not None:
-        with_participants(simulation, merged)
-    simulation.run()
-    return simulation
-
-
-def assert_same_model(out: Path, simulation: Driver) -> None:
-    model = RunFolder.open(out).model()
-    for name, tensor in simulation.model.items():
-        assert model[name].equal(tensor), name
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def wait_for(path: Path, *processes: subprocess.Popen[bytes]) -> None:
-    began = time.monotonic()
-    while not path.exists():
-        assert time.monotonic() - began < LONGEST, f"{path} does not come"
-        for process in processes:
-            assert process.poll() is None, f"a process ended with {process.returncode}"
-        time.sleep(0.02)
-
-
-@contextmanager
-def started(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen(command(*arguments), stdout=log, stderr=log, env=ENVIRONMENT)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+from fedstrata.deployment.server import status_of
+from fedstrata.trained import TrainedModel
 
 
 def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
@@ -120,47 +51,6 @@ def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"PRIVATE KEY" not in everything
     assert status_of(out)["state"] == "finished"
-
-
-class Consortium:
-    """A server and some sites with keys, each started by its own command."""
-
-    def __init__(self, folder: Path, names: list[str], experiment: Experiment) -> None:
-        self.folder, self.names, self.out = folder, names, folder / "run"
-        self.keys, self.address = folder / "keys", f"127.0.0.1:{free_port()}"
-        self.experiment = written(folder, experiment)
-        self.addresses = dict.fromkeys(names, self.address)
-        self.rules: list[str] = []
-        make_keys(self.keys, ["127.0.0.1"], names)
-
-    def start(self, name: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        return started(self.folder, name, *(self.server() if name == "server" else self.client(name)))
-
-    @property
-    def log(self) -> str:
-        """What the server has told so far."""
-        path = self.out / "deployment.log"
-        return path.read_text() if path.exists() else ""
-
-    def await_line(self, pattern: str, told: int) -> None:
-        """Wait until the server tells something, after so many characters of its log."""
-        began = time.monotonic()
-        while not re.search(pattern, self.log[told:]):
-            assert time.monotonic() - began < LONGEST, f"'{pattern}' is not told"
-            assert not (self.out / "summary.json").exists(), "the run is over too early"
-            time.sleep(0.02)
-
-    def server(self) -> list[str]:
-        sites = self.keys / "server" / "sites.toml"
-        return ["server", self.experiment, "--tls", str(self.keys / "server"), "--sites", str(sites),
-                "--address", self.address, "--out", str(self.out), "--no-report", *self.rules]  # fmt: skip
-
-    def client(self, name: str) -> list[str]:
-        return ["client", "--server", self.addresses[name], "--site", name, "--keys", str(self.keys / "sites" / name),
-                "--state", str(self.folder / name), "--part", str(self.names.index(name)), "--poll", "0.2"]  # fmt: skip
-
-    def checkpoint(self, round: int) -> Path:
-        return self.out / "checkpoints" / f"round-{round:06d}"
 
 
 def test_sites_and_server_may_be_killed_at_any_time(tmp_path):
@@ -249,24 +139,3 @@ def test_rounds_go_on_without_sites_that_hang_or_are_cut_off_while_they_upload(k
         assert any((name, round) not in late for round in range(first, asked.rounds + 1)), f"{name} is back"
     assert "refused" not in us.log
     assert_same_model(us.out, simulated(asked, len(names), merged))
-
-
-@pytest.mark.slow
-def test_five_sites_for_twenty_rounds_with_random_kills(tmp_path):
-    """Anybody is killed at random, again and again; the result is that of an unbroken simulation."""
-    names, rounds, chance = ["a", "b", "c", "d", "e"], 20, random.Random(0)
-    us = Consortium(tmp_path, names, experiment(rounds))
-    with ExitStack() as stack:
-        running = {name: stack.enter_context(us.start(name)) for name in ("server", *names)}
-        kills, began = 0, time.monotonic()
-        while not (us.out / "summary.json").exists():
-            assert time.monotonic() - began < 10 * LONGEST
-            time.sleep(chance.uniform(2, 10))
-            victim = chance.choice(["server", *names])
-            if kills < 12 and (us.out / "experiment.toml").exists():
-                running[victim].send_signal(signal.SIGKILL)
-                running[victim].wait()
-                running[victim] = stack.enter_context(us.start(victim))
-                kills += 1
-    assert kills
-    assert_same_model(us.out, simulated(experiment(rounds), len(names)))

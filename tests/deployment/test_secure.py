@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("cryptography")
 
 from fedstrata.deployment.protocol import Place, ProtocolError
-from fedstrata.deployment.rules import Rules
+from fedstrata.deployment.rules import FEWEST_SITES, Rules, SecureRules
 from fedstrata.deployment.secure.masking import (
     RoundSecrets,
     by_site,
@@ -142,6 +143,8 @@ class Party:
     neighbours: int = 32
     attempt: str = "one"
     seed: int = 0
+    rules: SecureRules = RULES
+    fewest: int = FEWEST_SITES
 
     def __post_init__(self) -> None:
         self.context = context_of("run", 1, self.attempt)
@@ -150,13 +153,13 @@ class Party:
         self.public = {site: own.public_keys for site, own in self.secrets.items()}
 
     def needed(self, site: int) -> int:
-        return RULES.shares_needed(len(self.holders[site]))
+        return self.rules.shares_needed(len(self.holders[site]))
 
     def share(self, sites: set[int]) -> None:
         self.holders = neighbourhoods(sorted(sites), self.neighbours)
         for site in sites:
             keys = {other: self.public[other] for other in self.holders[site]}
-            self.secrets[site] = self.secrets[site].share(keys, self.needed(site), self.random)
+            self.secrets[site] = self.secrets[site].share(keys, self.needed(site), self.random, self.fewest)
             self.secrets[site] = RoundSecrets.from_facts(self.secrets[site].to_facts())
 
     def relayed(self, site: int, sharing: set[int]) -> dict[int, str]:
@@ -165,17 +168,21 @@ class Party:
     def masked(self, sites: set[int], sharing: set[int]) -> dict[int, Any]:
         uploads = {}
         for site in sites:
-            self.secrets[site] = self.secrets[site].hold(self.relayed(site, sharing), self.needed(site), "upload")
+            relayed = self.relayed(site, sharing)
+            self.secrets[site] = self.secrets[site].hold(relayed, self.needed(site), "upload", self.fewest)
             uploads[site] = self.vectors[site].copy()
             self.secrets[site].mask(uploads[site])
         return uploads
 
-    def unmask(self, asked: set[int], present: set[int], dropped: set[int]) -> dict[int, dict[int, bytes]]:
+    def unmask(
+        self, asked: set[int], present: set[int], dropped: set[int], lies: Mapping[int, set[int]] | None = None
+    ) -> dict[int, dict[int, bytes]]:
+        """Have shares given away; ``lies`` tells some sites of others who dropped out."""
         shares = {}
         for site in asked:
-            around = self.holders[site]
+            around, gone = self.holders[site], (lies or {}).get(site, dropped)
             self.secrets[site], given = self.secrets[site].unmask(
-                around & present, around & dropped, self.needed(site), "unmask"
+                around & (present | dropped) - gone, around & gone, self.needed(site), "unmask", self.fewest
             )
             shares[site] = {other: bytes.fromhex(share) for other, share in given.items()}
         return shares
@@ -216,12 +223,86 @@ def test_the_sum_of_those_who_stayed_comes_out_whoever_drops_out_between_two_ste
     with_keys, sharing, present, asked = ({site for site, done in enumerate(steps) if done >= n} for n in (1, 2, 3, 4))
     party.holders = neighbourhoods(sorted(with_keys), neighbours)
     assume(all(len(party.holders[site] & asked) >= party.needed(site) for site in sharing))
-    assume(len(present) > 1)
+    assume(all(len(party.holders[site] & present) >= FEWEST_SITES for site in sharing))
     party.share(with_keys)
     total = summed(party.masked(present, sharing).values())
     shares = party.unmask(asked, present, sharing - present)
     opened = party.opened(total, shares, present, sharing - present)
     assert np.array_equal(opened, summed(party.vectors[site] for site in present))
+
+
+# Sums of too few ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lower(Rules):
+    """Asks for no more shares than the threshold says, as it was."""
+
+    def shares_needed(self, holders: int) -> int:
+        return max(2, math.ceil(self.secure_threshold * holders))
+
+
+@pytest.mark.attack(
+    "Of three sites one drops out after the keys, and a site that gets the sum of the other two subtracts its own "
+    "upload from it.",
+    "No site gives shares away for a sum of fewer than three, nor takes part in one from the beginning.",
+)
+def test_a_sum_of_two_tells_each_of_them_the_other_and_is_not_opened():
+    old = Party(vectors(3), fewest=2)
+    old.share({0, 1, 2})
+    total = summed(old.masked({0, 1}, {0, 1, 2}).values())
+    opened = old.opened(total, old.unmask({0, 1}, {0, 1}, {2}), {0, 1}, {2})
+    assert np.array_equal(opened - old.vectors[0], old.vectors[1]), "as it was: site 0 knows the upload of site 1"
+    party = Party(vectors(3))
+    party.share({0, 1, 2})
+    party.masked({0, 1}, {0, 1, 2})
+    with pytest.raises(ProtocolError, match=r"A sum of 2 uploads hides too little: .* at least 3"):
+        party.unmask({0, 1}, {0, 1}, {2})
+    with pytest.raises(ProtocolError, match="A sum of 2 uploads"):
+        Party(vectors(3)).share({0, 1})
+    party = Party(vectors(4))
+    party.share({0, 1, 2, 3})
+    with pytest.raises(ProtocolError, match="not those of enough"):
+        party.masked({0, 1}, {0, 1})
+
+
+@pytest.mark.attack(
+    "A server tells each of five sites that others dropped out, so that each sees three who are there, and gathers "
+    "enough keys to open the sum of two (secure_threshold = 0.51).",
+    "So many shares are needed for a secret that no such lies to sites that all know each other open a sum of two.",
+)
+def test_lies_about_who_dropped_out_do_not_open_a_sum_of_two():
+    """Sites 0 and 1 are left; of 2, 3 and 4 each hears that the other two dropped out, and 0 and 1 what is missing."""
+    lies = {0: {2, 3}, 1: {2, 4}, 2: {3, 4}, 3: {2, 4}, 4: {2, 3}}
+    everybody, pair = set(range(5)), {0, 1}
+    old = Party(vectors(5), rules=Lower(secure=True, secure_threshold=0.51))
+    old.share(everybody)
+    uploads = old.masked(everybody, everybody)
+    shares = old.unmask(everybody, everybody, set(), lies)
+    given = {
+        site: {other: share for other, share in of.items() if (other in pair) or other in lies[site]}
+        for site, of in shares.items()
+    }
+    total = summed(uploads[site] for site in pair)
+    assert np.array_equal(old.opened(total, given, pair, {2, 3, 4}), summed(old.vectors[site] for site in pair))
+    party = Party(vectors(5), rules=Rules(secure=True, secure_threshold=0.51))
+    party.share(everybody)
+    party.masked(everybody, everybody)
+    with pytest.raises(ProtocolError, match="3 are left, and 4 are needed"):
+        party.unmask(everybody, everybody, set(), lies)
+
+
+@pytest.mark.parametrize("threshold", [0.51, 0.6, 0.66, 1.0])
+def test_for_no_number_of_sites_are_there_lies_enough(threshold):
+    """The keys of n - 2 sites take more shares than all n sites together would give away."""
+    rules = Rules(secure=True, secure_threshold=threshold)
+    for sites in range(FEWEST_SITES, 200):
+        needed = rules.shares_needed(sites)
+        called_dropped = sites - max(needed, FEWEST_SITES)
+        assert (sites - 2) * needed > sites * called_dropped
+
+
+# Dropping out ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", [{"shares": {3}}, {"masked": {0}}, {"unmask": {2}}, {"masked": {1}, "unmask": {4}}])

@@ -219,6 +219,30 @@ def test_below_the_threshold_the_uploads_are_collected_again_with_other_keys(rul
     assert_close(folder, done(simulated("fedavg", rounds=1)))
 
 
+THREE = (9, 16, 12)
+
+
+@pytest.mark.parametrize(("fails", "words"), [("masked", "dropped out 3 times"), ("train", "uploads of 2 sites")])
+@pytest.mark.attack(
+    "One of three sites drops out again and again, so that two uploads are left.",
+    "The server never asks for a sum of two to be opened: it begins the sum anew, and at last stops with a sentence.",
+)
+def test_a_sum_of_two_is_never_opened(fails, words, tmp_path):
+    def tamper(site: int, request: Request, reply: Reply) -> Sequence[Delivery]:
+        dropped = site == 2 and request.kind == fails and request.round == 1
+        return [(0.1, "out of memory" if dropped else reply)]
+
+    own = ingredients(THREE)
+    network = DirectNetwork(tmp_path, 3, tamper, own)
+    experiment = EXPERIMENT.with_changes({"method": "fedavg", "transforms": "normalise:site"})
+    of_three = Deployment(experiment, NAMES[:3], tmp_path / "run", SECURE, rehearsal=True, ingredients=own)
+    with pytest.raises(FedStrataError, match=words):
+        of_three.run(network)
+    assert not any(request.kind == "unmask" for _, request in network.sent)
+    with pytest.raises(FedStrataError, match="min_sites is 2, but secure aggregation of 3 sites needs 3"):
+        replace(of_three, rules=Rules(secure=True, min_sites=2)).check()
+
+
 def test_a_round_that_cannot_be_collected_stops_the_run_with_a_sentence(tmp_path):
     def tamper(site: int, request: Request, reply: Reply) -> Sequence[Delivery]:
         fails = site in (1, 2) and request.kind == "shares" and request.round == 2

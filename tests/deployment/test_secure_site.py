@@ -157,6 +157,24 @@ def test_never_both_shares_of_one_site(group):
     assert site.answer(group.unmasking()).facts == given.facts
 
 
+@pytest.mark.attack(
+    "A server asks a site to share its secrets with one other, or for an upload that is one of two, or to open a sum "
+    "of two.",
+    "The site refuses each of them, before and after a restart.",
+)
+def test_a_site_takes_part_in_no_sum_of_two(group):
+    masked = group.to_masked()
+    for site in (group.sites[0], group.start(0)):
+        two = replace(masked[0], facts={**masked[0].facts, "sites": 2})
+        assert "A sum of 2 uploads hides too little" in refusal(site.answer(two))
+    group.ask(masked)
+    for site in (group.sites[0], group.start(0)):
+        assert "are needed" in refusal(site.answer(group.unmasking((2, 3))))
+    answers = group.ask(dict.fromkeys(group.sites, step("keys", ANOTHER)))
+    keys = {str(number): answers[number].facts["keys"] for number in (0, 1)}
+    assert "A sum of 2 uploads hides too little" in refusal(group.sites[0].answer(step("shares", ANOTHER, keys=keys)))
+
+
 def test_after_unmasking_a_round_there_is_no_other_sum_of_it(group):
     """Two sums of one round, over different sites, would differ by the upload of a single one."""
     group.ask(group.to_masked())

@@ -72,7 +72,7 @@ def test_a_site_declares_sizes_and_counts_and_no_sample(tmp_path):
     assert facts["input_type"] == "float32"
     assert set(facts) == {
         "version", "input_shape", "class_names", "input_type", "columns", "size", "test_size", "label_counts",
-        "normalises_by",
+        "normalises_by", "head",
     }  # fmt: skip
 
 
@@ -172,8 +172,10 @@ def test_a_site_that_missed_an_announcement_says_so(tmp_path):
 
 
 def test_only_the_last_rounds_are_kept(engine, tmp_path):
-    here = site(tmp_path)
-    here.answer(hello())
+    here, greeting = site(tmp_path), hello()
+    here.answer(
+        replace(greeting, facts={**greeting.facts, "experiment": {**greeting.facts["experiment"], "rounds": 7}})
+    )
     for round in range(1, 8):
         here.answer(train(engine, round))
     assert [place.round for place in SiteStore(tmp_path, "run").places()] == [5, 6, 7]
@@ -232,7 +234,7 @@ def test_a_strange_hello_is_refused_with_a_sentence(change, tmp_path):
 def test_a_run_cannot_name_a_place_outside_the_sites_folder(run, tmp_path):
     answer = site(tmp_path / "state").answer(hello(run=run))
     assert answer.status == REFUSED
-    assert not list(tmp_path.rglob("*"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["state", "audit.jsonl"]
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"FSM1" + bytes(50)])

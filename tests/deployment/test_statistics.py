@@ -64,7 +64,7 @@ class Hospitals(DirectNetwork):
         super().__init__(folder, len(NAMES), tamper)
 
     def start(self, number: int) -> Site:
-        own = Ingredients(dataset=self.data.get(number) or own_data(number), secret="")
+        own = Ingredients(dataset=self.data.get(number) or own_data(number), secret=False)
         data = SiteData(ingredients=own)
         return Site(self.folder / f"site-{number}", data, self.lines[number].append, rules=self.rules.get(number))
 
@@ -77,7 +77,7 @@ class Hospitals(DirectNetwork):
 def simulated(**changes: Any) -> Driver:
     data, split = fedstrata.from_clients(HOSPITALS, name="table")
     experiment = TABLE.with_changes(changes)
-    simulation = Driver.prepare(experiment, Ingredients(dataset=data, split=split, secret=""), Plan("loop", 1))
+    simulation = Driver.prepare(experiment, Ingredients(dataset=data, split=split, secret=False), Plan("loop", 1))
     simulation.run()
     return simulation
 
@@ -348,7 +348,7 @@ def test_a_restarted_site_and_a_restarted_server_change_nothing(tmp_path):
 
 
 def greeted(folder: Path, statistics: dict[str, list[float]] | None, site: Site | None = None) -> tuple[Site, Reply]:
-    site = site or Site(folder, SiteData(ingredients=Ingredients(dataset=own_data(0), secret="")))
+    site = site or Site(folder, SiteData(ingredients=Ingredients(dataset=own_data(0), secret=False)))
     facts = {
         "experiment": TABLE.to_mapping(), "number": 0, "sites": 3, "session": "one", "committed": 0,
         "statistics": statistics,

@@ -180,7 +180,7 @@ def test_a_step_that_outlives_its_message_is_asked_for_again(keys, link, tmp_pat
         site = Site(tmp_path / str(number), SiteData(part=number, ingredients=own), number=number)
         threads.append(threading.Thread(target=super_node(link.address, keys, site).run, args=(stop,), daemon=True))
         threads[-1].start()
-    network = GridNetwork(link.grid(), link.nodes, 0.02, link.forget, link.allow, link.failures, seconds_to_live=0.7)
+    network = GridNetwork(link.grid(), link.nodes, 0.02, link.forget, seconds_to_live=0.7)
     experiment = EXPERIMENT.with_changes({"method": "fedavg", "rounds": 2})
     Deployment(experiment, NAMES, tmp_path / "run", rehearsal=True, ingredients=own).run(network)
     stop.set()
@@ -288,7 +288,7 @@ def test_the_state_of_a_site_is_its_owners_alone(tmp_path):
     before = os.umask(0)
     try:
         deployment(tmp_path).run(DirectNetwork(tmp_path, 2, own=ingredients((9, 16))))
-        [run] = (tmp_path / "site-0").iterdir()
+        [run] = (path for path in (tmp_path / "site-0").iterdir() if path.is_dir())
         store = SiteStore(tmp_path / "site-0", run.name)
         store.write_secrets({"round": 1})
     finally:

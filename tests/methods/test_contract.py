@@ -74,16 +74,18 @@ COMBINATIONS = [
     "fedir+fedvc(samples=12)+moon",
     "fedala(layers=2, first_passes=2)+fedbn+moon",
     "sparse-ft(head_rounds=1, sparsity=0.5, calibration_clients=0.4, batch_size=4)+fedprox",
+    "median+fedbn+ssfl(sparsity=0.5)",
+    "attack(kind=alie)+rfa+lips(every=1)+fedadam",
     "sparse-ft(head_rounds=1, rule=most, fisher=sampled-label, batch_size=4)+fedbn+lws",
 ]
 # At its defaults, this one would blow rounding differences of two engines up: long epochs of five to twenty samples.
 FITTING = {"fedvc": "fedvc(samples=20)"}
 # And these would only take longer.
-FITTING |= {"fedala": "fedala(first_passes=2)", "pfedme": "pfedme(inner_steps=2)"}
+FITTING |= {"fedala": "fedala(first_passes=2)", "pfedme": "pfedme(inner_steps=2)", "fltrust": "fltrust(epochs=1)"}
 # These would do nothing of their own in three rounds.
 FITTING |= {"feddst": "feddst(every=1, until=1.0, alpha=0.3)", "subfedavg": "subfedavg(accuracy=0)"}
 FITTING |= {"l-dawa": "l-dawa(warmup=1)", "freeze-middle": "freeze-middle(after=1)"}
-FITTING |= {"lips": "lips(every=1)", "transient": "transient(every=1)"}
+FITTING |= {"lips": "lips(every=1)", "transient": "transient(every=1)", "trimmed-mean": "trimmed-mean(trim=0.2)"}
 EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINATIONS]
 
 

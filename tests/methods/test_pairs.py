@@ -14,6 +14,7 @@ from fedstrata.testing.world import prepare
 
 # With parameters under which a part acts within three rounds, and differs from another part's defaults.
 ACTING = {
+    "attack": "attack(clients=4, strength=3)",
     "central-dp": "central-dp(noise=0.1)",
     "feddst": "feddst(every=1, until=1.0, alpha=0.3)",
     "fedlama": "fedlama(warmup=0)",
@@ -24,11 +25,13 @@ ACTING = {
     "l-dawa": "l-dawa(warmup=0)",
     "local-dp": "local-dp(noise=0.01)",
     "pfedme": "pfedme(strength=1.0, inner_steps=2)",
+    "norm-bound": "norm-bound(bound=0.05)",
     "player": "player(threshold=1.1)",
     "sparse-ft": "sparse-ft(head_rounds=1, sparsity=0.5, batch_size=4)",
     "subfedavg": "subfedavg(accuracy=0, rate=0.2)",
     "top-k": "top-k(sparsity=0.8)",
     "transient": "transient(every=1)",
+    "trimmed-mean": "trimmed-mean(trim=0.2)",
 }
 PARTS = [name for name in methods.names() if name != "fedavg" and len(Method.make(name).parts) == 1]
 PARTS = [name for name in PARTS if Method.make(name).parts[0].name == name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
@@ -9,12 +10,15 @@ import pytest
 import torch
 from watching import BOTH_ENGINES, clients_view, declared, run, server_view, training_view
 
-from fedstrata.errors import FedStrataError
+from fedstrata.engines.planning import Plan
+from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.functional import gaussian_epsilon
 from fedstrata.layers import LayerMap
 from fedstrata.methods import Facts, Message, Method, Part, Touches, methods
-from fedstrata.rng import normal
-from fedstrata.testing.world import SIZES, prepare
+from fedstrata.rng import normal, unrepeatable_normal
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
+from fedstrata.testing.world import EXPERIMENT, SIZES, TinyNet, digits, prepare, unequal_split
 
 LAYERS = LayerMap.read(torch.nn.Linear(2, 2), (2,))
 
@@ -57,7 +61,7 @@ def test_what_a_mask_hides_does_not_count():
 
 
 def test_the_noise_of_the_mean_has_the_promised_size():
-    """z C / m = 3 * 2 / 4 over four participants; and with a secret it is another noise."""
+    """z C / m = 3 * 2 / 4 over four participants; and at a real server it is another noise."""
     part = methods.make("central-dp(clip=2, noise=3)")
     model = {"weight": torch.full((200, 200), 5.0)}
     four = {"participants": (0, 1, 2, 3), "sizes": torch.tensor([1, 2, 3, 4]), "clients": 4}
@@ -65,7 +69,7 @@ def test_the_noise_of_the_mean_has_the_promised_size():
     noise = part.refine(server, model, Message())[0]["weight"] - 5
     assert float(noise.std()) == pytest.approx(1.5, rel=0.02)
     assert abs(float(noise.mean())) < 0.03
-    other = part.refine(replace(server, secret="known to nobody"), model, Message())[0]["weight"] - 5
+    other = part.refine(replace(server, secret=True), model, Message())[0]["weight"] - 5
     assert abs(float((noise * other).mean())) < 0.05
     assert part.weigh(declared(1, 2, 3, 4)).tolist() == [1.0] * 4
 
@@ -83,7 +87,7 @@ def test_the_noise_of_a_client_has_the_promised_size_and_is_its_own():
 def test_noise_is_normal():
     draws = normal(torch.tensor([[1, 2], [3, 4]]), (50_001,))
     assert draws.shape == (2, 50_001)
-    for row in draws:
+    for row in (*draws, unrepeatable_normal((50_001,))):
         quantiles = torch.quantile(row, torch.tensor([0.02275, 0.15866, 0.5, 0.84134, 0.97725], dtype=torch.float64))
         assert quantiles.tolist() == pytest.approx([-2, -1, 0, 1, 2], abs=0.05)
     assert not torch.equal(normal(torch.tensor([1, 2]), (3,)), normal(torch.tensor([1, 2]), (3,), stream=1))
@@ -193,6 +197,23 @@ def test_what_leaves_a_client_is_clipped_in_whatever_order_the_parts_are_written
     moved = [(tensor[0] - engine.server.model[name]).double() for name, tensor in sent.items()]
     norm = sum(float(change.square().sum()) for change in moved) ** 0.5
     assert norm == pytest.approx(0.01, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["central-dp", "local-dp"])
+def test_a_simulation_that_normalises_by_exact_statistics_says_that_they_are_not_covered(method):
+    """Real sites refuse it; with other transforms, or without a promise, there is nothing to say."""
+
+    def prepared(method: str, transforms: str) -> None:
+        own = Ingredients(digits(), unequal_split(digits()), TinyNet)
+        Driver.prepare(EXPERIMENT.with_changes({"method": method, "transforms": transforms}), own, Plan("loop", 1))
+
+    with pytest.warns(FedStrataWarning, match=rf"account of '{method}' does not cover.* 'normalise:site'.*mean="):
+        prepared(f"fedbn+{method}", "normalise")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for transforms in ("normalise:site", "normalise(mean='0.3', deviation='0.4')", "none"):
+            prepared(f"fedbn+{method}", transforms)
+        prepared("fedbn", "normalise")
 
 
 @pytest.mark.parametrize(

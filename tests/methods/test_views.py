@@ -109,32 +109,39 @@ def test_clients_probe_with_what_all_parts_remember():
     assert replace(asked, everybody=all_parts).probe == all_parts
 
 
-def test_draws_of_clients_differ_by_round_purpose_and_secret():
+def test_draws_of_clients_differ_by_round_and_purpose():
     clients = clients_view(LAYERS, 2)
-    open_keys = [clients.keys("a"), clients.keys("b"), replace(clients, round=2).keys("a")]
-    secret = [replace(clients, secret=secret).secret_keys("a") for secret in ("", "mine", "other")]
-    drawn = torch.cat([*open_keys, *secret])
-    assert drawn.shape == (12, 2)
-    assert len({tuple(key.tolist()) for key in drawn}) == 12
+    drawn = torch.cat([clients.keys("a"), clients.keys("b"), replace(clients, round=2).keys("a")])
+    assert drawn.shape == (6, 2)
+    assert len({tuple(key.tolist()) for key in drawn}) == 6
     assert torch.equal(clients.keys("a"), clients.keys("a"))
-    assert torch.equal(bare_clients().secret_keys("a"), replace(bare_clients(), secret="").secret_keys("a"))
 
 
-def test_draws_of_the_server_differ_by_round_purpose_and_secret():
+def test_draws_of_the_server_differ_by_round_and_purpose():
     server = server_view(LAYERS, {})
-    keys = [server.key("a"), server.key("b"), replace(server, round=2).key("a")]
-    keys += [replace(server, secret=secret).secret_key("a") for secret in ("", "mine", "other")]
-    assert len(set(keys)) == 6
-    assert server.secret_key("a") == replace(server, secret="").secret_key("a")
+    assert len({server.key("a"), server.key("b"), replace(server, round=2).key("a")}) == 3
+
+
+@pytest.mark.parametrize(("view", "shape"), [(clients_view(LAYERS, 2), (2, 3, 5)), (server_view(LAYERS, {}), (3, 5))])
+def test_noise_is_a_function_of_its_place_in_a_simulation_and_of_nothing_at_a_real_site(view, shape):
+    places = [(view, "a", 0), (view, "b", 0), (view, "a", 1), (replace(view, round=2), "a", 0)]
+    drawn = [asked.noise(purpose, (3, 5), stream) for asked, purpose, stream in places]
+    assert {(one.shape, one.dtype) for one in drawn} == {(shape, torch.float64)}
+    assert len({float(one.flatten()[0]) for one in drawn}) == 4
+    assert torch.equal(drawn[0], view.noise("a", (3, 5)))
+    secret = replace(view, secret=True)
+    again = [secret.noise("a", (3, 5)) for _ in range(3)]
+    assert {(one.shape, one.dtype) for one in again} == {(shape, torch.float64)}
+    assert len({float(value) for one in (*again, drawn[0]) for value in one.flatten()}) == 4 * drawn[0].numel()
 
 
 def test_views_print_no_secret():
     server = Server(1, 3, LAYERS, 0, 2, (0, 1), torch.ones(2), torch.ones(2, 1), {})
     assert (server.memory, server.initial, server.proxy, server.testing) == ({}, {}, None, False)
-    clients = replace(bare_clients(), secret="hush", everybody=Stack(others=torch.ones(3)), probing=print)
+    clients = replace(bare_clients(), secret=True, everybody=Stack(others=torch.ones(3)), probing=print)
     assert (clients.memory, clients.initial, clients.previous, clients.trained.tolist()) == ({}, {}, {}, [])
-    printed = f"{clients} {replace(server, secret='hush')}"
-    assert [word for word in ("hush", "others", "probing", "secret", "everybody") if word in printed] == []
+    printed = f"{clients} {replace(server, secret=True)}"
+    assert [word for word in ("others", "probing", "secret", "everybody") if word in printed] == []
 
 
 # Training ------------------------------------------------------------------------------------------------------------

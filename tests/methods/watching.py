@@ -151,7 +151,8 @@ def clients_view(layers: Any, count: int, round: int = 1, rounds: int = 3, **cha
 
 def outlined(layers: Any, rounds: int = 30, **changes: Any) -> Outline:
     """Make what a part knows of an experiment before it runs, by hand."""
-    return Outline(layers, rounds, **{"optimiser": SGD(0.1, momentum=0.9), **changes})
+    given = {"optimiser": SGD(0.1, momentum=0.9), "clients": 20, "participants": 20, **changes}
+    return Outline(layers, rounds, **given)
 
 
 def probing(probe: Probe) -> dict[str, Callable[[Clients], Probe]]:

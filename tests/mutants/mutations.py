@@ -47,7 +47,7 @@ SKIPPED = {
 WORDS_ONLY = {"Facts", "FedStrataError", "FedStrataWarning", "warn", "cast", "TypeVar"}
 """Calls whose arguments are words for people or for type checkers."""
 
-STREAMS = {"key", "keys", "client_keys", "secret_key", "secret_keys", "numpy_generator"}
+STREAMS = {"key", "keys", "client_keys", "noise", "numpy_generator"}
 """Calls whose words name a stream of random numbers: under another name, the draws are others, and as good."""
 
 UNSEEN_ARGUMENTS = {"strict", "device", "stable"}

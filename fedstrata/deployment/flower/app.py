@@ -25,6 +25,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedstrata.callbacks import Listener, RoundView
 from fedstrata.deployment.flower.grid import AskedNodes, GridNetwork
 from fedstrata.deployment.flower.messages import from_record, to_record
+from fedstrata.deployment.policy import read_rules
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
@@ -48,6 +49,7 @@ def client_app(
     device: str = "auto",
     part_of_partition: bool = False,
     imports: Iterable[str | Path] = (),
+    policy: str | Path | None = None,
     ingredients: Ingredients | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> ClientApp:
@@ -55,8 +57,9 @@ def client_app(
 
     Its samples are all those of ``data`` in ``data_root``, or with ``part_of_partition`` those that the experiment's
     partition gives to the node's ``partition-id``. The node's configuration may name another ``state`` folder,
-    ``data``, ``data-root`` and ``device``; the configuration of the run, which is the server's, cannot. ``imports`` are
-    the files with components that the site may use; of what a server imports, a site without the file runs nothing.
+    ``data``, ``data-root``, ``device`` and ``policy``; the configuration of the run, which is the server's, cannot.
+    ``imports`` are the files with components that the site may use; of what a server imports, a site without the file
+    runs nothing. ``policy`` is the file with what the site takes part in.
     """
     import_files(map(Path, imports))
     sites: dict[int, Site] = {}
@@ -72,7 +75,10 @@ def client_app(
                 ingredients=ingredients or Ingredients(),
             )
             folder = Path(_text(node, "state", str(root)) or root)
-            sites[number] = Site(folder / f"site-{number}", own, log, number)
+            file = _text(node, "policy", None if policy is None else str(policy))
+            rules, policy_hash = read_rules(None if file is None else Path(file))
+            sites[number] = Site(folder / f"site-{number}", own, log, number, rules)
+            sites[number].audit.start(policy=policy_hash, rules=vars(rules))
         return sites[number]
 
     return app_of(find)

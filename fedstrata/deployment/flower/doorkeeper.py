@@ -13,7 +13,7 @@ import datetime
 import json
 import time
 from base64 import b64decode, b64encode
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -100,7 +100,6 @@ class Doorkeeper:
         app: ASGIApp,
         site_of: Callable[[bytes], int | None],
         connections: Connections,
-        most_bytes: int,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self.app = app
@@ -112,7 +111,7 @@ class Doorkeeper:
         self.cut_off: dict[int, str] = {}
         """Sites whose answer was too large, and how, until somebody takes them."""
         self._site_of = site_of
-        self._allowed: defaultdict[int, int] = defaultdict(lambda: most_bytes)
+        self._allowed: Counter[int] = Counter()
         self._pushed: Counter[int] = Counter()
         self._holders: dict[int, _Holder] = {}
         self._now = now

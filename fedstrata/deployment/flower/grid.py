@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message
@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from fedstrata.deployment.federation import Event
 from fedstrata.deployment.flower.internals import APP_RAISED
 from fedstrata.deployment.flower.messages import SECONDS_TO_LIVE, from_record, push
+from fedstrata.deployment.foreign_text import clean
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
 
 Nodes = Callable[[], Mapping[int, tuple[int, str]]]
@@ -45,7 +46,8 @@ class GridNetwork:
         nodes: Nodes,
         seconds_between: float = 0.5,
         forget: Callable[[str], None] = lambda message: None,
-        allow: Callable[[int, int | None], None] = lambda site, most_bytes: None,
+        revoked: Callable[[], Iterable[int]] = tuple,
+        allow: Callable[[int, int], None] = lambda site, most_bytes: None,
         failures: Callable[[], Mapping[int, str]] = dict,
         seconds_to_live: float = SECONDS_TO_LIVE,
     ) -> None:
@@ -53,6 +55,8 @@ class GridNetwork:
         self.nodes = nodes
         self.seconds_between = seconds_between
         self.forget = forget
+        self.revoked = revoked
+        """Tells the sites that were revoked since it was asked last."""
         self.allow = allow
         self.failures = failures
         self.seconds_to_live = seconds_to_live
@@ -67,8 +71,8 @@ class GridNetwork:
     def send(self, site: int, request: Request) -> None:
         """Send a request to a site that is connected; what was asked of it before is not waited for any more."""
         if request.kind != "notice":
-            self._drop(site)
-            self.allow(site, getattr(request, "most_bytes", None))
+            self._give_up(site)
+            self.allow(site, request.most_bytes)
         if site in self._connected:
             node, _ = self._connected[site]
             [message] = push(self.grid, [(node, request)], self.seconds_to_live)
@@ -78,19 +82,25 @@ class GridNetwork:
         """Return who has connected and what was answered, after waiting at most so long for the first of it."""
         end = self.now() + seconds
         while True:
-            events = [*self._joined(), *self._answered(), *self._failed()]
+            events = [*self._refused(), *self._joined(), *self._answered(), *self._failed()]
             self._ask_again()
             left = end - self.now()
             if events or left <= 0:
                 return events
             time.sleep(min(self.seconds_between, left))
 
-    def _drop(self, site: int) -> None:
-        """Wait for nothing any more that a site was asked."""
+    def _give_up(self, site: int) -> None:
+        """Forget what was asked of a site; nothing that it answers to that is looked at any more."""
         self._again = [(when, asked) for when, asked in self._again if asked.site != site]
         for message in [message for message, asked in self._open.items() if asked.site == site]:
             self._open.pop(message)
             self.forget(message)
+
+    def _refused(self) -> list[Event]:
+        sites = list(self.revoked())
+        for site in sites:
+            self._give_up(site)
+        return [Event(site, revoked=True) for site in sites]
 
     def _joined(self) -> list[Event]:
         nodes = dict(self.nodes())
@@ -118,7 +128,7 @@ class GridNetwork:
     def _failed(self) -> list[Event]:
         failures = self.failures()
         for site in failures:
-            self._drop(site)
+            self._give_up(site)
         return [Event(site, failure=reason) for site, reason in failures.items()]
 
     def _ask_again(self) -> None:
@@ -167,9 +177,9 @@ def _event(site: int, message: Message) -> Event | None:
     """Read an answer. A message that Flower gave up is none: its site is asked again."""
     if message.has_error():
         if message.error.code == APP_RAISED:
-            return Event(site, failure=str(message.error.reason)[:500])
+            return Event(site, failure=clean(str(message.error.reason)))
         return None
     try:
         return Event(site, Reply.read(*from_record(message.content)))
     except ProtocolError as error:
-        return Event(site, failure=str(error))
+        return Event(site, failure=clean(str(error)))

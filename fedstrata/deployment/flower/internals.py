@@ -133,7 +133,7 @@ USED_PARTS = {
     "InMemoryLinkState": (
         "activate_node", "deactivate_node", "create_node", "create_run", "get_tasks", "claim_task", "activate_task",
         "acknowledge_task_heartbeat", "get_node_info", "get_run_info", "delete_messages",
-        "store_message_and_object_tree", "get_node_id_by_public_key",
+        "store_message_and_object_tree", "get_node_id_by_public_key", "_cleanup_expired_task_tokens_locked",
     ),
     "HttpGrid": ("pull_messages", "set_run", "_runtime_client"),
     "runtime_handlers": (
@@ -146,8 +146,12 @@ USED_PARTS = {
 }  # fmt: skip
 """Methods and attributes of these that are called or replaced."""
 
-LINK_STATE_HOLDS = ("lock", "message_ins_store", "message_ins_id_to_message_res_id", "object_store")
-"""What a link state keeps in itself, and is looked at: which answer belongs to a message, and has all of it come?"""
+LINK_STATE_HOLDS = (
+    "lock", "message_ins_store", "message_ins_id_to_message_res_id", "object_store", "node_public_key_to_node_id",
+)  # fmt: skip
+"""What a link state keeps in itself: which answer belongs to a message, and has all of it come? Which node has a key
+(this is changed too: keys that are not in it are refused at every call)?
+"""
 
 PUBLIC_KEY_HEADER, SIGNATURE_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 SECONDS_AHEAD = SYSTEM_TIME_TOLERANCE

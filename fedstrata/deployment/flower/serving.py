@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,25 +22,25 @@ def serve(
     watch: Callable[[Standing], None] = lambda standing: None,
     log: Callable[[str], None] = lambda line: None,
     check: Callable[[], None] = lambda: None,
+    revoked: Callable[[], Iterable[int]] = tuple,
     refused: Callable[[str, str, str], None] = lambda address, fingerprint, reason: None,
-    connected: Callable[[str, str], None] = lambda name, address: None,
+    connected: Callable[[int, str], None] = lambda site, address: None,
 ) -> dict[str, Any]:
     """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits.
 
-    ``refused`` is told from where, with which key and why requests were refused, and ``connected`` which site has come
-    from where. Refusals are logged too.
+    ``revoked`` tells now and then which sites are refused from then on. ``refused`` is told from where, with which key
+    and why requests were refused, which is logged too, and ``connected`` which site has come from where.
     """
 
     def tell_refused(address: str, fingerprint: str, reason: str) -> None:
         log(f"a request from {address} is refused: {reason} (its key has the fingerprint {fingerprint})")
         refused(address, fingerprint, reason)
 
-    link.refused = tell_refused
-    link.connected = lambda site, address: connected(deployment.names[site], address)
+    link.refused, link.connected = tell_refused, connected
 
     def nodes() -> dict[int, tuple[int, str]]:
         check()
         return link.nodes()
 
-    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget, link.allow, link.failures)
+    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget, revoked, link.allow, link.failures)
     return replace(deployment, traffic=link.traffic).run(network, listener, watch, log)

@@ -9,10 +9,11 @@ their requests. It is put together from parts that Flower does not document (``i
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flwr.serverapp import Grid
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
+from fedstrata.deployment.certificates import check_pair
 from fedstrata.deployment.flower.connections import BACKLOG, Connections
 from fedstrata.deployment.flower.doorkeeper import Doorkeeper
 from fedstrata.deployment.flower.internals import (
@@ -49,16 +51,16 @@ from fedstrata.errors import FedStrataError
 
 _START_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
-_MOST_BYTES = 4 * 2**30
-"""So large an answer may be where nobody says how large it can be."""
 
 
 @dataclass(frozen=True)
 class ServerCertificate:
-    """The files with which a server proves who it is."""
+    """The files with which a server proves who it is; with an authority of sites, these must prove it to it first."""
 
     certificate: Path
     key: Path
+    passphrase: str | None = field(default=None, repr=False)
+    authority_of_sites: Path | None = None
 
 
 class _LinkState(InMemoryLinkState):
@@ -76,6 +78,12 @@ class _LinkState(InMemoryLinkState):
         if message.metadata.message_id != object_tree.object_id:  # its pieces could never be found again
             return False, []
         return super().store_message_and_object_tree(message, object_tree, session_id)
+
+    def _cleanup_expired_task_tokens_locked(self) -> None:
+        """Keep the run alive while nothing happens: its only task is this process, and needs no heartbeat.
+
+        Else Flower would take it for dead after a minute without an answer, and drop all that is sent from then on.
+        """
 
     def is_settled(self, message: str) -> bool:
         """Tell whether a message is answered, with all pieces of the answer; or given up, after its time to live."""
@@ -96,10 +104,7 @@ class _StateFactory:
 
 
 class SuperLink:
-    """Accepts the sites with known public keys, over TLS or, where that is allowed, in plain text.
-
-    ``most_bytes`` is the largest answer of a site, unless :meth:`allow` says otherwise.
-    """
+    """Accepts the sites with known public keys, over TLS or, where that is allowed, in plain text."""
 
     refused: Callable[[str, str, str], None]
     """Told of refused requests, each stranger's now and then, by who asks for :meth:`nodes`: address, key, reason."""
@@ -110,19 +115,20 @@ class SuperLink:
         self,
         host: str,
         port: int,
-        public_keys: Sequence[ec.EllipticCurvePublicKey],
+        public_keys: Sequence[ec.EllipticCurvePublicKey | None],
         certificate: ServerCertificate | None,
-        most_bytes: int = _MOST_BYTES,
     ) -> None:
         self._state = _LinkState()
-        self._nodes = [
-            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(key), 0)
-            for key in public_keys
+        self._certificate = certificate
+        self._nodes = [  # for a name that is no key, nobody can sign
+            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, f"site {site}".encode(), 0)
+            for site in range(len(public_keys))
         ]
+        for site, key in enumerate(public_keys):
+            self.set_keys(site, () if key is None else (key,))
         self._task = self._begin_run()
         self._connections = Connections()
-        self._door = Doorkeeper(_fleet_app(self._state), self._site_of, self._connections, most_bytes)
-        self.most_bytes = most_bytes
+        self._door = Doorkeeper(_fleet_app(self._state), self._site_of, self._connections)
         self.refused = lambda address, fingerprint, reason: None
         self.connected = lambda site, address: None
         self._listen_on = host, port
@@ -139,6 +145,11 @@ class SuperLink:
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 ssl_certfile=None if certificate is None else str(certificate.certificate),
                 ssl_keyfile=None if certificate is None else str(certificate.key),
+                ssl_keyfile_password=None if certificate is None else certificate.passphrase,
+                ssl_ca_certs=None if certificate is None else certificate.authority_of_sites,
+                ssl_cert_reqs=ssl.CERT_REQUIRED
+                if certificate is not None and certificate.authority_of_sites is not None
+                else ssl.CERT_NONE,
             )
         )
         self._sockets: list[socket.socket] = []
@@ -184,6 +195,25 @@ class SuperLink:
             site: (node, str(online[node].last_activated_at)) for site, node in enumerate(self._nodes) if node in online
         }
 
+    def set_keys(self, site: int, public_keys: Sequence[ec.EllipticCurvePublicKey]) -> None:
+        """Know a site by these keys from now on; without any it is cut off, and refused when it comes back."""
+        accepted = [public_key_to_bytes(key) for key in public_keys]
+        with self._state.lock:
+            node, known = self._nodes[site], self._state.node_public_key_to_node_id
+            for key in [key for key, owner in known.items() if owner == node]:
+                del known[key]
+            known.update(dict.fromkeys(accepted, node))
+            if not accepted:
+                self._state.deactivate_node(node)
+
+    def renew_certificate(self) -> None:
+        """Show the certificate that lies in the file now to whoever connects from now on."""
+        mine, running = self._certificate, self._server.config.ssl
+        if mine is None or running is None:
+            return
+        check_pair(mine.certificate, mine.key, mine.passphrase)  # what does not fit must not touch the one in use
+        running.load_cert_chain(mine.certificate, mine.key, mine.passphrase)
+
     def forget(self, message: str) -> None:
         """Drop a message that nobody waits for any more, and what has come of its answer."""
         reply = self._state.message_ins_id_to_message_res_id.get(message)
@@ -196,9 +226,9 @@ class SuperLink:
         """Tell the bytes of all HTTP bodies so far, both ways."""
         return {"network.up": float(self._door.received), "network.down": float(self._door.sent)}
 
-    def allow(self, site: int, most_bytes: int | None = None) -> None:
-        """Let a site's next answer have so many bytes, or as many as any answer; more is cut off as it comes."""
-        self._door.allow(site, self.most_bytes if most_bytes is None else most_bytes)
+    def allow(self, site: int, most_bytes: int) -> None:
+        """Let a site's next answer have so many bytes; more is cut off as it comes."""
+        self._door.allow(site, most_bytes)
 
     def failures(self) -> dict[int, str]:
         """Take the sites whose answers were cut off, and why."""

@@ -8,6 +8,7 @@ away. It is put together from parts that Flower does not document (``internals.p
 from __future__ import annotations
 
 import datetime
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -87,10 +88,14 @@ class SuperNode:
     root_certificate: Path | None
     poll_seconds: float = 1.0
     log: Callable[[str], None] = lambda line: None
+    connected: Callable[[], None] = lambda: None
+    """Told whenever the server has let the site in."""
     is_over: Callable[[], bool] = lambda: False
     """Whether the ClientApp has nothing more to do: then the connection ends too."""
     idle: Callable[[float], None] = lambda seconds: None
     """Told how long no message has come."""
+    tls: ssl.SSLContext | None = None
+    """How this site speaks TLS where it has a certificate of its own to show."""
     process: str = field(default_factory=lambda: token_hex(8))
     """By which the server tells this process from another one with the same key."""
 
@@ -102,6 +107,7 @@ class SuperNode:
                 with self._client() as client:
                     node = self._activate(client)
                     self.log(f"connected with {self.server}")
+                    self.connected()
                     pause, told = _FIRST_PAUSE, ""
                     self._serve(client, node, stop)
             except _Lost as lost:
@@ -112,15 +118,18 @@ class SuperNode:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _client(self) -> FleetHttpClient:
+        interceptors = (
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(self.key, self.key.public_key()),
+            _ProcessInterceptor(self.process),
+        )
+        if self.tls is not None:
+            return FleetHttpClient(f"https://{self.server}", interceptors=interceptors, verify=self.tls)
         return FleetHttpClient.from_server_address(
             self.server,
             self.root_certificate is None,
             None if self.root_certificate is None else str(self.root_certificate),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(self.key, self.key.public_key()),
-                _ProcessInterceptor(self.process),
-            ],
+            interceptors=interceptors,
         )
 
     def _activate(self, client: FleetHttpClient) -> Node:
@@ -150,8 +159,12 @@ class SuperNode:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 now = datetime.datetime.now(datetime.UTC)
                 raise FedStrataError(about_certificate(self.server, error, self.root_certificate, now)) from None
-            cut = isinstance(error, httpx.RemoteProtocolError)
-            if "WRONG_VERSION_NUMBER" in str(error) or (cut and self.root_certificate is None):
+            if isinstance(error, httpx.RemoteProtocolError) and self.root_certificate is not None:
+                raise _Lost(
+                    f"{self.server} has ended the connection at once; if it asks for certificates of sites "
+                    "(--mutual-tls), put a site.pem that holds today into the folder of --keys"
+                ) from None
+            if "WRONG_VERSION_NUMBER" in str(error) or isinstance(error, httpx.RemoteProtocolError):
                 raise FedStrataError(
                     f"{self.server} speaks {'no TLS' if self.root_certificate else 'TLS only'}; "
                     "site and server must agree."

@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from fedstrata.deployment.protocol import ProtocolError
+from fedstrata.deployment.rules import FEWEST_SITES
 from fedstrata.deployment.secure.primitives import (
     KEY_BYTES,
     SEALED_BYTES,
@@ -78,7 +79,13 @@ class RoundSecrets:
         """By which the server recognises the seed when it restores it."""
         return sha256(self.seed).hexdigest()
 
-    def share(self, holders: Mapping[int, PublicKeys], needed: int, random_bytes: RandomBytes) -> RoundSecrets:
+    def share(
+        self,
+        holders: Mapping[int, PublicKeys],
+        needed: int,
+        random_bytes: RandomBytes,
+        fewest: int = FEWEST_SITES,
+    ) -> RoundSecrets:
         """Divide seed and key among the holders; the same question again changes nothing, another one is refused."""
         if self.holders:
             if self.holders != holders:
@@ -87,6 +94,7 @@ class RoundSecrets:
         keys = [key for pair in holders.values() for key in pair]
         if holders.get(self.number) != self.public_keys or len(set(keys)) < len(keys):
             raise ProtocolError("The public keys of a round are not those that the sites made.")
+        refuse_few(len(holders), fewest)
         if not 2 <= needed <= len(holders):
             raise ProtocolError(f"{len(holders)} sites are too few to share secrets among.")
         seeds, masks = (split_secret(part, holders, needed, random_bytes) for part in (self.seed, self.mask_key))
@@ -103,7 +111,7 @@ class RoundSecrets:
         own = {self.number: (seeds[self.number], masks[self.number])}
         return replace(self, holders=dict(holders), sealed=sealed, held=own)
 
-    def hold(self, relayed: Mapping[int, str], needed: int, asked: str) -> RoundSecrets:
+    def hold(self, relayed: Mapping[int, str], needed: int, asked: str, fewest: int = FEWEST_SITES) -> RoundSecrets:
         """Take the shares of the neighbours in, before the masked upload; only once, for one question."""
         if not self.holders:
             raise ProtocolError("Shares came before the keys of the round.")
@@ -113,6 +121,7 @@ class RoundSecrets:
             return self
         if self.number in relayed or not relayed.keys() <= self.holders.keys() or len(relayed) + 1 < needed:
             raise ProtocolError("The shares that came are not those of enough neighbours.")
+        refuse_few(len(relayed) + 1, fewest)
         held = {
             other: unseal(
                 agreed_key(self.seal_key, self.holders[other][1], _purpose("seal", self.context)),
@@ -131,7 +140,12 @@ class RoundSecrets:
             add_mask(vector, key, pair_sign(self.number, other))
 
     def unmask(
-        self, present: Collection[int], dropped: Collection[int], needed: int, asked: str
+        self,
+        present: Collection[int],
+        dropped: Collection[int],
+        needed: int,
+        asked: str,
+        fewest: int = FEWEST_SITES,
     ) -> tuple[RoundSecrets, dict[int, str]]:
         """Give away shares: of the seeds of those who sent an upload, of the keys of those who did not.
 
@@ -145,6 +159,7 @@ class RoundSecrets:
             raise ProtocolError("The sites that are to be unmasked are not the neighbours of this round, each once.")
         if len(present) < needed:
             raise ProtocolError(f"Of the neighbours of this round {len(present)} are left, and {needed} are needed.")
+        refuse_few(len(present), fewest)
         shares = {
             **{other: self.held[other][0].hex() for other in present},
             **{other: self.held[other][1].hex() for other in dropped},
@@ -181,6 +196,19 @@ class RoundSecrets:
             held={int(site): (bytes.fromhex(seed), bytes.fromhex(key)) for site, (seed, key) in facts["held"].items()},
             masked=facts["masked"],
             unmasked=facts["unmasked"],
+        )
+
+
+def refuse_few(sites: int, fewest: int) -> None:
+    """Refuse to take part in a sum of so few uploads that it would hide too little.
+
+    A site counts those with whom it shares masks, itself among them: without the uploads of all of these who are there
+    the sum cannot be opened.
+    """
+    if sites < fewest:
+        raise ProtocolError(
+            f"A sum of {sites} uploads hides too little: this site helps to add up at least {fewest}, its own and "
+            "those of its neighbours."
         )
 
 

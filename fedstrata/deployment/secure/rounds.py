@@ -24,6 +24,9 @@ from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
 from fedstrata.wire import bytes_sent
 
+_TOLD = ("loss", "flops", "sparse_flops", "scores", "entries")
+"""What is used of what sites tell after training, and kept until the round is over."""
+
 
 @dataclass
 class SecureRounds:
@@ -82,7 +85,8 @@ class SecureRounds:
             number_in(reply.facts, "loss")
             cost_from_facts(reply.facts)
             _scores(side, site, reply.facts, evaluate)
-            return read_entries(reply.facts.get("entries"), state.model, masks), reply.facts
+            told = {name: reply.facts[name] for name in _TOLD if name in reply.facts}
+            return read_entries(reply.facts.get("entries"), state.model, masks), told
 
         answers = federation.ask(asked, read)
         for site, reason in odd_ones_out({site: entries for site, (entries, _) in answers.items()}).items():

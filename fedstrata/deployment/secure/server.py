@@ -1,7 +1,8 @@
 """The server's part in secure aggregation: it relays keys and shares, adds masked uploads up, and has the sum unmasked.
 
 Sites may drop out between any two steps. As long as enough neighbours of every site are left, the sum of the others
-comes out; if not, and nothing was unmasked yet, the round begins anew with other keys. Before the sites are asked to
+comes out; if not, or if it would be of fewer than three, and nothing was unmasked yet, the round begins anew with other
+keys. Before the sites are asked to
 unmask, the masked sum and all that belongs to it is on disk: they do that only once in a round, so that a server that
 was killed meanwhile has to go on with the same question.
 """
@@ -21,7 +22,8 @@ import numpy as np
 from fedstrata import files
 from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.federation import Federation, TooFewAnswers
-from fedstrata.deployment.protocol import Place, ProtocolError, Reply, Request, digest
+from fedstrata.deployment.protocol import SMALL_ANSWER, Place, ProtocolError, Reply, Request, digest
+from fedstrata.deployment.rules import FEWEST_SITES
 from fedstrata.deployment.secure.masking import (
     PublicKeys,
     context_of,
@@ -152,6 +154,7 @@ class SecureAggregation:
 
     def gather(self, asked: Asked) -> Gathered:
         """Collect masked uploads, with other keys again where too many sites drop out on the way."""
+        self._refuse_few(asked.round, asked.sites)
         for number in range(1, ATTEMPTS + 1):
             try:
                 gathered = self._attempt(asked, number)
@@ -171,6 +174,7 @@ class SecureAggregation:
         """Have the masks of a sum removed by the sites that are in it."""
         if gathered.opened:
             return gathered
+        self._refuse_few(gathered.asked.round, len(gathered.present))
         context = context_of(self.federation.run, gathered.asked.round, gathered.attempt)
         present, dropped, sharing = set(gathered.present), gathered.dropped, gathered.seed_hashes.keys()
 
@@ -195,6 +199,15 @@ class SecureAggregation:
         self._keep(opened)
         return opened
 
+    def _refuse_few(self, round: int, sites: int) -> None:
+        """Refuse to have a sum opened that hides too little."""
+        if sites < FEWEST_SITES:
+            raise FedStrataError(
+                f"In round {round} there are uploads of {sites} sites to add up, and a sum of fewer than "
+                f"{FEWEST_SITES} hides too little, so that it is not opened. The rounds so far are saved: look into "
+                "the log, and start the server again when more sites are there."
+            )
+
     def _keep(self, gathered: Gathered) -> None:
         if self.path is not None:
             files.write_atomically(self.path, gathered.to_bytes(), private=True)
@@ -203,8 +216,8 @@ class SecureAggregation:
         """Take the steps from the keys to the masked sum."""
         place, attempt = Place.secure_sum(asked.round, number), secrets.token_hex(8)
 
-        def request(kind: str, **facts: Any) -> Request:
-            return self._request(kind, place, attempt, facts)
+        def request(kind: str, most_bytes: int = SMALL_ANSWER, **facts: Any) -> Request:
+            return replace(self._request(kind, place, attempt, facts), most_bytes=most_bytes)
 
         public = self._ask(
             dict.fromkeys(asked.weights, request("keys")), lambda site, reply: read_public_keys(reply.facts.get("keys"))
@@ -227,6 +240,7 @@ class SecureAggregation:
         requests = {
             site: request(
                 "masked",
+                total.nbytes,
                 sealed={str(other): sealed[other][0][site] for other in sealed if other in holders[site] - {site}},
                 sites=asked.sites,
                 heaviest=asked.heaviest,
@@ -251,10 +265,12 @@ class SecureAggregation:
     def _require(
         self, holders: Mapping[int, frozenset[int]], left: Iterable[int], concerned: Iterable[int], did: str
     ) -> None:
-        """Insist that the secrets of all concerned could be restored by those who are left."""
+        """Insist that the secrets of all concerned could be restored by those who are left, and that these are enough
+        to hide each other.
+        """
         here = set(left)
         for site in concerned:
-            needed = self.federation.rules.shares_needed(len(holders[site]))
+            needed = max(FEWEST_SITES, self.federation.rules.shares_needed(len(holders[site])))
             if len(holders[site] & here) < needed:
                 raise TooFewAnswers(
                     f"Only {len(holders[site] & here)} of the {len(holders[site])} sites around "
@@ -292,7 +308,7 @@ class SecureAggregation:
             return check(site, reply)
 
         self.bytes_down += sum(len(request.header()) for request in requests.values())
-        return self.federation.ask(requests, counted)
+        return self.federation.ask(requests, counted, majority=False)
 
 
 def _is_seed(expected: str) -> Callable[[bytes], bool]:

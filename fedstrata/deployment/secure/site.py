@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request, digest
-from fedstrata.deployment.rules import SecureRules
-from fedstrata.deployment.secure.masking import RoundSecrets, by_site, context_of, read_public_keys, read_sealed
+from fedstrata.deployment.rules import FEWEST_SITES, SecureRules
+from fedstrata.deployment.secure.masking import (
+    RoundSecrets,
+    by_site,
+    context_of,
+    read_public_keys,
+    read_sealed,
+    refuse_few,
+)
 from fedstrata.deployment.secure.primitives import RandomBytes
 from fedstrata.deployment.secure.sums import Scale, read_ranges, to_numbers
 from fedstrata.deployment.store import SiteStore
@@ -25,13 +32,17 @@ _ATTEMPT = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class SecureSteps:
-    """Answers what is asked of a site after it has trained: for its keys, shares, masked upload, and unmasking."""
+    """Answers what is asked of a site after it has trained: for its keys, shares, masked upload, and unmasking.
+
+    It takes part in no sum of fewer than ``fewest`` uploads.
+    """
 
     store: SiteStore
     rules: SecureRules
     number: int
     sites: int
     random_bytes: RandomBytes = secrets.token_bytes
+    fewest: int = FEWEST_SITES
 
     def answer(self, request: Request, upload: Upload) -> Reply:
         """Answer one of the four steps."""
@@ -65,7 +76,7 @@ class SecureSteps:
     def _shares(self, request: Request, current: RoundSecrets) -> Reply:
         keys = by_site(request.facts.get("keys"), range(self.sites))
         holders = {site: read_public_keys(pair) for site, pair in keys.items()}
-        shared = current.share(holders, self.rules.shares_needed(len(holders)), self.random_bytes)
+        shared = current.share(holders, self.rules.shares_needed(len(holders)), self.random_bytes, self.fewest)
         self._keep(shared)
         sealed = {str(site): text for site, text in shared.sealed.items()}
         return Reply(request.ticket, facts={"sealed": sealed, "seed_hash": shared.seed_hash})
@@ -74,14 +85,15 @@ class SecureSteps:
         facts = request.facts
         relayed = read_sealed(facts.get("sealed"), current.holders)
         sites, heaviest = facts.get("sites"), facts.get("heaviest")
-        if type(sites) is not int or not 2 <= sites <= self.sites:
+        if type(sites) is not int or not 0 < sites <= self.sites:
             raise ProtocolError("A request for an upload came for an impossible number of sites.")
+        refuse_few(sites, self.fewest)
         if type(heaviest) is not float or not 0 < heaviest < math.inf:
             raise ProtocolError("A request for an upload came without the largest weight.")
         message, weight = upload(request.round)
         vector = to_numbers(message, weight / heaviest, Scale.of(self.rules, sites, read_ranges(facts.get("ranges"))))
         asked = digest(_canonical([relayed, sites, heaviest, facts["ranges"]]) + vector.tobytes())
-        holding = current.hold(relayed, self.rules.shares_needed(len(current.holders)), asked)
+        holding = current.hold(relayed, self.rules.shares_needed(len(current.holders)), asked, self.fewest)
         self._keep(holding)
         holding.mask(vector)
         return Reply(request.ticket, payload=vector.tobytes())
@@ -89,7 +101,7 @@ class SecureSteps:
     def _unmask(self, request: Request, current: RoundSecrets) -> Reply:
         present, dropped = (_numbers(request.facts.get(key)) for key in ("present", "dropped"))
         needed = self.rules.shares_needed(len(current.holders))
-        given, shares = current.unmask(present, dropped, needed, digest(_canonical([present, dropped])))
+        given, shares = current.unmask(present, dropped, needed, digest(_canonical([present, dropped])), self.fewest)
         self._keep(given)
         return Reply(request.ticket, facts={"shares": {str(site): share for site, share in shares.items()}})
 

@@ -18,7 +18,7 @@ EXCLUSIVE_HOOKS: dict[str, Decision] = {
 }
 """The hooks of which a method has one, and what that one decides."""
 
-HOOKS_ON_WHAT_IS_SHARED = ("weigh", "merge", "server_step", "refine", "exchanges")
+HOOKS_ON_WHAT_IS_SHARED = ("admit", "weigh", "merge", "server_step", "refine", "exchanges")
 
 
 def defines(part: Part, *hooks: str) -> bool:
@@ -29,7 +29,7 @@ def defines(part: Part, *hooks: str) -> bool:
 def touched_by(part: Part) -> Touches:
     """Tell what a part touches: what it says, and what follows from its hooks and needs."""
     needs, said = part.needs, part.touches or Touches(relies_on=tuple(UNDECLARED))
-    looks = needs.replies or defines(part, "merge")
+    looks = needs.replies or defines(part, "admit", "merge")
     decides = {
         **{decision: defines(part, hook) for hook, decision in EXCLUSIVE_HOOKS.items()},
         Decision.EPOCH: needs.samples_per_epoch is not None,
@@ -48,8 +48,9 @@ def touched_by(part: Part) -> Touches:
         Matter.WHOLE_MODEL: defines(part, "keeps", "receive", "effective"),
         Matter.ONE_MODEL: defines(part, "deployed"),
         Matter.ONLY_UPDATES: looks or defines(part, "exchanges"),
-        Matter.SUMS: needs.replies,
-        Matter.MEAN: defines(part, "merge"),
+        Matter.SUMS: needs.replies or defines(part, "admit"),
+        Matter.MEAN: defines(part, "admit", "merge"),
+        Matter.NO_SINGLE_REPLY: needs.replies,
     }
     return said.also(
         tuple(decision for decision, so in decides.items() if so),

@@ -129,6 +129,12 @@ class Method:
         return self._refusal(Matter.SAME_ENTRIES) or self.objection_to_summing
 
     @property
+    def objection_to_real_sites(self) -> str | None:
+        """Why it runs in simulation only, if it does."""
+        reasons = ((part, part.facts.not_on_network) for part in self.parts)
+        return next((f"'{part.name}' cannot run on real sites: {why}" for part, why in reasons if why), None)
+
+    @property
     def objection_to_joining(self) -> str | None:
         """Why clients cannot join later, if they cannot."""
         return self._refusal(Matter.JOINING)
@@ -338,11 +344,18 @@ class Method:
 
     def aggregate(self, server: Server, replies: Message) -> ModelAndState:
         """Weigh and merge all replies of a round, and advance."""
+        replies = self._admitted(server, replies)
         merger = first_defining(self.parts, "merge")
         weights = self.weigh(Declared(server.sizes, server.label_counts))
         merged = merger.merge(_own(server, merger), replies, weights / weights.sum())
         self._checks.tensors(merger, "merge", merged, server.model, whole=False)
         return self.advance(server, merged, replies)
+
+    def _admitted(self, server: Server, replies: Message) -> Message:
+        for part in self._defining("admit"):
+            replies = part.admit(_own(server, part), replies)
+            self._checks.message(part, "admit", replies, (1, len(server.participants)))
+        return replies
 
     def advance(self, server: Server, merged: Tensors, replies: Message) -> ModelAndState:
         """Go from the merged model to the new one and the server's new memory.
@@ -399,11 +412,14 @@ class Method:
 
     @cached_property
     def _parts_defining(self) -> dict[str, tuple[Part, ...]]:
-        """The parts with each hook, in order: who decides the loss comes first, who answers for privacy sends last."""
+        """The parts with each hook, in order: who decides the loss comes first, who answers for privacy sends last, and
+        lies are told before anybody looks at them.
+        """
         found = {hook: tuple(part for part in self.parts if defines(part, hook)) for hook in HOOKS}
         loss = sorted(found["loss"], key=lambda part: not _decides(part, Decision.LOSS))
         upload = sorted(found["upload"], key=lambda part: _decides(part, Decision.PRIVACY))
-        return {**found, "loss": tuple(loss), "upload": tuple(upload)}
+        admit = sorted(found["admit"], key=lambda part: not _decides(part, Decision.LIES))
+        return {**found, "loss": tuple(loss), "upload": tuple(upload), "admit": tuple(admit)}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ FAMILIES = (
     "sparse",
     "decentralised",
     "privacy",
+    "robust",
 )
 """The families of the methods that come with the package, in the order in which they are listed."""
 
@@ -97,6 +98,7 @@ class Decision(Enum):
     GAPS = "decides why a weight was not sent"
     MIXTURE = "mixes the clients' models anew for every client"
     PRIVACY = "keeps an account of privacy"
+    LIES = "lets clients lie"
 
 
 class Matter(Enum):
@@ -128,6 +130,7 @@ class Matter(Enum):
     MEAN = "goes on from the mean of the replies", "merges replies in a way of its own"
     OWN_WEIGHT = "weighs every client by itself", "weighs a client by who else takes part"
     JOINING = "lets clients join later", "counts the models of all clients from the first round on"
+    NO_SINGLE_REPLY = "keeps single replies from deciding", "goes by what every single client sent, liars too"
     EXACT_UPLOADS = "bounds the length of an update, beyond which rounding could carry it", "rounds uploads"
 
     @property

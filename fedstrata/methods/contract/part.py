@@ -163,6 +163,10 @@ class Part(Spec):
         """Client: change what leaves the client; the message already holds the shared tensors."""
         return message
 
+    def admit(self, server: Server, replies: Message) -> Message:
+        """Server: look at the replies before they are weighed and merged, and change them, such as cut them short."""
+        return replies
+
     def weigh(self, declared: Declared) -> Tensor:
         r"""Server: give each participant its weight ``[K]`` in the merged model (exclusive): :math:`u_k = n_k`.
 

@@ -16,17 +16,19 @@ from torch import Tensor
 
 from fedstrata.layers import LayerMap
 from fedstrata.optimisers import Optimiser
-from fedstrata.rng import client_keys, key
+from fedstrata.rng import client_keys, key, normal, unrepeatable_normal
 from fedstrata.stack import Stack, Tensors, concatenate, take
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of an experiment before it runs."""
+    """What is known of an experiment before it runs; ``participants`` are those of the round with the fewest."""
 
     layers: LayerMap
     rounds: int
     optimiser: Optimiser
+    clients: int
+    participants: int
 
 
 def _nothing() -> Tensor:
@@ -108,8 +110,8 @@ class Clients:
 
     ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel. ``memory`` is
     what the part remembers. ``initial`` is the common initial model, without a client axis: everybody in a run knows
-    it. ``secret`` is what only this client knows; in a simulation there is none. ``everybody`` and ``probing`` are for
-    the engines: what all parts remember, and how to ask a client's data.
+    it. ``secret`` says that nobody may be able to draw its noise again, as at a real site; in a simulation everybody
+    can. ``everybody`` and ``probing`` are for the engines: what all parts remember, and how to ask a client's data.
 
     ``previous`` is each client's own model as its last local training left it, where a part needs it
     (:attr:`Needs.previous`), and the initial one before the first; ``trained`` tells who has trained before ``[K]``.
@@ -128,7 +130,7 @@ class Clients:
     initial: Tensors = field(default_factory=dict)
     previous: Stack = field(default_factory=Stack)
     trained: Tensor = field(default_factory=_nothing)
-    secret: str = field(default="", repr=False)
+    secret: bool = field(default=False, repr=False)
     everybody: Stack = field(default_factory=Stack, repr=False)
     probing: Callable[[Clients], Probe] | None = field(default=None, repr=False)
 
@@ -157,9 +159,15 @@ class Clients:
         """One key per client for this round's draws: ``[K, 2]``."""
         return client_keys(self.seed, self.round, self.ids, purpose, self.sizes.device)
 
-    def secret_keys(self, purpose: str) -> Tensor:
-        """The same for draws that nobody else may guess."""
-        return self.keys(f"{purpose}/{self.secret}")
+    def noise(self, purpose: str, shape: Sequence[int], stream: int = 0) -> Tensor:
+        """Draw normal noise for what leaves these clients: ``[K, *shape]``, in double precision.
+
+        At a real site it comes from the operating system and is another one at every call, so that no question of a
+        server brings it back; in a simulation from the seed, for each ``stream`` of a purpose another one.
+        """
+        if self.secret:
+            return unrepeatable_normal((len(self.ids), *shape), self.sizes.device)
+        return normal(self.keys(f"{purpose}/"), shape, stream)
 
 
 @dataclass(frozen=True)
@@ -168,8 +176,8 @@ class Server:
 
     ``initial`` is the common initial model, also of what clients keep to themselves.
     ``proxy`` is the server's own small labelled set, where a part needs one (:attr:`Needs.proxy`). ``testing`` says
-    that what is sent will be tested, not trained. ``secret`` is what only the server knows; in a simulation there is
-    none.
+    that what is sent will be tested, not trained. ``secret`` says that nobody may be able to draw its noise again, as
+    at the server of real sites.
     """
 
     round: int
@@ -185,15 +193,18 @@ class Server:
     initial: Tensors = field(default_factory=dict)
     proxy: Proxy | None = None
     testing: bool = False
-    secret: str = field(default="", repr=False)
+    secret: bool = field(default=False, repr=False)
 
     def key(self, purpose: str) -> tuple[int, int]:
         """The key of this round's draws at the server."""
         return key(self.seed, self.round, "server", purpose)
 
-    def secret_key(self, purpose: str) -> tuple[int, int]:
-        """The same for draws that nobody else may guess."""
-        return self.key(f"{purpose}/{self.secret}")
+    def noise(self, purpose: str, shape: Sequence[int], stream: int = 0) -> Tensor:
+        """Draw normal noise for what leaves the server, in double precision; see :meth:`Clients.noise`."""
+        device = self.sizes.device
+        if self.secret:
+            return unrepeatable_normal(shape, device)
+        return normal(torch.tensor(self.key(f"{purpose}/"), device=device), shape, stream)
 
 
 class Proxy(Protocol):
