@@ -30,6 +30,7 @@ from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.models import load_model
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.runs.same_data import refuse_other_data
 from fedstrata.scores import Function, Metric, make_metrics
 from fedstrata.spec import Registry
 from fedstrata.trained import TrainedModel
@@ -223,18 +224,7 @@ def carry_on(out: Path, given: Ingredients, callbacks: Iterable[object], shown: 
                 f"The run in '{out}' measures {experiment.metrics or 'accuracy and loss'}; go on with the same, not "
                 f"{simulation.experiment.metrics}."
             )
-        if simulation.split.hash != folder.data()["split_hash"]:
-            raise FedStrataError(
-                f"The data of the run in '{out}' has changed since it began: its split is not the same any more."
-            )
-        names, known = simulation.dataset.class_names, tuple(folder.data()["class_names"])
-        if names != known:
-            other = next((name for name in names if name not in known), None)
-            raise FedStrataError(
-                f"The data of the run in '{out}' has changed since it began: "
-                + ("it lacks a class" if other is None else f"nobody trained on the label '{other}'")
-                + f"; its classes were {', '.join(known)}."
-            )
+        refuse_other_data(folder, simulation.dataset, simulation.split)
         simulation.restore(folder)
         shown.show_doing(f"round {simulation.round + 1} of {experiment.rounds}")
         return _result(simulation, simulation.run(folder, [*called, shown]), folder.path)

@@ -76,7 +76,7 @@ def write_folder_atomically(path: Path, files: Mapping[str, bytes | str], privat
 def open_to_append(path: Path) -> int:
     """Open a file to which is only ever added; one that is not there is made, for its owner alone."""
     new = not path.exists()
-    make_folder(path.parent)
+    make_folder(path.parent, private=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     if new:
         _flush(path.parent)

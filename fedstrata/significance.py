@@ -80,6 +80,7 @@ class Row:
     spent, for methods that keep an account of it. ``bytes`` are those of the encoded messages, ``network`` those that a
     real network carried, where there was one. ``took_part`` is the fraction of the asked clients whose replies
     were merged, in the mean over the rounds; ``everybody`` tells that it was all of them, in the tests too.
+    ``without_state`` is how many real sites went on without the state that they had lost.
     """
 
     label: str
@@ -98,6 +99,7 @@ class Row:
     network_down: Estimate | None = None
     took_part: Estimate | None = None
     everybody: bool = True
+    without_state: int = 0
 
 
 def group_runs(runs: Sequence[R]) -> list[Group[R]]:
@@ -248,6 +250,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     spent = [f"{row.label} {row.epsilon.mean:.3g}" for row in rows if row.epsilon is not None]
     if spent:
         said.append(f"Epsilon spent by the client that took part most often: {_listed(spent)}.")
+    lost = [f"{row.label} {row.without_state}" for row in rows if row.without_state]
+    if lost:
+        said.append(f"Sites that had lost their state and went on without it: {_listed(lost)}.")
     return said
 
 
@@ -259,6 +264,8 @@ def some_dropped_out(rows: Iterable[Row]) -> bool:
 MANY_METHODS = 12
 """With more methods than this, a comparison is ordered by rank."""
 _USUAL_REFERENCE = "fedavg"
+WITHOUT_STATE = "sites.without_state"
+"""The metric that counts the real sites which have gone on without the state that they had lost."""
 
 ACCURACIES = ("last", "last_ten", "best", "worst")
 """The columns of a :class:`Row` that hold accuracies."""
@@ -364,6 +371,7 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         took_part=total("took_part"),
         everybody=all(map(everybody_took_part, summaries)),
         epsilon=estimate(spent for summary in summaries if (spent := epsilon_spent(summary)) is not None),
+        without_state=sum(map(sites_without_state, summaries)),
     )
 
 
@@ -377,6 +385,11 @@ def everybody_took_part(summary: Mapping[str, Any]) -> bool:
 def epsilon_spent(summary: Mapping[str, Any]) -> float | None:
     """Read off a run's summary what it has spent of privacy, if its method keeps an account."""
     return metric_value(summary.get("final") or {}, "privacy.epsilon")
+
+
+def sites_without_state(summary: Mapping[str, Any]) -> int:
+    """Read off a run's summary how many sites have gone on without the state that they had lost."""
+    return int(metric_value(summary.get("final") or {}, WITHOUT_STATE) or 0)
 
 
 def _listed(labels: Sequence[str], limit: int = 4) -> str:

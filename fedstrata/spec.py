@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 
 Value = str | int | float | bool | None
+_LOCAL_NAMES = ("path", "folder", "directory", "file", "url", "run", "download")
 
 
 def parameter(
@@ -45,14 +46,17 @@ def parameter(
     below: float | None = None,
     choices: tuple[Any, ...] | None = None,
     finite: bool = True,
+    local: bool | None = None,
 ) -> Any:
     """Declare a field of a :class:`Spec`: its default, what it means, and which values it admits.
 
     ``low`` and ``high`` are inclusive bounds, ``above`` and ``below`` exclusive ones. ``finite=False`` admits infinity,
-    written ``inf``.
+    written ``inf``. ``local`` says that the value means something on one machine only, a file or a folder, or lets that
+    machine fetch something: at a real site only the site itself may set it. Where nothing is said, names tell:
+    a parameter called ``path``, ``folder``, ``directory``, ``file``, ``url``, ``run`` or ``download`` is local.
     """
     limits = {"low": low, "high": high, "above": above, "below": below, "choices": choices, "finite": finite}
-    return dataclasses.field(default=default, metadata={"doc": doc, **limits})
+    return dataclasses.field(default=default, metadata={"doc": doc, "local": local, **limits})
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,18 @@ class Spec:
         for field in dataclasses.fields(self):
             checked = _check(self, field, hints[field.name], getattr(self, field.name))
             object.__setattr__(self, field.name, checked)
+
+    @classmethod
+    def is_local(cls, field: dataclasses.Field[Any]) -> bool:
+        """Tell whether a parameter names a place on a machine, or lets it fetch something; see :func:`parameter`."""
+        local = field.metadata.get("local")
+        return field.name in _LOCAL_NAMES if local is None else bool(local)
+
+    def local_values(self) -> dict[str, Any]:
+        """Tell the local parameters that are set, that is, to something else than nothing or their default."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if self.is_local(field)}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, False, defaults[name])}
 
     def __str__(self) -> str:
         """Write the spec as text: the name, and the parameters that differ from their defaults."""

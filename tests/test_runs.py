@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedstrata.data.contents import fingerprint
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
@@ -123,6 +124,7 @@ def test_a_new_run_can_be_read_back(tmp_path: Path) -> None:
         "split_hash": SPLIT.hash,
         "input_shape": [1, 2, 2],
         "samples": 6,
+        "contents": fingerprint(DATASET),
     }
     split = run.split()
     assert [part.tolist() for part in split.train] == [[0, 3, 4], [2, 1]]

@@ -31,6 +31,7 @@ from fedstrata.cli.options import (
     Settings,
     add_command,
     read_experiment,
+    read_setting,
 )
 from fedstrata.cli.passphrases import PassphraseFile, passphrase_of
 from fedstrata.cli.running import PAGE, stoppable, unused_folder
@@ -60,6 +61,13 @@ RoundTimeout = Annotated[
 Secure = Annotated[
     bool,
     typer.Option("--secure", help="Secure aggregation: of uploads the server sees only the sum over all sites."),
+]
+AcceptLostState = Annotated[
+    bool,
+    typer.Option(
+        "--accept-lost-state",
+        help="Go on with a site that has lost what it kept to itself; the results then say so.",
+    ),
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without TLS: everything travels in plain text, weights included.")
@@ -108,6 +116,7 @@ def deploy(
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,
     secure: Secure = False,
+    accept_lost_state: AcceptLostState = False,
     learning_rate: LearningRate = None,
     settings: Settings = None,
     no_report: NoReport = False,
@@ -129,7 +138,7 @@ def deploy(
 
     shaped = None if link is None else Link.read(link)
     folder = out or unused_folder(experiment)
-    rules = _rules({}, min_sites, round_timeout, secure)
+    rules = _rules({}, min_sites, round_timeout, secure, accept_lost_state)
     deployment = Deployment(experiment, site_names(local), folder, rules, rehearsal=True)
     deployment.check()
     status = StatusFile.begin(deployment)
@@ -164,6 +173,7 @@ def server(
     min_sites: MinSites = None,
     round_timeout: RoundTimeout = None,
     secure: Secure = False,
+    accept_lost_state: AcceptLostState = False,
     insecure: Insecure = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, and stop before anybody connects.")
@@ -198,7 +208,7 @@ def server(
     file = SitesFile.read(sites)
     folder = out or unused_folder(experiment)
     roll = Roll.of(file, begun_sites(folder), folder)
-    rules = _rules(vars(file.rules), min_sites, round_timeout, secure)
+    rules = _rules(vars(file.rules), min_sites, round_timeout, secure, accept_lost_state)
     deployment = Deployment(experiment, roll.names, folder, rules, removed=roll.removed)
     deployment.check()
     certificate, until = (None, None) if tls is None or insecure else _certificate(tls, mutual_tls, passphrase_file)
@@ -240,6 +250,15 @@ def client(
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where this site's own model goes in the end; by default into its state folder.")
+    ] = None,
+    own: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set paths of this machine, or what may be fetched, in the server's experiment, such as "
+            "model='vit(weights=/data/vit.safetensors)'; may be repeated.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, or cuda if there is one.")] = "auto",
     poll: Annotated[float, typer.Option(metavar="SECONDS", help="How often to ask the server for work.")] = 1.0,
@@ -324,8 +343,9 @@ def client(
         if not quiet:
             print_line(f"{site}: {line}")
 
-    own = SiteData(data, None if data_root is None else str(data_root), device, part)
-    here = Site(folder, own, log, rules=rules, out=out)
+    root, texts = None if data_root is None else str(data_root), dict(map(read_setting, own or ()))
+    samples = SiteData(data, root, device, part, own=texts)
+    here = Site(folder, samples, log, rules=rules, out=out)
     here.audit.start(site=site, server=server, tls=authority is not None, policy=policy_hash, rules=vars(rules))
     node = SuperNode(
         server,
@@ -446,10 +466,17 @@ def _checked_dates(certificate: Path, remedy: str) -> str:
     return day(facts.ends)
 
 
-def _rules(given: dict[str, Any], min_sites: int | None, round_timeout: float | None, secure: bool) -> Any:
+def _rules(
+    given: dict[str, Any], min_sites: int | None, round_timeout: float | None, secure: bool, accept_lost_state: bool
+) -> Any:
     from fedstrata.deployment.rules import Rules
 
-    options = {"min_sites": min_sites, "round_timeout": round_timeout, "secure": secure or None}
+    options = {
+        "min_sites": min_sites,
+        "round_timeout": round_timeout,
+        "secure": secure or None,
+        "accept_lost_state": accept_lost_state or None,
+    }
     return Rules(**{**given, **{key: value for key, value in options.items() if value is not None}})
 
 

@@ -19,7 +19,7 @@ from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.further import STATISTICS, asked_for
 from fedstrata.report.labels import meaning, short_name
 from fedstrata.report.summary import accuracies, took_part
-from fedstrata.significance import Row, comparison_rows, epsilon_spent, everybody_took_part, notes
+from fedstrata.significance import Row, comparison_rows, epsilon_spent, everybody_took_part, notes, sites_without_state
 
 
 def show_run(
@@ -109,12 +109,15 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
     headline = summary["headline"]
     explained = Text(f"{short_name(headline)}: {meaning(headline, everybody_took_part(summary))}", style="dim")
     spent = epsilon_spent(summary)
-    privacy = [] if spent is None else [Text(f"epsilon spent by the client that took part most often: {spent:.3g}")]
+    told = [] if spent is None else [Text(f"epsilon spent by the client that took part most often: {spent:.3g}")]
+    lost = sites_without_state(summary)
+    if lost:
+        told.append(Text(f"sites that had lost their state and went on without it: {lost}"))
     ended = f"stopped after round {summary['rounds']} of {experiment.rounds}: {summary.get('stopped')}"
     stopped = [] if "stopped" not in summary else [Text(ended)]
     chosen = [] if "validated" not in summary else [Text(_chosen(summary))]
     dropped = [] if took_part(summary) is None else [Text(took_part(summary) or "")]
-    return Group(head, setting, *stopped, *dropped, *privacy, *chosen, "", table, *_further(summary), "", explained)
+    return Group(head, setting, *stopped, *dropped, *told, *chosen, "", table, *_further(summary), "", explained)
 
 
 def _further(summary: Mapping[str, Any]) -> list[RenderableType]:

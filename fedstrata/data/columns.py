@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from torch import Tensor
 
+from fedstrata.data.formats.bounds import refuse_irregular, refuse_large_table, refuse_large_text
 from fedstrata.data.objects import is_hub_dataset, is_transformed
 from fedstrata.errors import FedStrataError
 
@@ -213,11 +214,15 @@ def _with_class_names(dataset: Any) -> pa.Table:
 
 
 def _read_file(path: Path) -> pa.Table:
-    if not path.is_file():
+    if not path.exists():
         raise FedStrataError(f"There is no file '{path}'.")
+    refuse_irregular(path)
     try:
         if path.name.lower().endswith((".parquet", ".pq")):
+            refuse_large_table(path)
             return pq.read_table(path)
+        if path.name.lower().endswith(".gz"):
+            refuse_large_text(path)
         return _read_csv(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")

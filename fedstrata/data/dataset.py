@@ -88,6 +88,12 @@ class Dataset:
                 f"Sample {bad} of the dataset '{self.name}' holds a NaN or an infinity; "
                 "clean or drop such samples first."
             )
+        if self.labels.dtype != torch.int64:
+            kind = str(self.labels.dtype).removeprefix("torch.")
+            raise FedStrataError(
+                f"The labels of the dataset '{self.name}' are of the type {kind}; give class numbers, int64, or let "
+                "fedstrata.from_arrays number them."
+            )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= self.classes:
             raise FedStrataError(

@@ -7,12 +7,14 @@ What both ends agree on:
     facts.py          numbers and scores in what travels beside the payload
     declarations.py   what sites declare about their samples
     agreement.py      what these have in common: known, or declared by more than half
+    last_steps.py     from which step of a site it goes on, so that no state is lost or replaced in silence
     statistics.py     what they tell for the mean and deviation of all samples
 
 A site:
 
     site.py           it answers requests, each once
     site_data.py      where its samples come from
+    own_parameters.py what of an experiment only the site itself may set: paths, and leave to fetch
     member.py         its part in one run
     store.py          what it keeps on its disk
     budget.py         what it has spent of its privacy, over all runs, and refuses to spend

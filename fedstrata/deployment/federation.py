@@ -20,7 +20,8 @@ from fedstrata.deployment.checks import RefusedReply
 from fedstrata.deployment.declarations import Declaration, Schema
 from fedstrata.deployment.facts import statistics_to_facts
 from fedstrata.deployment.foreign_text import clean, cleaned
-from fedstrata.deployment.protocol import BEHIND, MISSING, OK, UNREADY, Reply, Request, digest
+from fedstrata.deployment.last_steps import LastSteps
+from fedstrata.deployment.protocol import BEHIND, LOST, MISSING, OK, UNREADY, Reply, Request, digest
 from fedstrata.deployment.rules import Rules
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
@@ -37,6 +38,10 @@ FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
 class TooFewAnswers(FedStrataError):  # noqa: N818 - a verdict
     """So few usable answers to a question that nobody can go on with them."""
+
+
+class LostState(FedStrataError):  # noqa: N818 - a verdict
+    """A site has lost the state from which it should go on, and nobody said that it may go on without."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,8 @@ class Federation:
     left_out: set[int] = field(default_factory=set)
     removed: set[int] = field(default_factory=set)
     """The sites that are not on the list any more: left out, and not to be reached."""
+    last_steps: LastSteps = field(default_factory=LastSteps)
+    """The step of each site from which it goes on."""
     strays: int = 0
     """How many late, double or old answers came."""
     _held: dict[int, str] = field(default_factory=dict)
@@ -276,6 +283,7 @@ class Federation:
 
     def _send(self, site: int, request: Request) -> None:
         """Send a request; a payload that the site holds already is only named."""
+        request = replace(request, facts={**request.facts, **self.last_steps.facts(site, request)})
         if request.payload:
             name = digest(request.payload)
             held = self._held.get(site) == name and site not in self._forgetful
@@ -322,15 +330,20 @@ class Federation:
                     self._held[site] = digest(request.payload)
                 if request.kind == "hello":
                     self._declare(site, reply)
+                self.last_steps.note(site, request)
                 open.todo.pop(0)
                 if not open.todo:
                     question.answers[site] = question.check(site, reply)
             elif reply.status in (UNREADY, BEHIND, MISSING):
                 self._take_detour(site, open, reply.status)
+            elif reply.status == LOST:
+                self._take_loss(site, open, reply.reason)
             else:
                 question.declined[site] = f"refuses '{request.ticket}': {reply.reason}"
                 self.log(f"{self.names[site]} {question.declined[site]}")
                 open.todo.clear()
+        except LostState:
+            raise
         except FedStrataError as error:
             self.refuse(site, str(error))
             open.todo.clear()
@@ -354,6 +367,25 @@ class Federation:
             open.todo.insert(0, self._hello(site))
         elif status == BEHIND:
             open.todo[:0] = self.missed(site, open.todo[0].round)
+
+    def _take_loss(self, site: int, open: _Open, reason: str) -> None:
+        """Go on with a site that has lost its state if that is accepted, else without it, else not at all."""
+        if not self.last_steps.facts(site, open.todo[0]):
+            raise RefusedReply("it says that it has lost a state which nobody asked for")
+        lost, ticket = f"{self.names[site]} has lost what it needs", open.todo[0].ticket
+        if self.rules.accept_lost_state:
+            self.log(f"{lost} for '{ticket}': {reason}; it goes on without, which the results will say")
+            self.last_steps.forget(site, open.todo[0].round)
+            return
+        advice = (
+            "put the right copy of its state, or of the server's run folder, back and start again; or let it go on "
+            "without: --accept-lost-state"
+        )
+        if self.rules.min_sites is None:
+            raise LostState(f"The site {lost} for '{ticket}': {reason}. The rounds so far are saved: {advice}.")
+        self.left_out.add(site)
+        self.log(f"{lost} for '{ticket}': {reason}; it is left out. To have it back, {advice}")
+        open.todo.clear()
 
     def _declare(self, site: int, reply: Reply) -> None:
         declared = Declaration.read(reply.facts)

@@ -20,6 +20,7 @@ from fedstrata.deployment.flower.serving import serve
 from fedstrata.deployment.flower.superlink import ServerCertificate, SuperLink
 from fedstrata.deployment.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, SITE_KEY, SITES_FILE, make_keys
 from fedstrata.deployment.link import Link, ShapedLinks
+from fedstrata.deployment.own_parameters import local_parameters
 from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.sites_file import SitesFile
 from fedstrata.errors import FedStrataError
@@ -185,4 +186,5 @@ def _own_imports(deployment: Deployment, folder: Path) -> list[str]:
 def _own_data(deployment: Deployment) -> Sequence[str]:
     experiment = deployment.experiment
     root = () if experiment.data_root is None else ("--data-root", experiment.data_root)
-    return "--device", experiment.device, *root
+    own = [("--set", f"{key}={getattr(experiment, key)}") for key in local_parameters(experiment)]
+    return "--device", experiment.device, *root, *(argument for pair in own for argument in pair)

@@ -39,9 +39,11 @@ from fedstrata.errors import FedStrataError
 
 SECURE_KINDS = ("keys", "shares", "masked", "unmask")
 KINDS = ("who", "hello", "statistics", "survey", "adopt", "train", *SECURE_KINDS, "test", "adapt", "notice", "end")
-OK, REFUSED, UNREADY, BEHIND, MISSING = "ok", "refused", "unready", "behind", "missing"
-STATUSES = (OK, REFUSED, UNREADY, BEHIND, MISSING)
-"""Done; not done, for the reason in the facts; a hello is needed first; an announcement is; the named payload is."""
+OK, REFUSED, UNREADY, BEHIND, MISSING, LOST = "ok", "refused", "unready", "behind", "missing", "lost"
+STATUSES = (OK, REFUSED, UNREADY, BEHIND, MISSING, LOST)
+"""Done; not done, for the reason in the facts; a hello is needed first; an announcement is; the named payload is; the
+state from which to go on is not there any more, for the reason in the facts.
+"""
 LONGEST_FACTS = 2**20
 SMALL_ANSWER = 2**16
 """So many bytes an answer may have beside its facts, where no payload is asked for."""

@@ -164,6 +164,10 @@ class Rules(SecureRules):
         None, "The shape of a sample, such as '3 64 64'; none: what more than half declare."
     )
 
+    accept_lost_state: bool = parameter(
+        False, "Whether a site goes on that has lost what it kept to itself; the results then say so."
+    )
+
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """The names of the classes that all sites must have, if they are given."""

@@ -50,6 +50,7 @@ from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
+from fedstrata.runs.same_data import refuse_other_data
 from fedstrata.runs.signals import Interrupted
 from fedstrata.scores import make_metrics
 from fedstrata.wire import AS_IS
@@ -268,13 +269,15 @@ class Deployment:
         driver = self._prepare(experiment, federation)
         folder = self._begin(driver, federation, lock) if begun is None else RunFolder.resume(self.out, lock)
         with folder:
+            if begun is not None and self.rehearsal:
+                refuse_other_data(folder, driver.dataset, driver.split)
             if begun is None and federation.statistics is not None:
                 federation.open()  # again: now all sites hear by what they normalise, which is on disk here
             log(f"the run {federation.run} {'begins' if begun is None else f'goes on after round {begun.committed}'}")
             if self.rules.secure:
                 log(self._secrecy())
             driver.restore(folder)
-            own = (self._noting_traffic(driver), audit.committed(lambda: driver.model))
+            own = (self._noting(driver, federation), audit.committed(lambda: driver.model))
             summary = driver.run(folder, [*own, *([] if listener is None else [listener])])
             (self.out / MASKED_SUM_FILE).unlink(missing_ok=True)
             Releases(self.out / RELEASES_FOLDER).drop()
@@ -383,13 +386,14 @@ class Deployment:
         files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
         return folder
 
-    def _noting_traffic(self, driver: Driver) -> Listener:
-        """Note with every round what the network has carried for it."""
+    def _noting(self, driver: Driver, federation: Federation) -> Listener:
+        """Note with every round what the network has carried for it, and if sites have gone on without their state."""
         before = dict(self.traffic())
 
         def note(update: RoundView) -> None:
             carried = dict(self.traffic())
             driver.metrics.add_round(update.round, {name: carried[name] - before.get(name, 0.0) for name in carried})
+            driver.metrics.add_round(update.round, federation.last_steps.metrics())
             before.update(carried)
 
         return note

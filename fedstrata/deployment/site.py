@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.data.channels import ChannelSums, Statistics
+from fedstrata.data.contents import fingerprint
 from fedstrata.deployment.allowance import Allowance
 from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.budget import Budget, RunBudget
 from fedstrata.deployment.facts import cost_to_facts, finite_or_none, statistics_from_facts
 from fedstrata.deployment.foreign_text import clean, cleaned
+from fedstrata.deployment.last_steps import Step, what_is_missing
 from fedstrata.deployment.member import Member
 from fedstrata.deployment.policy import refuse_by_policy
 from fedstrata.deployment.protocol import (
     BEGINNING,
     BEHIND,
+    LOST,
     MISSING,
     REFUSED,
     SECURE_KINDS,
@@ -193,6 +196,7 @@ class Site:
         member = self._member
         if member is None or self.run != request.run or _role(self._greeting) != _role(request):
             ready = self.data.prepare(experiment, number, sites)
+            store.require_samples(fingerprint(ready.dataset))
             member = Member(ready, number, statistics)
             self.end = self._model = None
             samples = len(ready.data.split.train[number])
@@ -304,11 +308,13 @@ class Site:
             return self._reply(request, done)
         if request.round > member.ready.setting.rounds:
             raise ProtocolError(f"Round {request.round} is none of this run, which has {member.ready.setting.rounds}.")
-        if request.round < self._floor:
+        if request.round < self._floor and not self._catches_up(request, store):
             raise ProtocolError(f"Round {request.round} is over; this site is at round {self._floor}.")
         payload = self._received(request, asked)
         if payload is None:
             return Reply(request.ticket, MISSING)
+        if (lost := self._lost(request)) is not None:
+            return lost
         before = self._before(request.place)
         adopted = BEGINNING if before is None else before.adopted
         if request.kind != "adopt" and adopted < self._required(request):
@@ -366,7 +372,8 @@ class Site:
                 tested = "scores" in facts
                 self.teller.trained(round, member.ready.setting.rounds, facts, seconds, tested)
         session = str(self._greeting.facts["session"])
-        return Record(request.place, asked, facts, reply, adopted, session, member.client.state)
+        after = Step.read(request.facts.get("after"))
+        return Record(request.place, asked, facts, reply, adopted, session, member.client.state, after)
 
     def _look(self, request: Request) -> Reply:
         """Test the site's own model with what the server sent; nothing of the run's history changes."""
@@ -378,6 +385,8 @@ class Site:
         payload = self._received(request, str(request.facts.get("payload", "")))
         if payload is None:
             return Reply(request.ticket, MISSING)
+        if (lost := self._lost(request)) is not None:
+            return lost
         before = self._before(request.place)
         if (BEGINNING if before is None else before.adopted) < self._required(request):
             return Reply(request.ticket, BEHIND)
@@ -404,6 +413,27 @@ class Site:
     def _required(self, request: Request) -> Place:
         """Tell which announcement the site must have taken in."""
         return Place.read(request.facts.get("adopted", BEGINNING.to_facts()))
+
+    def _catches_up(self, request: Request, store: SiteStore) -> bool:
+        """Tell whether a request announces something old to a site that has done nothing since."""
+        return request.kind == "adopt" and all(place < request.place for place in store.places())
+
+    def _lost(self, request: Request) -> Reply | None:
+        """Say so where the state from which a request goes on is not here any more, and something was kept in it."""
+        needed, member, store = Step.read(request.facts.get("after")), self._member, self._store
+        assert member is not None
+        assert store is not None
+        if needed is None or store.holds(needed):
+            return None
+        missing = what_is_missing(needed, store.places())
+        if not member.first_state:
+            self.log(f"goes on, although {missing}: with {member.ready.experiment.method} nothing was kept in it")
+            return None
+        self.log(
+            f"cannot do '{request.ticket}': {missing}. Put the right copy of '{store.path}' back and start again, or "
+            "let the server's operator go on without it (--accept-lost-state)"
+        )
+        return Reply(request.ticket, LOST, {"reason": missing})
 
     def _before(self, place: Place) -> Record | None:
         """Find the site's state before a place."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fedstrata.data import Split, datasets
+from fedstrata.data import Split
+from fedstrata.deployment.own_parameters import with_own_parameters
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
@@ -18,7 +20,9 @@ class SiteData:
 
     All samples of the dataset are its own, or with ``part`` (for rehearsals on one machine) only those that the
     experiment's partition gives to that client. ``data``, ``data_root`` and ``device`` are the site's own choice,
-    whatever the server's experiment says of them. ``ingredients`` are Python objects of the site's own.
+    whatever the server's experiment says of them; ``own`` are texts for other keys of the experiment, with paths of
+    this machine or leave to fetch (:mod:`fedstrata.deployment.own_parameters`). ``ingredients`` are Python objects of
+    the site's own.
     """
 
     data: str | None = None
@@ -26,6 +30,13 @@ class SiteData:
     device: str = "auto"
     part: int | None = None
     ingredients: Ingredients = field(default_factory=Ingredients)
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    def _given(self) -> set[str]:
+        """Name the keys of an experiment that this site decides itself, so that the server cannot."""
+        objects = {"data": self.data or self.ingredients.dataset}
+        objects |= {key: getattr(self.ingredients, key) for key in ("model", "method", "metrics")}
+        return {key for key, value in objects.items() if value is not None}
 
     def make_method(self, experiment: Experiment) -> Method:
         """Make the method.
@@ -42,11 +53,7 @@ class SiteData:
     def prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
         """Load the site's samples and build the model."""
         self.make_method(experiment)
-        if self.data is None and datasets.make(experiment.data).names_files:
-            raise FedStrataError(
-                f"The server names a folder of this machine ('{experiment.data}'); only the site itself may do that, "
-                "with --data or --data-root."
-            )
+        experiment = with_own_parameters(experiment, self.own, self._given())
         experiment = replace(
             experiment, data=self.data or experiment.data, data_root=self.data_root, device=self.device, clients=sites
         )

@@ -8,11 +8,11 @@ folder that appears whole or not at all, named by its place in the run::
         reply.bin            the payload of its answer
         step.json            what was asked (its digest), what was answered, checksums
 
-Beside them lie ``hello.json``, what the server said of the run; under secure aggregation ``secrets.json``, the secrets
-of a round, until the round is over; and at the end ``model``, the site's own final model, unless its operator wants it
-elsewhere. All of it only its owner can read. With the newest steps kept, a request that comes again gets the same
-answer, and one that comes again with another content (the server fell back to an earlier round) is answered from the
-state before it.
+Beside them lie ``hello.json``, what the server said of the run; ``data.json``, the fingerprint of the site's samples;
+under secure aggregation ``secrets.json``, the secrets of a round, until the round is over; and at the end ``model``, the
+site's own final model, unless its operator wants it elsewhere. All of it only its owner can read. With the newest steps
+kept, a request that comes again gets the same answer, and one that comes again with another content (the server fell
+back to an earlier round) is answered from the state before it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from fedstrata import files
+from fedstrata.deployment.last_steps import Step
 from fedstrata.deployment.protocol import Place, Stage
 from fedstrata.errors import FedStrataError
 
@@ -41,7 +42,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 class Record:
     """A step that was done: what was asked, what was answered, and the state after it.
 
-    ``adopted`` is the last announcement that the state knows of, ``session`` the server's session that asked.
+    ``adopted`` is the last announcement that the state knows of, ``session`` the server's session that asked, ``after``
+    the last step before it that the server knew of.
     """
 
     place: Place
@@ -51,6 +53,7 @@ class Record:
     adopted: Place
     session: str
     state: dict[str, Tensor]
+    after: Step | None = None
 
 
 class SiteStore:
@@ -92,7 +95,12 @@ class SiteStore:
             adopted=Place.read(described["adopted"]),
             session=described["session"],
             state=files.from_safetensors(content["state.safetensors"], folder / "state.safetensors"),
+            after=Step.read(described.get("after")),
         )
+
+    def holds(self, step: Step) -> bool:
+        """Tell whether just this step is kept: in its place, and asked for with the same content."""
+        return step.place in self.places() and self._described(step.place).get("asked") == step.asked
 
     def newest_round(self, session: str) -> int:
         """Find the last round of which something was done in a session of the server."""
@@ -110,6 +118,7 @@ class SiteStore:
             "facts": dict(record.facts),
             "adopted": record.adopted.to_facts(),
             "session": record.session,
+            "after": None if record.after is None else record.after.to_facts(),
             "checksums": _checksums(content),
         }
         files.write_folder_atomically(
@@ -120,10 +129,15 @@ class SiteStore:
         self._drop_old(record.place)
 
     def _drop_old(self, newest: Place) -> None:
-        """Keep the steps of the last rounds, and the state before them."""
+        """Keep the steps of the last rounds, the state before them, and the steps that the server knew of then."""
         old = [place for place in self.places() if place.round <= newest.round - ROUNDS_KEPT]
+        if len(old) < 2:
+            return
+        steps = (Step.read(self._described(place).get("after")) for place in self.places() if place not in old)
+        known = {step.place for step in steps if step is not None}
         for place in old[:-1]:
-            files.remove_folder(self._folder(place))
+            if place not in known:
+                files.remove_folder(self._folder(place))
 
     def greeting(self) -> dict[str, Any] | None:
         """Read the facts of the last hello, by which a site that was restarted goes on."""
@@ -133,6 +147,17 @@ class SiteStore:
     def write_greeting(self, facts: Mapping[str, Any]) -> None:
         """Keep the facts of a hello."""
         files.write_atomically(self.path / "hello.json", files.to_json(facts), private=True)
+
+    def require_samples(self, contents: str | None) -> None:
+        """Keep the fingerprint of the samples with which the site began the run, and refuse others from then on."""
+        path = self.path / "data.json"
+        if not path.exists():
+            files.write_atomically(path, files.to_json({"contents": contents}), private=True)
+        elif files.from_json(files.read_bytes(path), path).get("contents") != contents:
+            raise FedStrataError(
+                "This site's samples are not those with which it began the run: some inputs or labels have changed. "
+                "Start it with its data as it was; a changed dataset is for another run."
+            )
 
     def secrets(self) -> dict[str, Any] | None:
         """Read the secrets of the newest round that was aggregated securely."""

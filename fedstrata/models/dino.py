@@ -65,9 +65,10 @@ class DinoViTSpec(ModelSpec):
     weights: str | None = parameter(
         HUB_NAME,
         "A directory with config.json and model.safetensors, or a name on the Hugging Face hub; none: drawn at random.",
+        local=True,
     )
     download: bool = parameter(
-        False, "Whether the weights may be fetched from the hub; else they must be here already."
+        False, "Whether the weights may be fetched from the hub; else they must be here already.", local=True
     )
     image_size: int = parameter(224, "The side to which images are resized, a multiple of the patch.", low=1)
 

@@ -113,7 +113,7 @@ class ViTSpec(ModelSpec):
     heads: int = parameter(3, "The attention heads of a block.", low=1)
     mlp_ratio: float = parameter(4.0, "The hidden layer of a block's MLP, as a multiple of the width.", above=0)
     dropout: float = parameter(0.0, "Dropout after the embedding, after attention and in the MLPs.", low=0, below=1)
-    weights: str | None = parameter(None, WEIGHTS)
+    weights: str | None = parameter(None, WEIGHTS, local=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

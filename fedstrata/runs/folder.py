@@ -3,7 +3,7 @@
     experiment.toml     what was asked for
     imports/            copies of the Python files that registered components for the run, if there were any
     environment.json    with which software, on what
-    data.json           the data in numbers: classes, sizes, label counts
+    data.json           the data in numbers: classes, sizes, label counts, and a fingerprint of all samples
     split.parquet       who holds which samples
     checkpoints/        the newest two, for going on after an interruption
     metrics/            rounds.parquet, clients.parquet, layers.parquet: equal runs have equal bytes here; and
@@ -41,6 +41,7 @@ from torch import Tensor
 
 from fedstrata import files
 from fedstrata._version import __version__
+from fedstrata.data.contents import fingerprint
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
@@ -55,6 +56,8 @@ _DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.to
 _SPLIT_SCHEMA = pa.schema([("client", pa.int32()), ("part", pa.string()), ("position", pa.int64())])
 BEFORE_A_RUN = {"status.json", "deployment.log", "audit.jsonl"}
 """What a server of real sites writes while it waits for them, before it can begin a run."""
+CONTENTS = "contents"
+"""Where the fingerprint of all samples stands in the description of the data."""
 _CLIENTS_FILE = "clients.safetensors"
 _LAST = "last-{}"
 _CHECKPOINT_VERSION = 2
@@ -193,7 +196,7 @@ class RunFolder:
         return self._read_json("environment.json")
 
     def data(self) -> dict[str, Any]:
-        """The data in numbers: dataset, class names, label counts, sizes, hash of the split."""
+        """The data in numbers: dataset, class names, label counts, sizes, hashes of the split and of all samples."""
         return self._read_json("data.json")
 
     def split(self) -> Split:
@@ -400,6 +403,7 @@ def _describe(
         "input_shape": dataset.input_shape,
         "samples": split.samples(dataset),
         **({"whole_numbers": True} if dataset.whole_numbers else {}),
+        **({} if (contents := fingerprint(dataset)) is None else {CONTENTS: contents}),
     }
     imported = require_imports(experiment.imports)
     return {

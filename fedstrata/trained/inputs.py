@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
+from fedstrata.data.formats.bounds import refuse_irregular
+from fedstrata.data.formats.images import opened_image
 from fedstrata.data.tables import Table
 from fedstrata.errors import FedStrataError
 from fedstrata.trained.card import Card
@@ -68,6 +70,7 @@ def _of_path(path: Path, card: Card) -> Tensor:
     if ending in IMAGE_ENDINGS:
         return _of_images([_opened(path)], card)
     if ending in _ARRAY_ENDINGS:
+        refuse_irregular(path)
         try:
             return _of_array(np.load(path, allow_pickle=False), card)
         except (ValueError, OSError) as error:
@@ -81,12 +84,9 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _opened(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return image
-    except (UnidentifiedImageError, OSError) as error:
-        raise FedStrataError(f"'{path}' cannot be read as an image: {error}.") from None
+    with opened_image(path, f"'{path}'") as image:
+        image.load()
+        return image
 
 
 def _of_images(images: Sequence[Image.Image], card: Card) -> Tensor:

@@ -80,7 +80,7 @@ def test_files_that_are_none_get_a_sentence(tmp_path: Path) -> None:
     for name, sentence in {
         "nowhere": "There is no file",
         "empty": "There are no images",
-        "broken.png": "cannot be read as an image",
+        "broken.png": "is not a readable image",
         "data.xyz": "of no kind that can be read",
         "objects.npy": "holds no plain NumPy array",
     }.items():

@@ -32,11 +32,6 @@ class DatasetSource(Spec, ABC):
 
     statistics: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
 
-    @property
-    def names_files(self) -> bool:
-        """Whether it names files or folders of a machine, which at a site only the site itself may do."""
-        return getattr(self, "path", None) is not None
-
     @abstractmethod
     def load(self, root: Path | None = None) -> Dataset:
         """Read the dataset, from files in ``root``, in ``$FEDSTRATA_DATA`` or in the cache directory, in this order."""

@@ -75,8 +75,8 @@ class Cifar(DatasetSource, ABC):
                 if not test:
                     raise FedStrataError(f"'{folder}' holds training shards but no test-*.parquet; fetch it again.")
                 chosen = choose_shards(train, self.shards), choose_shards(test, None)
-                return read_shards(chosen[0], self.parquet_label, "RGB"), read_shards(
-                    chosen[1], self.parquet_label, "RGB"
+                return read_shards(chosen[0], self.parquet_label, "RGB", 32), read_shards(
+                    chosen[1], self.parquet_label, "RGB", 32
                 )
         return None
 

@@ -71,6 +71,8 @@ def read_hospital(path: Path) -> np.ndarray:
                 rows.append([float(cell) for cell in kept])
             except ValueError:
                 raise damaged(path, f"line {number} holds something else than numbers") from None
+            if not rows[-1][-1].is_integer():
+                raise damaged(path, f"the diagnosis of line {number} is {cells[-1]}, and no whole number")
     if not rows:
         raise damaged(path, "it holds no patient without gaps")
     return np.array(rows, dtype=np.float64)

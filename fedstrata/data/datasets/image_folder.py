@@ -41,7 +41,9 @@ class ImageFolder(DatasetSource):
     """
 
     path: str | None = parameter(
-        None, "The folder, absolute or inside the current folder or a data root; by default the data root itself."
+        None,
+        "The folder, absolute or inside the current folder or a data root; by default the data root itself.",
+        local=True,
     )
     size: int = parameter(32, "Width and height, in pixels, to which each image is scaled.", low=1)
     test_fraction: float = parameter(
@@ -114,7 +116,7 @@ def _has_sites(folder: Path) -> bool:
 
 def images_in(folder: Path) -> list[Path]:
     """List the images below a folder."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and not path.is_dir())
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:

@@ -84,8 +84,8 @@ class MnistLike(DatasetSource, ABC):
         for folder in (place, place / HUB_DATASETS[self.name].folder):
             train, test = find_shards(folder, "train"), find_shards(folder, "test")
             if train and test:
-                return read_shards(choose_shards(train, None), "label", "L"), read_shards(
-                    choose_shards(test, None), "label", "L"
+                return read_shards(choose_shards(train, None), "label", "L", 28), read_shards(
+                    choose_shards(test, None), "label", "L", 28
                 )
         return None
 

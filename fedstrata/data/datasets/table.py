@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets, find_own
@@ -22,7 +23,9 @@ class TableFiles(DatasetSource):
     """
 
     path: str | None = parameter(
-        None, "The file or folder, absolute or inside the current folder or a data root; by default the data root."
+        None,
+        "The file or folder, absolute or inside the current folder or a data root; by default the data root.",
+        local=True,
     )
     label: str | int | None = parameter(
         None, "The column with the class; by default the one that is called label, labels or target."
@@ -31,7 +34,9 @@ class TableFiles(DatasetSource):
         None, "The column with the owner of each row, who is then a client; by default each file is one, if several."
     )
     test: str | int | None = parameter(
-        None, "Another file, or a column that is true for the rows to test on; by default some are held out."
+        None,
+        "Another file, or a column that is true for the rows to test on; by default some are held out.",
+        local=True,
     )
     test_fraction: float = parameter(
         0.25,
@@ -41,12 +46,13 @@ class TableFiles(DatasetSource):
     )
     features: str | int | None = parameter(None, "The columns to learn from, joined by '+'; by default all others.")
     drop: str | int | None = parameter(None, "Columns not to learn from, joined by '+', such as a patient's number.")
-    encoding: str | None = parameter(None, "The file that says how columns become inputs; by default the data does.")
+    encoding: str | None = parameter(
+        None, "The file that says how columns become inputs; by default the data does.", local=True
+    )
 
-    @property
-    def names_files(self) -> bool:
-        """Whether it names files of a machine: a path, or another file elsewhere than beside the table."""
-        return self.path is not None or any(set("/\\~") & set(str(one)) for one in (self.test, self.encoding))
+    def local_values(self) -> dict[str, Any]:
+        """Tell what names a place on a machine: a path, or another file elsewhere than beside the table."""
+        return {name: value for name, value in super().local_values().items() if name == "path" or _is_path(str(value))}
 
     def load(self, root: Path | None = None) -> Dataset:
         """Read the file, or all tables of the folder."""
@@ -73,6 +79,11 @@ class TableFiles(DatasetSource):
             encoding=known or encoding,
             name=str(self),
         )
+
+
+def _is_path(name: str) -> bool:
+    """Tell what leads elsewhere from the mere name of a file."""
+    return bool(set("/\\~\0") & set(name)) or name in (".", "..")
 
 
 def _beside(path: str, table: Path, root: Path | None) -> Path | None:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from fedstrata.data.formats.bounds import refuse_irregular, refuse_large_image
 from fedstrata.errors import FedStrataError
 
 # Naming the formats spares Pillow from trying all its readers on each image: twice as fast for small ones.
 FORMATS = ("PNG", "WEBP", "JPEG", "BMP", "GIF", "TIFF", "PPM")
 
 
-def decode_images(sources: Sequence[bytes | Path], mode: str, size: int | None, where: str) -> np.ndarray:
+def decode_images(
+    sources: Sequence[bytes | Path], mode: str, size: int | None, where: str, expected: int | None = None
+) -> np.ndarray:
     """Decode images into bytes ``[n, channels, height, width]``.
 
     ``mode`` is Pillow's, ``RGB`` or ``L``. With a ``size`` each image is scaled to that many pixels in both
-    directions; without one, all must be of the same size. ``where`` tells in errors where encoded bytes come from.
+    directions; without one, all must be of the same size, with an ``expected`` one of so many pixels in both. ``where``
+    tells in errors where encoded bytes come from.
     """
     pixels: np.ndarray | None = None
     for number, source in enumerate(sources):
         name = f"'{source}'" if isinstance(source, Path) else f"Image {number} of '{where}'"
-        image = _decode(source, mode, size, name)
+        image = _decode(source, mode, size, name, expected)
         if pixels is None:
             pixels = np.empty((len(sources), *image.shape), dtype=np.uint8)
         elif image.shape != pixels.shape[1:]:
@@ -39,13 +45,30 @@ def decode_images(sources: Sequence[bytes | Path], mode: str, size: int | None, 
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 
-def _decode(source: bytes | Path, mode: str, size: int | None, name: str) -> np.ndarray:
+@contextmanager
+def opened_image(source: bytes | Path, name: str) -> Iterator[Image.Image]:
+    """Open an image whose pixels are still to be decoded; what is no file, or too large, is refused before that."""
+    if isinstance(source, Path):
+        refuse_irregular(source)
     try:
-        with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
-            converted = image.convert(mode)
-            return np.asarray(converted if size is None else converted.resize((size, size), Image.Resampling.BILINEAR))
+        with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+            image = Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+        with image:
+            refuse_large_image(image.size, name)
+            yield image
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise FedStrataError(f"{name} is not a readable image: {error}.") from None
+
+
+def _decode(source: bytes | Path, mode: str, size: int | None, name: str, expected: int | None) -> np.ndarray:
+    with opened_image(source, name) as image:
+        if expected is not None and image.size != (expected, expected):
+            raise FedStrataError(
+                f"{name} has {image.width} x {image.height} pixels, and those of this dataset {expected} x {expected}; "
+                "fetch its files again."
+            )
+        converted = image.convert(mode)
+        return np.asarray(converted if size is None else converted.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def _measure(image: np.ndarray) -> str:

@@ -15,8 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedstrata.data.formats.bounds import refuse_irregular, refuse_large_table
 from fedstrata.data.formats.images import decode_images
 from fedstrata.data.formats.samples import Samples, damaged, join
+from fedstrata.data.labels import read_labels
 from fedstrata.errors import FedStrataError
 
 IMAGE_COLUMNS = ("img", "image")
@@ -43,13 +45,15 @@ def choose_shards(shards: Sequence[Path], count: int | None) -> list[Path]:
     return list(shards[:wanted])
 
 
-def read_shards(shards: Sequence[Path], label_column: str, mode: str) -> Samples:
-    """Decode the images and labels of shards."""
-    return join([_read_shard(shard, label_column, mode) for shard in shards])
+def read_shards(shards: Sequence[Path], label_column: str, mode: str, side: int) -> Samples:
+    """Decode the labels of shards, and the images, all of which have as many pixels on each ``side``."""
+    return join([_read_shard(shard, label_column, mode, side) for shard in shards])
 
 
-def _read_shard(path: Path, label_column: str, mode: str) -> Samples:
+def _read_shard(path: Path, label_column: str, mode: str, side: int) -> Samples:
+    refuse_irregular(path)
     try:
+        refuse_large_table(path)
         schema = pq.read_schema(path)
         image_column = next((column for column in IMAGE_COLUMNS if column in schema.names), None)
         if image_column is None or label_column not in schema.names:
@@ -69,8 +73,11 @@ def _read_shard(path: Path, label_column: str, mode: str) -> Samples:
     labels = table.column(label_column)
     if None in encoded or labels.null_count:
         raise damaged(path, "some images or labels are empty")
-    pixels = decode_images(encoded, mode, None, str(path))
-    return Samples(pixels, np.asarray(labels.to_numpy(), dtype=np.int64), class_names(schema.metadata, label_column))
+    marks = read_labels(labels.to_numpy(), f"'{path}'").values
+    if marks.dtype.kind != "i":
+        raise damaged(path, f"its column '{label_column}' does not hold whole numbers")
+    pixels = decode_images(encoded, mode, None, str(path), side)
+    return Samples(pixels, marks.astype(np.int64), class_names(schema.metadata, label_column))
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None, label_column: str) -> tuple[str, ...] | None:

@@ -50,6 +50,7 @@ def client_app(
     part_of_partition: bool = False,
     imports: Iterable[str | Path] = (),
     policy: str | Path | None = None,
+    own: Mapping[str, str] | None = None,
     ingredients: Ingredients | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> ClientApp:
@@ -59,7 +60,9 @@ def client_app(
     partition gives to the node's ``partition-id``. The node's configuration may name another ``state`` folder,
     ``data``, ``data-root``, ``device`` and ``policy``; the configuration of the run, which is the server's, cannot.
     ``imports`` are the files with components that the site may use; of what a server imports, a site without the file
-    runs nothing. ``policy`` is the file with what the site takes part in.
+    runs nothing. ``policy`` is the file with what the site takes part in. ``own`` are texts for keys of the
+    experiment in which only a site may set something, a path or leave to fetch, such as
+    ``{"model": "vit(weights=/data/vit.safetensors)"}``.
     """
     import_files(map(Path, imports))
     sites: dict[int, Site] = {}
@@ -67,17 +70,18 @@ def client_app(
     def find(context: Context) -> Site:
         number, node = _partition(context), context.node_config
         if number not in sites:
-            own = SiteData(
+            samples = SiteData(
                 data=_text(node, "data", data),
                 data_root=_text(node, "data-root", data_root),
                 device=_text(node, "device", device) or device,
                 part=number if part_of_partition else None,
                 ingredients=ingredients or Ingredients(),
+                own=own or {},
             )
             folder = Path(_text(node, "state", str(root)) or root)
             file = _text(node, "policy", None if policy is None else str(policy))
             rules, policy_hash = read_rules(None if file is None else Path(file))
-            sites[number] = Site(folder / f"site-{number}", own, log, number, rules)
+            sites[number] = Site(folder / f"site-{number}", samples, log, number, rules)
             sites[number].audit.start(policy=policy_hash, rules=vars(rules))
         return sites[number]
 
