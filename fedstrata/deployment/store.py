@@ -9,10 +9,10 @@ folder that appears whole or not at all, named by its place in the run::
         step.json            what was asked (its digest), what was answered, checksums
 
 Beside them lie ``hello.json``, what the server said of the run; ``data.json``, the fingerprint of the site's samples;
-under secure aggregation ``secrets.json``, the secrets of a round, until the round is over; and at the end ``model``, the
-site's own final model, unless its operator wants it elsewhere. All of it only its owner can read. With the newest steps
-kept, a request that comes again gets the same answer, and one that comes again with another content (the server fell
-back to an earlier round) is answered from the state before it.
+under secure aggregation ``secrets.json``, the secrets of a round, until the round is over; and at the end ``model``,
+the site's own final model, unless its operator wants it elsewhere. All of it only its owner can read. With the newest
+steps kept, a request that comes again gets the same answer, and one that comes again with another content (the server
+fell back to an earlier round) is answered from the state before it.
 """
 
 from __future__ import annotations
