@@ -43,38 +43,30 @@ def explained(path: Path, action: str = "written") -> Iterator[None]:
         raise FedStrataError(f"'{path}' cannot be {action}: {_reason(error)}.") from error
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Put a file in place in one step: at any moment there is the old file or the new one, never a part."""
-    partial = _partial_beside(path)
-    with explained(path), _removed_on_failure(partial):
-        _write_through(partial, content)
-        partial.replace(path)
-        _flush(path.parent)
+def write_atomically(path: Path, content: bytes | str, private: bool = False) -> None:
+    """Put a file in place in one step: at any moment there is the old file or the new one, never a part.
 
-
-def write_privately(path: Path, content: str) -> None:
-    """Put a file that only its owner can read in place in one step."""
-    partial = _partial_beside(path)
-    with explained(path), _removed_on_failure(partial):
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        _flush(path.parent)
-
-
-def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> None:
-    """Put a folder with its files in place in one step; a folder of that name must not exist, or be empty.
-
-    The name of a file may have a folder before it, as in ``imports/my_methods.py``.
+    What is ``private``, only its owner can read, from its first moment on.
     """
     partial = _partial_beside(path)
     with explained(path), _removed_on_failure(partial):
-        partial.mkdir()
+        _write_through(partial, content, private)
+        partial.replace(path)
+        _flush(path.parent)
+
+
+def write_folder_atomically(path: Path, files: Mapping[str, bytes | str], private: bool = False) -> None:
+    """Put a folder with its files in place in one step; a folder of that name must not exist, or be empty.
+
+    The name of a file may have a folder before it, as in ``imports/my_methods.py``. What is ``private``, only its owner
+    can read.
+    """
+    partial = _partial_beside(path)
+    with explained(path), _removed_on_failure(partial):
+        partial.mkdir(_folder_mode(private))
         for name, content in files.items():
-            (partial / name).parent.mkdir(exist_ok=True)
-            _write_through(partial / name, content)
+            (partial / name).parent.mkdir(_folder_mode(private), exist_ok=True)
+            _write_through(partial / name, content, private)
         for folder in {(partial / name).parent for name in files} | {partial}:
             _flush(folder)
         partial.rename(path)
@@ -84,17 +76,17 @@ def write_folder_atomically(path: Path, files: Mapping[str, bytes | str]) -> Non
 def open_to_append(path: Path) -> int:
     """Open a file to which is only ever added; one that is not there is made, for its owner alone."""
     new = not path.exists()
-    make_folder(path.parent)
+    make_folder(path.parent, private=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     if new:
         _flush(path.parent)
     return descriptor
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and its parents, where they are missing."""
+def make_folder(path: Path, private: bool = False) -> None:
+    """Make a folder and its parents, where they are missing; a new one that is ``private``, only its owner enters."""
     with explained(path):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(_folder_mode(private), parents=True, exist_ok=True)
 
 
 def remove_folder(path: Path) -> None:
@@ -234,9 +226,14 @@ def _partial_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
-def _write_through(path: Path, content: bytes | str) -> None:
+def _folder_mode(private: bool) -> int:
+    return 0o700 if private else 0o777
+
+
+def _write_through(path: Path, content: bytes | str, private: bool = False) -> None:
     """Write a new file down to the disk itself, not only into the system's memory."""
-    with path.open("xb") as file:
+    mode = 0o600 if private else 0o666
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())

@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import ssl
+import sys
 import threading
 import warnings
 from hashlib import sha256
@@ -229,7 +230,7 @@ def server(
         log(f"listening on {link.address}{'' if certificate else ', without TLS'}")
         audit.note("listening", {"address": link.address, "tls": certificate is not None, "sites_file": sites_hash})
         live = LiveKeys(link, roll, sites, None if certificate is None else certificate.certificate, log)
-        serve(deployment, link, progress, status, log, revoked=live)
+        serve(deployment, link, progress, status, log, revoked=live, refused=audit.refused, connected=audit.connected)
     shared = {"the shared part of the model": folder / WEIGHTS_FILE}
     show_run(folder, None if no_report else folder / PAGE, json, quiet, shared, has_data=False)
     if not json and not quiet:
@@ -296,6 +297,7 @@ def client(
     imports: Imports = None,
     part: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+    key_on_stdin: Annotated[bool, typer.Option("--key-on-stdin", hidden=True)] = False,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -328,13 +330,13 @@ def client(
     host, _ = read_address(server)
     authority = keys / AUTHORITY if (keys / AUTHORITY).is_file() and not insecure else None
     _require_tls(host, authority is not None, insecure, f"'{keys / AUTHORITY}'")
-    passphrase = passphrase_of(keys / SITE_KEY, passphrase_file)
-    key = read_private_key(keys / SITE_KEY, passphrase)
+    passphrase = None if key_on_stdin else passphrase_of(keys / SITE_KEY, passphrase_file)
+    key = _piped_key() if key_on_stdin else read_private_key(keys / SITE_KEY, passphrase)
     if authority is not None:
         _checked_dates(authority, "fedstrata keys renew --authority, where the authority is")
     shown = None if authority is None else _shown_by_site(keys, site, passphrase)
     folder = state or Path(f"site-{site}")
-    make_folder(folder)
+    make_folder(folder, private=True)
     lock = WriteLock(folder)
 
     def log(line: str) -> None:
@@ -362,6 +364,13 @@ def client(
     lock.release()
     if here.end is not None and here.end.state != FINISHED:
         raise Stopped(f"The run was not finished: {here.end.words}", 1)
+
+
+def _piped_key() -> Any:
+    """Read the private key that a rehearsal gives to one of its sites, past the disk."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    return load_pem_private_key(sys.stdin.buffer.read(), None)
 
 
 def status(

@@ -147,7 +147,7 @@ class Budget:
         """Bring the account of a run down to the disk."""
         known = {**self.accounts(), run: account}
         content = {"runs": {name: one.to_facts() for name, one in known.items()}}
-        files.write_privately(self.root / LEDGER_FILE, files.to_json(content))
+        files.write_atomically(self.root / LEDGER_FILE, files.to_json(content), private=True)
 
 
 @dataclass(frozen=True)

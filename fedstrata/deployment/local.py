@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedstrata import files
 from fedstrata.callbacks import Listener
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.flower.serving import serve
 from fedstrata.deployment.flower.superlink import ServerCertificate, SuperLink
-from fedstrata.deployment.keys import CERTIFICATE, SERVER_KEY, SITES_FILE, make_keys
+from fedstrata.deployment.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, SITE_KEY, SITES_FILE, make_keys
 from fedstrata.deployment.link import Link, ShapedLinks
 from fedstrata.deployment.own_parameters import local_parameters
 from fedstrata.deployment.server import Deployment
@@ -27,6 +28,8 @@ from fedstrata.plugins import require_imports
 from fedstrata.runs.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
+_PLACE = ".rehearsal"
+"""The folder for what the processes of the sites say, beside the sites' own folders."""
 _POLL_SECONDS = 0.1
 _SECONDS_TO_END = 10.0
 
@@ -59,38 +62,65 @@ def rehearse(
     """
     deployment = replace(deployment, rehearsal=True)
     deployment.check()
-    with tempfile.TemporaryDirectory(prefix="fedstrata-keys-") as temporary:
-        keys = Path(temporary) / "keys"
-        make_keys(keys, [LOOPBACK, "localhost"], deployment.names)
-        members = SitesFile.read(keys / "server" / SITES_FILE).members
-        certificate = ServerCertificate(keys / "server" / CERTIFICATE, keys / "server" / SERVER_KEY)
-        with ExitStack() as stack:
-            keys_of_sites = [member.public_key for member in members]
-            superlink = stack.enter_context(SuperLink(LOOPBACK, 0, keys_of_sites, certificate))
-            addresses = [superlink.address] * len(members)
-            if link is not None:
-                addresses = stack.enter_context(ShapedLinks(superlink.address, link, len(members))).addresses
-            sites = stack.enter_context(LocalSites(deployment, addresses, keys))
-            return serve(deployment, superlink, listener, watch, log, sites.check)
+    with ExitStack() as stack:
+        place = stack.enter_context(_own_place(deployment.out))
+        make_keys(place / "keys", [LOOPBACK, "localhost"], deployment.names)
+        server = place / "keys" / "server"
+        certificate = ServerCertificate(server / CERTIFICATE, server / SERVER_KEY)
+        members = SitesFile.read(server / SITES_FILE).members
+        superlink = stack.enter_context(SuperLink(LOOPBACK, 0, [member.public_key for member in members], certificate))
+        keys = _taken_keys(place, deployment.names)
+        addresses = [superlink.address] * len(members)
+        if link is not None:
+            addresses = stack.enter_context(ShapedLinks(superlink.address, link, len(members))).addresses
+        sites = stack.enter_context(LocalSites(deployment, addresses, place, keys))
+        return serve(deployment, superlink, listener, watch, log, sites.check)
+
+
+@contextmanager
+def _own_place(out: Path) -> Iterator[Path]:
+    """Give the processes of a rehearsal a folder of their own, beside the sites'; what a killed one left there goes."""
+    place = sites_folder(out) / _PLACE
+    files.make_folder(place, private=True)
+    lock = files.WriteLock(place)
+    try:
+        for entry in place.iterdir():
+            if entry.name != files.LOCK_FILE:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        yield place
+        shutil.rmtree(place)
+    finally:
+        shutil.rmtree(place / "keys", ignore_errors=True)
+        lock.release()
+
+
+def _taken_keys(place: Path, names: Sequence[str]) -> list[bytes]:
+    """Take the private keys of the sites from the disk, where nobody needs any of them once the server has begun."""
+    keys = [files.read_bytes(place / "keys" / "sites" / name / SITE_KEY) for name in names]
+    (place / "keys" / "server" / AUTHORITY).rename(place / AUTHORITY)
+    shutil.rmtree(place / "keys")
+    return keys
 
 
 class LocalSites:
     """The processes of the sites; they end with this one."""
 
-    def __init__(self, deployment: Deployment, addresses: Sequence[str], keys: Path) -> None:
+    def __init__(self, deployment: Deployment, addresses: Sequence[str], place: Path, keys: Sequence[bytes]) -> None:
         self.names = deployment.names
         self.out = deployment.out
-        self.logs = [keys.parent / f"{name}.log" for name in self.names]
+        self.keys = keys
+        self.logs = [place / f"{name}.log" for name in self.names]
         self.commands = [
             client_command(
                 addresses[number],
                 name,
-                keys / "sites" / name,
+                place,
                 sites_folder(deployment.out) / name,
+                "--key-on-stdin",
                 *("--part", str(number), "--poll", str(_POLL_SECONDS), "--parent", str(os.getpid())),
                 *("--min-samples", "1", "--out", str(model_folder(deployment.out, name))),
                 *_own_data(deployment),
-                *_own_imports(deployment, keys.parent / "imports"),
+                *_own_imports(deployment, place / "imports"),
             )
             for number, name in enumerate(self.names)
         ]
@@ -98,18 +128,20 @@ class LocalSites:
 
     def __enter__(self) -> LocalSites:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
-        for command, log in zip(self.commands, self.logs, strict=True):
+        for command, log, key in zip(self.commands, self.logs, self.keys, strict=True):
             with log.open("wb") as file:
-                self.processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=file,
-                        stderr=file,
-                        env=environment,
-                        start_new_session=True,
-                    )
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=file,
+                    stderr=file,
+                    env=environment,
+                    start_new_session=True,
                 )
+            self.processes.append(process)
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin as pipe:  # one that has ended at once is told of later
+                pipe.write(key)
         return self
 
     def __exit__(

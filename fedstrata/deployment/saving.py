@@ -13,7 +13,7 @@ from fedstrata.trained import Card, TrainedModel, preprocessing_of
 def save_model(
     folder: Path, ready: Prepared, number: int, round: int, model: Tensors, scores: Mapping[str, float | None]
 ) -> None:
-    """Save the model that a site uses after a round, with what it reached in the site's own tests."""
+    """Save the model that a site uses after a round, for its owner alone, with what it reached in its tests."""
     experiment, dataset = ready.experiment, ready.dataset
     card = Card(
         architecture=experiment.model,
@@ -33,4 +33,4 @@ def save_model(
             "client": number,
         },
     )
-    TrainedModel.make(ready.model, model, card).save(folder)
+    TrainedModel.make(ready.model, model, card).save(folder, private=True)

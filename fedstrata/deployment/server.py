@@ -197,6 +197,23 @@ class Deployment:
     ) -> dict[str, Any]:
         """Begin the run in ``out``, or go on with the one that was begun there; return its summary."""
         self.check()
+        if not (self.out / DEPLOYMENT_FILE).exists():
+            RunFolder.refuse_taken(self.out)
+        files.make_folder(self.out)
+        lock = files.WriteLock(self.out)  # before anybody is greeted: another server may be at work there
+        try:
+            return self._run(network, listener, watch, log, lock)
+        finally:
+            lock.release()
+
+    def _run(
+        self,
+        network: Network,
+        listener: Listener | None,
+        watch: Callable[[Standing], None],
+        log: Callable[[str], None],
+        lock: files.WriteLock,
+    ) -> dict[str, Any]:
         experiment = self.experiment.with_changes({"checkpoint_every": 1, "clients": len(self.names)})
         begun = _Begun.find(self.out, self.names, self.ingredients.describe(experiment))
         if begun is None:
@@ -226,7 +243,7 @@ class Deployment:
         for name in self.removed:
             federation.remove(self.names.index(name))
         try:
-            return self._rounds(experiment, federation, begun, listener, audit)
+            return self._rounds(experiment, federation, begun, listener, audit, lock)
         except Interrupted as stop:
             federation.end(STOPPED, f"the server was stopped after round {stop.round}, and can go on from there")
             raise
@@ -246,10 +263,11 @@ class Deployment:
         begun: _Begun | None,
         listener: Listener | None,
         audit: ServerAudit,
+        lock: files.WriteLock,
     ) -> dict[str, Any]:
         log = federation.log
         driver = self._prepare(experiment, federation)
-        folder = self._begin(driver, federation) if begun is None else RunFolder.resume(self.out)
+        folder = self._begin(driver, federation, lock) if begun is None else RunFolder.resume(self.out, lock)
         with folder:
             if begun is not None and self.rehearsal:
                 refuse_other_data(folder, driver.dataset, driver.split)
@@ -353,8 +371,8 @@ class Deployment:
         """Keep models before they leave where a method answers for privacy; elsewhere they can be merged again."""
         return None if self.method.answering_for_privacy is None else Releases(self.out / RELEASES_FOLDER)
 
-    def _begin(self, driver: Driver, federation: Federation) -> RunFolder:
-        folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment())
+    def _begin(self, driver: Driver, federation: Federation, lock: files.WriteLock) -> RunFolder:
+        folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment(), lock)
         assert federation.schema is not None
         described = {
             "run": federation.run,
@@ -474,6 +492,7 @@ class StatusFile:
         if _Begun.find(deployment.out, deployment.names, described) is None:
             RunFolder.refuse_taken(deployment.out)
         files.make_folder(deployment.out)
+        files.WriteLock(deployment.out).release()  # where another server is at work, its status stays
         status = cls(deployment.out)
         status.experiment = {"method": described.method, "rounds": described.rounds}
         waiting = tuple(name for name in deployment.names if name not in deployment.removed)

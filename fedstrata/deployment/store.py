@@ -9,8 +9,8 @@ folder that appears whole or not at all, named by its place in the run::
         step.json            what was asked (its digest), what was answered, checksums
 
 Beside them lie ``hello.json``, what the server said of the run; ``data.json``, the fingerprint of the site's samples;
-under secure aggregation ``secrets.json``, the secrets of a round, which only their owner can read, until the round is
-over; and at the end ``model``, the site's own final model, unless its operator wants it elsewhere. With the newest
+under secure aggregation ``secrets.json``, the secrets of a round, until the round is over; and at the end ``model``,
+the site's own final model, unless its operator wants it elsewhere. All of it only its owner can read. With the newest
 steps kept, a request that comes again gets the same answer, and one that comes again with another content (the server
 fell back to an earlier round) is answered from the state before it.
 """
@@ -18,13 +18,11 @@ fell back to an earlier round) is answered from the state before it.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 from torch import Tensor
@@ -65,7 +63,10 @@ class SiteStore:
         if not _RUN_NAME.fullmatch(run):
             raise FedStrataError(f"{run[:100]!r} cannot be the name of a run; a server gives it letters and digits.")
         self.path = root / run
-        files.make_folder(self.path)
+        files.make_folder(root, private=True)
+        files.make_folder(self.path, private=True)
+        with files.explained(self.path):
+            self.path.chmod(0o700)  # one that an older version made, too
         files.remove_partials(self.path)
 
     def places(self) -> list[Place]:
@@ -121,7 +122,9 @@ class SiteStore:
             "checksums": _checksums(content),
         }
         files.write_folder_atomically(
-            self._folder(record.place), {**content, "step.json": json.dumps(described, allow_nan=False) + "\n"}
+            self._folder(record.place),
+            {**content, "step.json": json.dumps(described, allow_nan=False) + "\n"},
+            private=True,
         )
         self._drop_old(record.place)
 
@@ -143,13 +146,13 @@ class SiteStore:
 
     def write_greeting(self, facts: Mapping[str, Any]) -> None:
         """Keep the facts of a hello."""
-        files.write_atomically(self.path / "hello.json", files.to_json(facts))
+        files.write_atomically(self.path / "hello.json", files.to_json(facts), private=True)
 
     def require_samples(self, contents: str | None) -> None:
         """Keep the fingerprint of the samples with which the site began the run, and refuse others from then on."""
         path = self.path / "data.json"
         if not path.exists():
-            files.write_atomically(path, files.to_json({"contents": contents}))
+            files.write_atomically(path, files.to_json({"contents": contents}), private=True)
         elif files.from_json(files.read_bytes(path), path).get("contents") != contents:
             raise FedStrataError(
                 "This site's samples are not those with which it began the run: some inputs or labels have changed. "
@@ -162,15 +165,8 @@ class SiteStore:
         return files.from_json(files.read_bytes(path), path) if path.exists() else None
 
     def write_secrets(self, facts: Mapping[str, Any]) -> None:
-        """Keep the secrets of a round, instead of those before, in a file that only its owner can read."""
-        path = self.path / _SECRETS
-        partial = self.path / f".{_SECRETS}.{token_hex(4)}.partial"
-        with files.explained(path):
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump(facts, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+        """Keep the secrets of a round, instead of those before."""
+        files.write_atomically(self.path / _SECRETS, json.dumps(facts), private=True)
 
     def _described(self, place: Place) -> dict[str, Any]:
         path = self._folder(place) / "step.json"

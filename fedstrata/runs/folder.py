@@ -95,9 +95,18 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, experiment: Experiment, dataset: Dataset, split: Split, environment: Mapping[str, Any]
+        cls,
+        path: Path,
+        experiment: Experiment,
+        dataset: Dataset,
+        split: Split,
+        environment: Mapping[str, Any],
+        lock: files.WriteLock | None = None,
     ) -> RunFolder:
-        """Make the folder of a new run, which appears only when complete; a folder with other content is refused."""
+        """Make the folder of a new run, which appears only when complete; a folder with other content is refused.
+
+        ``lock`` is the right to write it, where the caller has taken it already.
+        """
         description = _describe(experiment, dataset, split, environment)
         with files.explained(path):
             place = path.resolve()
@@ -107,7 +116,7 @@ class RunFolder:
                 files.write_folder_atomically(place, description)
                 return cls(path, files.WriteLock(path))
             _refuse_foreign_content(path)
-        lock = files.WriteLock(path)
+        lock = lock or files.WriteLock(path)
         files.remove_partials(path)
         shutil.rmtree(path / IMPORTS_FOLDER, ignore_errors=True)
         try:
@@ -147,10 +156,13 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def resume(cls, path: Path) -> RunFolder:
-        """Open a run for writing on, and clear away what an interruption has left half-written."""
+    def resume(cls, path: Path, lock: files.WriteLock | None = None) -> RunFolder:
+        """Open a run for writing on, and clear away what an interruption has left half-written.
+
+        ``lock`` is the right to write it, where the caller has taken it already.
+        """
         run = cls.open(path)
-        run._lock = files.WriteLock(path)
+        run._lock = lock or files.WriteLock(path)
         for folder in (path, path / "checkpoints", path / "metrics"):
             files.remove_partials(folder)
         return run

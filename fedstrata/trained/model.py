@@ -103,12 +103,15 @@ class TrainedModel(nn.Module):
         card = self.card.with_changes(hash=sha256(weights).hexdigest())
         return {WEIGHTS_FILE: weights, CARD_FILE: files.to_json(card.to_mapping())}
 
-    def save(self, folder: str | Path) -> Path:
-        """Save the model in a folder: the weights for every program, and a card that tells how to use them."""
+    def save(self, folder: str | Path, private: bool = False) -> Path:
+        """Save the model in a folder: the weights for every program, and a card that tells how to use them.
+
+        If ``private``, others cannot read it.
+        """
         folder = Path(folder)
-        files.make_folder(folder)
+        files.make_folder(folder, private)
         for name, content in self.contents().items():
-            files.write_atomically(folder / name, content)
+            files.write_atomically(folder / name, content, private)
         return folder
 
     @classmethod

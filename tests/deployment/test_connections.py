@@ -6,6 +6,7 @@ import datetime
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 pytest.importorskip("flwr")
 
 import httpx
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.corestate import in_memory_corestate
@@ -24,6 +27,12 @@ from small_world import EXPERIMENT, SITES, ingredients, simulated
 
 from fedstrata.cli.deployment import is_loopback, read_address
 from fedstrata.deployment.flower import GridNetwork, ServerCertificate, SuperLink, SuperNode, app_of, serve
+from fedstrata.deployment.flower.internals import (
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    public_key_to_bytes,
+)
 from fedstrata.deployment.keys import SitesFile, make_keys, read_private_key
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.server import Deployment
@@ -168,23 +177,38 @@ def test_tls_to_a_server_in_plain_text_is_refused(keys, tmp_path):
         node(plain.address, keys, site_of(tmp_path / "site")).run(threading.Event())
 
 
-def post(link: SuperLink, keys: Path, path: str, content: Iterator[bytes] | None = None) -> httpx.Response:
-    """Send a request with nothing or anything in it, over TLS but without a signature."""
+def post(
+    link: SuperLink, keys: Path, path: str, content: bytes | Iterator[bytes] = b"", site: str | None = None
+) -> httpx.Response:
+    """Send a request with nothing or anything in it, over TLS, signed by a site or not."""
     trusted = ssl.create_default_context(cafile=str(keys / "server" / "ca.pem"))
     headers = {"content-type": PROTOBUF_MEDIA_TYPE}
+    if site is not None:
+        headers |= signed(read_private_key(keys / "sites" / site / "site.key"))
     return httpx.post(f"https://{link.address}{path}", verify=trusted, content=content, headers=headers)
+
+
+def signed(key: ec.EllipticCurvePrivateKey, seconds_ahead: float = 0.0) -> dict[str, str]:
+    """Sign the head of a request as a site does whose clock is so far ahead."""
+    stamp = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds_ahead)).isoformat()
+    return {
+        PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        TIMESTAMP_HEADER: stamp,
+        SIGNATURE_HEADER: b64encode(key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))).decode(),
+    }
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/get-nodes", "/docs", "/openapi.json"]
 )
 def test_nobody_can_start_runs_or_register_nodes(path, keys, link):
-    answer = post(link, keys, path)
-    assert answer.status_code == 404
+    assert post(link, keys, path).status_code == 401
+    assert post(link, keys, path, site="berlin").status_code == 404
 
 
 def test_a_site_cannot_register_itself(keys, link):
     assert post(link, keys, "/v1/fleet/register-node").status_code == 401
+    assert post(link, keys, "/v1/fleet/register-node", site="berlin").status_code >= 400
     assert link.nodes() == {}
 
 

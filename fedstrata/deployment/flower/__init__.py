@@ -4,8 +4,13 @@
     grid.py         the network of a federation over a Flower Grid
     app.py          FedStrata as an ordinary Flower app
     superlink.py    a Flower SuperLink inside the server's process
-    supernode.py    a Flower SuperNode inside the site's process
+    connections.py  its connections: how many, and how long a stranger may say nothing
+    doorkeeper.py   what a request must show before it is read
+    refusals.py     who was refused, and which of it is told
+    objects.py      the pieces of messages in its memory
     serving.py      a server's run over its own SuperLink
+    supernode.py    a Flower SuperNode inside the site's process
+    explaining.py   why a site cannot connect, in a sentence
     internals.py    all that is used of Flower beside its documented interface, and what for
 
 Public names are imported when they are first used; without Flower, the extra that brings it is named.

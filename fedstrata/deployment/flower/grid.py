@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedstrata.deployment.federation import Event
 from fedstrata.deployment.flower.internals import APP_RAISED
-from fedstrata.deployment.flower.messages import from_record, push
+from fedstrata.deployment.flower.messages import SECONDS_TO_LIVE, from_record, push
 from fedstrata.deployment.foreign_text import clean
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
 
@@ -18,8 +19,26 @@ Nodes = Callable[[], Mapping[int, tuple[int, str]]]
 """The connected sites: from their numbers to Flower's node ids, and a mark that changes when a node connects anew."""
 
 
+_SECONDS_BEFORE_AGAIN = 5.0
+"""A message that Flower gave up is sent again after so long: its node may have gone, which is known a little later."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request that was sent to a site."""
+
+    site: int
+    request: Request
+
+
 class GridNetwork:
-    """Carries requests and answers over a Flower Grid (see :class:`fedstrata.deployment.federation.Network`)."""
+    """Carries requests and answers over a Flower Grid (see :class:`fedstrata.deployment.federation.Network`).
+
+    ``forget`` is told of messages that nobody waits for any more, ``allow`` of how many bytes the next answer of a site
+    may have, and ``failures`` tells whose answers were cut off because they had more. A message that Flower gives up,
+    because its time to live is over, is sent again; a site that has done the step meanwhile answers from its disk, and
+    one that still works on it takes up no second message before.
+    """
 
     def __init__(
         self,
@@ -28,6 +47,9 @@ class GridNetwork:
         seconds_between: float = 0.5,
         forget: Callable[[str], None] = lambda message: None,
         revoked: Callable[[], Iterable[int]] = tuple,
+        allow: Callable[[int, int], None] = lambda site, most_bytes: None,
+        failures: Callable[[], Mapping[int, str]] = dict,
+        seconds_to_live: float = SECONDS_TO_LIVE,
     ) -> None:
         self.grid = grid
         self.nodes = nodes
@@ -35,8 +57,12 @@ class GridNetwork:
         self.forget = forget
         self.revoked = revoked
         """Tells the sites that were revoked since it was asked last."""
+        self.allow = allow
+        self.failures = failures
+        self.seconds_to_live = seconds_to_live
         self._connected: dict[int, tuple[int, str]] = {}
-        self._open: dict[str, int] = {}
+        self._open: dict[str, _Asked] = {}
+        self._again: list[tuple[float, _Asked]] = []
 
     def now(self) -> float:
         """Return the time in seconds."""
@@ -46,16 +72,18 @@ class GridNetwork:
         """Send a request to a site that is connected; what was asked of it before is not waited for any more."""
         if request.kind != "notice":
             self._give_up(site)
+            self.allow(site, request.most_bytes)
         if site in self._connected:
             node, _ = self._connected[site]
-            [message] = push(self.grid, [(node, request)])
-            self._open[message] = site
+            [message] = push(self.grid, [(node, request)], self.seconds_to_live)
+            self._open[message] = _Asked(site, request)
 
     def receive(self, seconds: float) -> list[Event]:
         """Return who has connected and what was answered, after waiting at most so long for the first of it."""
         end = self.now() + seconds
         while True:
-            events = [*self._refused(), *self._joined(), *self._answered()]
+            events = [*self._refused(), *self._joined(), *self._answered(), *self._failed()]
+            self._ask_again()
             left = end - self.now()
             if events or left <= 0:
                 return events
@@ -63,7 +91,8 @@ class GridNetwork:
 
     def _give_up(self, site: int) -> None:
         """Forget what was asked of a site; nothing that it answers to that is looked at any more."""
-        for message in [message for message, asked in self._open.items() if asked == site]:
+        self._again = [(when, asked) for when, asked in self._again if asked.site != site]
+        for message in [message for message, asked in self._open.items() if asked.site == site]:
             self._open.pop(message)
             self.forget(message)
 
@@ -82,15 +111,34 @@ class GridNetwork:
     def _answered(self) -> list[Event]:
         """Fetch answers one by one: what one of them says of itself, or does to Flower, concerns no other site."""
         events = []
-        for asked, site in list(self._open.items()):
+        for name, asked in list(self._open.items()):
             try:
-                answers = [_event(site, message) for message in self.grid.pull_messages([asked])]
+                answers = [_event(asked.site, message) for message in self.grid.pull_messages([name])]
             except Exception as error:
-                answers = [Event(site, failure=f"its answer cannot be read ({type(error).__name__}: {error})")]
+                answers = [Event(asked.site, failure=f"its answer cannot be read ({type(error).__name__}: {error})")]
             if answers:
-                del self._open[asked]
+                del self._open[name]
                 events += [event for event in answers[:1] if event is not None]
+                if answers[0] is None and asked.request.kind != "notice":
+                    self._again.append((self.now() + min(_SECONDS_BEFORE_AGAIN, self.seconds_to_live), asked))
+                if answers[0] is None or answers[0].failure is not None:
+                    self.forget(name)
         return events
+
+    def _failed(self) -> list[Event]:
+        failures = self.failures()
+        for site in failures:
+            self._give_up(site)
+        return [Event(site, failure=reason) for site, reason in failures.items()]
+
+    def _ask_again(self) -> None:
+        """Send what Flower gave up once more; a site that is not connected is asked when it joins."""
+        due, self._again = (
+            [asked for when, asked in self._again if when <= self.now()],
+            [(when, asked) for when, asked in self._again if when > self.now()],
+        )
+        for asked in due:
+            self.send(asked.site, asked.request)
 
 
 class AskedNodes:
@@ -126,7 +174,7 @@ class AskedNodes:
 
 
 def _event(site: int, message: Message) -> Event | None:
-    """Read an answer. A message that Flower gave up is none: its site is asked again when it connects."""
+    """Read an answer. A message that Flower gave up is none: its site is asked again."""
     if message.has_error():
         if message.error.code == APP_RAISED:
             return Event(site, failure=clean(str(message.error.reason)))

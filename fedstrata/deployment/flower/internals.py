@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.constant import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    ErrorCode,
+)
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -21,10 +29,16 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import InMemoryLinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NOOP_FEDERATION_ID,
+    TaskType,
+)
 from flwr.supercore.error import http_error_translator
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_id,
     get_object_tree,
     iterate_object_tree,
     no_object_id_recompute,
@@ -39,10 +53,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPushError,
     pull_and_inflate_object_from_tree,
     push_objects,
+    validate_object_content,
 )
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.object_store import NoObjectInStoreError, ObjectStore
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes, verify_signature
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
@@ -63,7 +78,17 @@ USES = {
     "Node": "how a node is named in requests",
     # The server: superlink.py
     "InMemoryLinkState": "nodes, runs, tasks and messages of a SuperLink; subclassed: see the attributes in USED_PARTS",
-    "ObjectStoreFactory": "makes the store of arrays; ':flwr-in-memory:' keeps it in memory",
+    "ObjectStore": "how a SuperLink keeps the pieces of messages; written anew in objects.py (is a method new?)",
+    "NoObjectInStoreError": "what such a store raises where it has no such message or piece",
+    "get_object_id": "the name of a piece: the hash of its content",
+    "validate_object_content": "refuses a piece that Flower could not read",
+    "FLEET_HTTP_PUBLIC_KEY_HEADER": "where a request names its key",
+    "FLEET_HTTP_SIGNATURE_HEADER": "where it signs",
+    "TIMESTAMP_HEADER": "what it signs: its time (is it more by now? Then doorkeeper.py must know)",
+    "SYSTEM_TIME_TOLERANCE": "so many seconds a site's clock may be ahead",
+    "TIMESTAMP_TOLERANCE": "so many seconds more it may be behind",
+    "bytes_to_public_key": "reads a public key",
+    "verify_signature": "checks what a site has signed",
     "NoOpFederationManager": "no accounts: every node belongs to the one federation",
     "NOOP_FEDERATION_ID": "the name of that federation",
     "NOOP_FLWR_AID": "the account under which nodes and the run are made",
@@ -108,7 +133,7 @@ USED_PARTS = {
     "InMemoryLinkState": (
         "activate_node", "deactivate_node", "create_node", "create_run", "get_tasks", "claim_task", "activate_task",
         "acknowledge_task_heartbeat", "get_node_info", "get_run_info", "delete_messages",
-        "_cleanup_expired_task_tokens_locked",
+        "store_message_and_object_tree", "get_node_id_by_public_key", "_cleanup_expired_task_tokens_locked",
     ),
     "HttpGrid": ("pull_messages", "set_run", "_runtime_client"),
     "runtime_handlers": (
@@ -121,10 +146,17 @@ USED_PARTS = {
 }  # fmt: skip
 """Methods and attributes of these that are called or replaced."""
 
-LINK_STATE_HOLDS = ("lock", "message_ins_id_to_message_res_id", "object_store", "node_public_key_to_node_id")
+LINK_STATE_HOLDS = (
+    "lock", "message_ins_store", "message_ins_id_to_message_res_id", "object_store", "node_public_key_to_node_id",
+)  # fmt: skip
 """What a link state keeps in itself: which answer belongs to a message, and has all of it come? Which node has a key
 (this is changed too: keys that are not in it are refused at every call)?
 """
+
+PUBLIC_KEY_HEADER, SIGNATURE_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+SECONDS_AHEAD = SYSTEM_TIME_TOLERANCE
+SECONDS_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+"""How far a site's clock may be from the server's."""
 
 APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 """The code of a message that says that the ClientApp failed; other codes are of messages that Flower gave up."""
@@ -140,19 +172,25 @@ __all__ = [
     "NOOP_ACCOUNT_NAME",
     "NOOP_FEDERATION_ID",
     "NOOP_FLWR_AID",
+    "PUBLIC_KEY_HEADER",
+    "SECONDS_AHEAD",
+    "SECONDS_BEHIND",
+    "SIGNATURE_HEADER",
     "SUPERLINK_NODE_ID",
+    "TIMESTAMP_HEADER",
     "ActivateNodeRequest",
     "DeactivateNodeRequest",
     "FleetHttpClient",
     "HttpGrid",
     "InMemoryLinkState",
+    "NoObjectInStoreError",
     "NoOpFederationManager",
     "Node",
     "NodeAuthHttpInterceptor",
     "NodeAuthMiddleware",
     "ObjectPullError",
     "ObjectPushError",
-    "ObjectStoreFactory",
+    "ObjectStore",
     "ProtobufTranslationMiddleware",
     "PullMessagesRequest",
     "PushMessagesRequest",
@@ -161,8 +199,10 @@ __all__ = [
     "Task",
     "TaskIdentity",
     "TaskType",
+    "bytes_to_public_key",
     "fleet_router",
     "get_all_nested_objects",
+    "get_object_id",
     "get_object_tree",
     "http_error_translator",
     "iterate_object_tree",
@@ -178,4 +218,6 @@ __all__ = [
     "push_objects",
     "remove_content_from_message",
     "runtime_handlers",
+    "validate_object_content",
+    "verify_signature",
 ]

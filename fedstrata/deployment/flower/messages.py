@@ -17,7 +17,8 @@ from fedstrata.deployment.protocol import ProtocolError, Request
 STYPE = "fedstrata.wire"
 _FACTS, _PAYLOAD = "fedstrata.facts", "fedstrata.payload"
 _TYPES = {"survey": "train", "train": "train", "test": "evaluate", "adapt": "evaluate"}
-_SECONDS_TO_LIVE = 12 * 3600.0
+SECONDS_TO_LIVE = 12 * 3600.0
+"""After so long Flower gives a message up; a step that takes longer is asked for again."""
 
 
 def to_record(header: str, payload: bytes) -> RecordDict:
@@ -43,14 +44,14 @@ def from_record(content: RecordDict) -> tuple[str, bytes]:
     return header, bytes(array.data)
 
 
-def push(grid: Grid, requests: Iterable[tuple[int, Request]]) -> list[str]:
+def push(grid: Grid, requests: Iterable[tuple[int, Request]], seconds_to_live: float = SECONDS_TO_LIVE) -> list[str]:
     """Send requests to nodes; return the ids under which their answers will come."""
     messages = [
         Message(
             to_record(request.header(), request.payload),
             node,
             _TYPES.get(request.kind, "query"),
-            ttl=_SECONDS_TO_LIVE,
+            ttl=seconds_to_live,
             group_id=str(request.round),
         )
         for node, request in requests

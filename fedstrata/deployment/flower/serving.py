@@ -23,15 +23,24 @@ def serve(
     log: Callable[[str], None] = lambda line: None,
     check: Callable[[], None] = lambda: None,
     revoked: Callable[[], Iterable[int]] = tuple,
+    refused: Callable[[str, str, str], None] = lambda address, fingerprint, reason: None,
+    connected: Callable[[int, str], None] = lambda site, address: None,
 ) -> dict[str, Any]:
     """Run a deployment over the sites that connect with a SuperLink; ``check`` may stop it while it waits.
 
-    ``revoked`` tells now and then which sites are refused from then on.
+    ``revoked`` tells now and then which sites are refused from then on. ``refused`` is told from where, with which key
+    and why requests were refused, which is logged too, and ``connected`` which site has come from where.
     """
+
+    def tell_refused(address: str, fingerprint: str, reason: str) -> None:
+        log(f"a request from {address} is refused: {reason} (its key has the fingerprint {fingerprint})")
+        refused(address, fingerprint, reason)
+
+    link.refused, link.connected = tell_refused, connected
 
     def nodes() -> dict[int, tuple[int, str]]:
         check()
         return link.nodes()
 
-    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget, revoked)
+    network = GridNetwork(link.grid(), nodes, _SECONDS_BETWEEN_LOOKS, link.forget, revoked, link.allow, link.failures)
     return replace(deployment, traffic=link.traffic).run(network, listener, watch, log)

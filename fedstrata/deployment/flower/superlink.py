@@ -2,15 +2,17 @@
 
 Flower's own command would start another process for the ServerApp, and anyone who reaches its port could start runs and
 register nodes. Here only the fleet API is served, for the sites whose public keys are known, and the ServerApp talks to
-the SuperLink's state directly. It is put together from parts that Flower does not document (``internals.py``).
+the SuperLink's state directly. Before all of that stands a doorkeeper, who reads nothing of strangers but the heads of
+their requests. It is put together from parts that Flower does not document (``internals.py``).
 """
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedstrata.deployment.certificates import check_pair
+from fedstrata.deployment.flower.connections import BACKLOG, Connections
+from fedstrata.deployment.flower.doorkeeper import Doorkeeper
 from fedstrata.deployment.flower.internals import (
     NOOP_ACCOUNT_NAME,
     NOOP_FEDERATION_ID,
@@ -34,24 +37,20 @@ from fedstrata.deployment.flower.internals import (
     InMemoryLinkState,
     NodeAuthMiddleware,
     NoOpFederationManager,
-    ObjectStoreFactory,
     ProtobufTranslationMiddleware,
     Task,
     TaskIdentity,
     TaskType,
     fleet_router,
     http_error_translator,
-    iterate_object_tree,
     public_key_to_bytes,
     runtime_handlers,
 )
+from fedstrata.deployment.flower.objects import Objects
 from fedstrata.errors import FedStrataError
 
-_IN_MEMORY = ":flwr-in-memory:"
 _START_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
-_LARGEST_BODY = 64 * 2**20
-"""Flower cuts large arrays into chunks of a few megabytes, so no honest request is larger."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,18 @@ class ServerCertificate:
 class _LinkState(InMemoryLinkState):
     """Lets a site connect again at once after a crash, and tells which answers are there as a whole."""
 
+    def __init__(self) -> None:
+        self.objects = Objects()
+        super().__init__(NoOpFederationManager(), self.objects)
+
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
         self.deactivate_node(node_id)  # else it would wait until its last heartbeat is forgotten
         return bool(super().activate_node(node_id, heartbeat_interval))
+
+    def store_message_and_object_tree(self, message: FlowerMessage, object_tree: Any, session_id: str) -> Any:
+        if message.metadata.message_id != object_tree.object_id:  # its pieces could never be found again
+            return False, []
+        return super().store_message_and_object_tree(message, object_tree, session_id)
 
     def _cleanup_expired_task_tokens_locked(self) -> None:
         """Keep the run alive while nothing happens: its only task is this process, and needs no heartbeat.
@@ -77,14 +85,14 @@ class _LinkState(InMemoryLinkState):
         Else Flower would take it for dead after a minute without an answer, and drop all that is sent from then on.
         """
 
-    def has_whole_answer(self, message: str) -> bool:
-        """Tell whether the answer to a message has come with all its objects; asking for less would wait for them."""
+    def is_settled(self, message: str) -> bool:
+        """Tell whether a message is answered, with all pieces of the answer; or given up, after its time to live."""
         with self.lock:
+            asked = self.message_ins_store.get(message)
+            if asked is None or asked.metadata.created_at + asked.metadata.ttl <= time.time():
+                return True
             reply = self.message_ins_id_to_message_res_id.get(message)
-            if reply is None:
-                return False
-            tree = self.object_store.get_object_tree(reply)
-            return all(self.object_store.get(part.object_id) for part in iterate_object_tree(tree))
+            return reply is not None and self.objects.is_whole(reply)
 
 
 class _StateFactory:
@@ -98,6 +106,11 @@ class _StateFactory:
 class SuperLink:
     """Accepts the sites with known public keys, over TLS or, where that is allowed, in plain text."""
 
+    refused: Callable[[str, str, str], None]
+    """Told of refused requests, each stranger's now and then, by who asks for :meth:`nodes`: address, key, reason."""
+    connected: Callable[[int, str], None]
+    """Told in the same way of sites that have connected: number, address."""
+
     def __init__(
         self,
         host: str,
@@ -105,7 +118,7 @@ class SuperLink:
         public_keys: Sequence[ec.EllipticCurvePublicKey | None],
         certificate: ServerCertificate | None,
     ) -> None:
-        self._state = _LinkState(NoOpFederationManager(), ObjectStoreFactory(_IN_MEMORY).store())
+        self._state = _LinkState()
         self._certificate = certificate
         self._nodes = [  # for a name that is no key, nobody can sign
             self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, f"site {site}".encode(), 0)
@@ -114,12 +127,18 @@ class SuperLink:
         for site, key in enumerate(public_keys):
             self.set_keys(site, () if key is None else (key,))
         self._task = self._begin_run()
-        self._traffic = _Traffic(_fleet_app(self._state))
+        self._connections = Connections()
+        self._door = Doorkeeper(_fleet_app(self._state), self._site_of, self._connections)
+        self.refused = lambda address, fingerprint, reason: None
+        self.connected = lambda site, address: None
+        self._listen_on = host, port
         self._server = uvicorn.Server(
             uvicorn.Config(
-                self._traffic,
-                host=host,
-                port=port,
+                self._door,
+                loop="asyncio",  # whose listening sockets may be of our own kind
+                http="h11",  # which bounds the head of a request
+                ws="none",
+                backlog=BACKLOG,
                 lifespan="off",
                 log_level="error",
                 access_log=False,
@@ -133,19 +152,29 @@ class SuperLink:
                 else ssl.CERT_NONE,
             )
         )
-        self._thread = threading.Thread(target=self._server.run, daemon=True, name="superlink")
+        self._sockets: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="superlink")
         self.address = f"{host}:{port}"
 
     def __enter__(self) -> SuperLink:
+        try:
+            self._sockets = self._connections.listen(*self._listen_on)
+        except OSError as error:
+            raise FedStrataError(
+                f"The server cannot listen on {self.address} ({error.strerror}); is the port taken? Choose another."
+            ) from None
         self._thread.start()
         began = time.monotonic()
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() - began > _START_SECONDS:
-                raise FedStrataError(f"The server cannot listen on {self.address}; is the port taken? Choose another.")
+                raise FedStrataError(f"The server cannot serve on {self.address}; look at its certificate.")
             time.sleep(0.01)
-        host, port = self._server.servers[0].sockets[0].getsockname()[:2]
+        host, port = self._sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
         return self
+
+    def _serve(self) -> None:
+        self._server.run(sockets=self._sockets)
 
     def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
@@ -156,7 +185,11 @@ class SuperLink:
         return _DirectGrid(self._state, self._task)
 
     def nodes(self) -> dict[int, tuple[int, str]]:
-        """List the sites that are connected: their node ids, and since when."""
+        """List the sites that are connected: their node ids, and since when; and tell of those who came."""
+        for refusal in self._door.refusals.take():
+            self.refused(refusal.address, refusal.fingerprint, refusal.reason)
+        while self._door.arrivals:
+            self.connected(*self._door.arrivals.pop(0))
         online = {node.node_id: node for node in self._state.get_node_info(statuses=["online"])}
         return {
             site: (node, str(online[node].last_activated_at)) for site, node in enumerate(self._nodes) if node in online
@@ -191,7 +224,19 @@ class SuperLink:
 
     def traffic(self) -> dict[str, float]:
         """Tell the bytes of all HTTP bodies so far, both ways."""
-        return {"network.up": float(self._traffic.received), "network.down": float(self._traffic.sent)}
+        return {"network.up": float(self._door.received), "network.down": float(self._door.sent)}
+
+    def allow(self, site: int, most_bytes: int) -> None:
+        """Let a site's next answer have so many bytes; more is cut off as it comes."""
+        self._door.allow(site, most_bytes)
+
+    def failures(self) -> dict[int, str]:
+        """Take the sites whose answers were cut off, and why."""
+        return {site: self._door.cut_off.pop(site) for site in list(self._door.cut_off)}
+
+    def _site_of(self, key: bytes) -> int | None:
+        node = self._state.get_node_id_by_public_key(key)
+        return self._nodes.index(node) if node in self._nodes else None
 
     def _begin_run(self) -> Task:
         run = self._state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
@@ -220,35 +265,6 @@ def _fleet_app(state: _LinkState) -> FastAPI:
     return app
 
 
-class _Traffic:
-    """Counts the bytes of all bodies, and refuses those that are too large to be honest."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-        self.received = 0
-        self.sent = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        seen = 0
-
-        async def counted_receive() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            self.received += len(message.get("body", b""))
-            if seen > _LARGEST_BODY:
-                return {"type": "http.disconnect"}
-            return message
-
-        async def counted_send(message: Message) -> None:
-            self.sent += len(message.get("body", b""))
-            await send(message)
-
-        await self.app(scope, counted_receive, counted_send)
-
-
 class _DirectGrid(HttpGrid):
     """A Grid without a connection: it calls what a SuperLink's runtime API would call."""
 
@@ -263,9 +279,9 @@ class _DirectGrid(HttpGrid):
         return self._direct
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[FlowerMessage]:
-        """Return the answers that are there as a whole."""
-        whole = [message for message in message_ids if self._state.has_whole_answer(message)]
-        return super().pull_messages(whole) if whole else []
+        """Return the answers that are there as a whole, and errors for messages that were given up."""
+        settled = [message for message in message_ids if self._state.is_settled(message)]
+        return super().pull_messages(settled) if settled else []
 
 
 class _DirectRuntime:

@@ -7,12 +7,15 @@ away. It is put together from parts that Flower does not document (``internals.p
 
 from __future__ import annotations
 
+import datetime
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,6 +23,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstrata.deployment.flower.app import PARTITION_KEY
+from fedstrata.deployment.flower.doorkeeper import CLOCK, PROCESS_HEADER, TAKEN, TOO_MUCH
+from fedstrata.deployment.flower.explaining import about_certificate, about_clocks, why_refused
 from fedstrata.deployment.flower.internals import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -50,12 +55,23 @@ from fedstrata.errors import FedStrataError
 
 _HEARTBEAT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 10.0
+_SECONDS_FOR_ANOTHER = 5.0
 _AT_ONCE = 8
 """So many pieces of a message travel at once, or a far server would answer each only after the one before."""
 
 
+_SAME_KEY = "another process is connected with this site's key, and only one can be; stop one of them"
+
+
 class _Lost(Exception):  # noqa: N818 - not an error
-    """The server is away, or does not know this connection any more; the site connects again."""
+    """The server is away, or does not know this connection any more; the site connects again.
+
+    ``about`` is what stays the same while words change, such as times.
+    """
+
+    def __init__(self, words: str, about: str = "") -> None:
+        super().__init__(words)
+        self.about = about or words
 
 
 @dataclass(frozen=True)
@@ -80,22 +96,24 @@ class SuperNode:
     """Told how long no message has come."""
     tls: ssl.SSLContext | None = None
     """How this site speaks TLS where it has a certificate of its own to show."""
+    process: str = field(default_factory=lambda: token_hex(8))
+    """By which the server tells this process from another one with the same key."""
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set; the server may come and go meanwhile."""
-        pause, away = _FIRST_PAUSE, False
+        pause, told = _FIRST_PAUSE, ""
         while not stop.is_set() and not self.is_over():
             try:
                 with self._client() as client:
                     node = self._activate(client)
                     self.log(f"connected with {self.server}")
                     self.connected()
-                    pause, away = _FIRST_PAUSE, False
+                    pause, told = _FIRST_PAUSE, ""
                     self._serve(client, node, stop)
             except _Lost as lost:
-                if not away:
+                if lost.about != told:
                     self.log(f"{lost}; trying again")
-                away = True
+                told = lost.about
                 stop.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -103,6 +121,7 @@ class SuperNode:
         interceptors = (
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(self.key, self.key.public_key()),
+            _ProcessInterceptor(self.process),
         )
         if self.tls is not None:
             return FleetHttpClient(f"https://{self.server}", interceptors=interceptors, verify=self.tls)
@@ -114,7 +133,10 @@ class SuperNode:
         )
 
     def _activate(self, client: FleetHttpClient) -> Node:
-        """Say who this is; a server that does not know the key, or that cannot be trusted, ends the site."""
+        """Say who this is; a server that does not know the key, or that cannot be trusted, ends the site.
+
+        A wrong clock may be set right, and another process with the same key may end: the site waits for that.
+        """
         request = ActivateNodeRequest(
             public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=_HEARTBEAT_SECONDS
         )
@@ -123,16 +145,20 @@ class SuperNode:
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (502, 503, 504):
                 raise _Lost(f"{self.server} is not ready") from None
+            reason = why_refused(error.response)
+            if reason == CLOCK:
+                now = datetime.datetime.now(datetime.UTC)
+                raise _Lost(about_clocks(self.server, error.response, now), CLOCK) from None
+            if reason == TAKEN:
+                raise _Lost(_SAME_KEY) from None
             raise FedStrataError(
                 f"{self.server} does not accept this site's key; ask its operator to put the public key into the "
                 "sites file."
             ) from None
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise FedStrataError(
-                    f"The certificate of {self.server} does not come from the authority in '{self.root_certificate}'; "
-                    "ask its operator for the right ca.pem."
-                ) from None
+                now = datetime.datetime.now(datetime.UTC)
+                raise FedStrataError(about_certificate(self.server, error, self.root_certificate, now)) from None
             if isinstance(error, httpx.RemoteProtocolError) and self.root_certificate is not None:
                 raise _Lost(
                     f"{self.server} has ended the connection at once; if it asks for certificates of sites "
@@ -150,16 +176,29 @@ class SuperNode:
         heart = threading.Thread(target=self._beat, args=(client, node, ended), daemon=True, name="heartbeat")
         heart.start()
         try:
-            since = time.monotonic()
+            since, withdrawn = time.monotonic(), None
             while not stop.is_set() and not self.is_over():
-                if self._answer_one(client, node):
-                    since = time.monotonic()
+                if withdrawn is not None and time.monotonic() - withdrawn > _SECONDS_FOR_ANOTHER:
+                    raise _Lost(f"{self.server} has withdrawn a message, and sent no other")
+                try:
+                    answered = self._answer_one(client, node)
+                except ObjectPullError:  # the server asks anew: it has just seen this site come back
+                    withdrawn, answered = withdrawn or time.monotonic(), False
+                if answered:
+                    since, withdrawn = time.monotonic(), None
                 else:
                     self.idle(time.monotonic() - since)
                     stop.wait(self.poll_seconds)
             if not self.is_over():  # of a node that has gone, the server would not get its last answer any more
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-        except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
+        except httpx.HTTPStatusError as error:
+            reason = why_refused(error.response)
+            words = {
+                TAKEN: _SAME_KEY,
+                TOO_MUCH: f"{self.server} refuses this site's answer: it is larger than the question allows",
+            }
+            raise _Lost(words.get(reason, f"{self.server} has refused a request of this site")) from None
+        except (httpx.HTTPError, ObjectPushError) as error:
             raise _Lost(f"the connection with {self.server} is lost ({type(error).__name__})") from None
         finally:
             ended.set()
@@ -210,3 +249,14 @@ class SuperNode:
                 object_ids_to_push=set(response.objects_to_push),
                 max_concurrent_pushes=_AT_ONCE,
             )
+
+
+class _ProcessInterceptor:
+    """Says with every request which process sends it."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        context.request.headers[PROCESS_HEADER] = self.process
+        return call_next(context)

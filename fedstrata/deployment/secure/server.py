@@ -210,7 +210,7 @@ class SecureAggregation:
 
     def _keep(self, gathered: Gathered) -> None:
         if self.path is not None:
-            files.write_atomically(self.path, gathered.to_bytes())
+            files.write_atomically(self.path, gathered.to_bytes(), private=True)
 
     def _attempt(self, asked: Asked, number: int) -> Gathered:
         """Take the steps from the keys to the masked sum."""
