@@ -8,12 +8,15 @@ Such a test says what it does and what comes of it::
         record_property("measured", "at most 61 MB")   # where something was measured
 
 ``pytest -m attack --report docs/security.md`` performs all of them, slow ones too, and writes what happened between the
-two marks in that file: the outcome where the test has passed, and that it failed where it has not.
+two marks in that file: the outcome where the test has passed, and that it failed where it has not. Where only some are
+run, the rows of the others stay, as long as there are such tests.
 """
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -72,20 +75,36 @@ class Table:
     def pytest_sessionfinish(self) -> None:
         content = self.page.read_text()
         head, _, rest = content.partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        self.page.write_text(head + BEGIN + table(sorted(self.performed.values())) + END + tail)
+        rows, _, tail = rest.partition(END)
+        known = {test: row for test, row in read_rows(rows).items() if test in marked_tests()}
+        performed = {short_name(one.test): row_of(one) for one in self.performed.values()}
+        self.page.write_text(head + BEGIN + table(known | performed) + END + tail)
 
 
-def table(performed: list[Performed]) -> str:
+def table(rows: Mapping[str, str]) -> str:
     """Write attacks as a table, those of one file of tests together."""
     lines = ["| attack or fault | what happened | test |", "|---|---|---|"]
-    for one in performed:
-        outcome = "**The test fails.**" if one.failures else one.outcome
-        outcome += f" ({one.cases - one.failures} of {one.cases} cases.)" if one.cases > 1 else ""
-        measured = f" Measured: {one.measured}." if one.measured else ""
-        file, _, name = one.test.rpartition("::")
-        lines.append(f"| {one.attack} | {outcome}{measured} | `{Path(file).name}`<br>`{name}` |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(row for _, row in sorted(rows.items()))]) + "\n"
+
+
+def row_of(one: Performed) -> str:
+    """Write what a test has performed as a row."""
+    outcome = "**The test fails.**" if one.failures else one.outcome
+    outcome += f" ({one.cases - one.failures} of {one.cases} cases.)" if one.cases > 1 else ""
+    measured = f" Measured: {one.measured}." if one.measured else ""
+    file, _, name = short_name(one.test).partition("::")
+    return f"| {one.attack} | {outcome}{measured} | `{file}`<br>`{name}` |"
+
+
+def read_rows(text: str) -> dict[str, str]:
+    """Read the rows of a table, by the names of their tests."""
+    found = ((re.search(r"`(test_\w+\.py)`<br>`(\w+)` \|$", line), line) for line in text.splitlines())
+    return {f"{match[1]}::{match[2]}": line for match, line in found if match is not None}
+
+
+def short_name(test: str) -> str:
+    """Name a test by its file, without folders."""
+    return test.rpartition("/")[2]
 
 
 def marked_tests() -> set[str]:

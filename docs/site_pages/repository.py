@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "results/README.md": "reproduction.md",
     "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
+    "SECURITY.md": "security-policy.md",
     "CHANGELOG.md": "changes.md",
 }
 """Where a page lies in the repository, and in the site."""
@@ -28,7 +28,7 @@ def linked(text: str, page: str) -> str:
     What is no page of the site becomes plain words.
 
     >>> linked("[a](../docs/performance.md) [b](../SECURITY.md#files) [c](x.csv)", "reproduction.md")
-    '[a](performance.md) [b](security.md#files) c'
+    '[a](performance.md) [b](security-policy.md#files) c'
     """
     source = next((source for source, shown in PAGES.items() if shown == page), join("docs", page))
 

@@ -7,7 +7,9 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,13 @@ RUNS = ("fedbn+fedprox", "ssfl", "scaffold", "fedavg --secure")
 """What is run, in turn: state at the sites, an exchange before the first round, control variates, sums under masks."""
 
 
-def unbroken(what: str, folder: Path) -> Tensors:
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tensors]:
+    """Give the weights that runs have to end with, each computed once."""
+    return cache(lambda what: without_kills(what, tmp_path_factory.mktemp("unbroken")))
+
+
+def without_kills(what: str, folder: Path) -> Tensors:
     """Return the weights that a run has to end with: of the simulation or, for secure sums, of a run without kills."""
     method, _, secure = what.partition(" ")
     if not secure:
@@ -79,7 +87,7 @@ class Killing:
     "Started again, it goes on; every run ends with the weights of one that nobody killed, bit for bit.",
 )
 @pytest.mark.parametrize("seed", range(100))
-def test_a_kill_at_a_random_moment(seed, tmp_path):
+def test_a_kill_at_a_random_moment(seed, unbroken, tmp_path):
     what, chance = RUNS[seed % len(RUNS)], random.Random(seed)
     method, _, secure = what.partition(" ")
     us = Consortium(tmp_path, NAMES, experiment(ROUNDS, method=method))
@@ -91,7 +99,7 @@ def test_a_kill_at_a_random_moment(seed, tmp_path):
         ended = killing.wait()
     assert killing.kills, "nobody was killed before the run was over"
     assert set(ended.values()) == {0}, {name: (tmp_path / f"{name}.log").read_text()[-500:] for name in ended}
-    expected, model = unbroken(what, tmp_path), RunFolder.open(us.out).model()
+    expected, model = unbroken(what), RunFolder.open(us.out).model()
     assert model.keys() == expected.keys()
     assert [name for name in model if not model[name].equal(expected[name])] == []
     assert json.loads((us.out / "summary.json").read_text())["rounds"] == ROUNDS
