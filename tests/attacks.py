@@ -60,9 +60,7 @@ class Table:
             return
         test = report.nodeid.partition("[")[0]
         before = self.performed.get(test)
-        cases, failures, measured = (
-            (1, 0, "") if before is None else (before.cases + 1, before.failures, before.measured)
-        )
+        cases, failures, measured = (0, 0, "") if before is None else (before.cases, before.failures, before.measured)
         self.performed[test] = Performed(
             test,
             str(told["attack"]),

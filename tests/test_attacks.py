@@ -32,12 +32,13 @@ def test_what_is_written_stands_between_the_marks(tmp_path):
         "tests/test_a.py::test_b[1]", ("", 0, ""), {}, "passed", None, "call",
         user_properties=[("attack", "A flood."), ("outcome", "It holds.")],
     )  # fmt: skip
-    written.pytest_runtest_logreport(report)
+    for _ in range(2):
+        written.pytest_runtest_logreport(report)
     written.pytest_sessionfinish()
     text = page.read_text()
     assert text.startswith(f"before\n{BEGIN}| attack")
     assert text.endswith(f"{END}after\n")
-    assert "A flood." in text
+    assert "| A flood. | It holds. (2 of 2 cases.) |" in text
     assert read_rows(text).keys() == {old, "test_a.py::test_b"}, "what was not run stays, if there is such a test"
 
 

@@ -60,7 +60,9 @@ def at_import(tree):
 
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 EXTRAS = {extra: declared(requirements) for extra, requirements in PROJECT["optional-dependencies"].items()}
-OPTIONAL = set().union(*(names for extra, names in EXTRAS.items() if extra not in ("dev", "docs", "mutants"))) - CORE
+TOOLS = ("dev", "docs", "mutants", "release")
+"""Extras with programs for those who work on FedStrata, which it does not import."""
+OPTIONAL = set().union(*(names for extra, names in EXTRAS.items() if extra not in TOOLS)) - CORE
 
 
 def test_what_is_imported_is_declared():

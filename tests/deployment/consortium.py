@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from replaying import with_participants
 
+from fedstrata.cli import main
 from fedstrata.deployment.keys import make_keys
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
@@ -77,6 +78,14 @@ def wait_for(path: Path, *processes: subprocess.Popen[bytes]) -> None:
         time.sleep(0.02)
 
 
+def run_command(log: Path, arguments: Sequence[str]) -> None:
+    """Be a process of the command line; what it prints goes into a file."""
+    with log.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.exit(main(arguments))
+
+
 @contextmanager
 def started(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"{name}.log").open("ab") as log:
@@ -100,7 +109,10 @@ class Consortium:
         make_keys(self.keys, ["127.0.0.1"], names)
 
     def start(self, name: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        return started(self.folder, name, *(self.server() if name == "server" else self.client(name)))
+        return started(self.folder, name, *self.arguments(name))
+
+    def arguments(self, name: str) -> list[str]:
+        return self.server() if name == "server" else self.client(name)
 
     @property
     def log(self) -> str:

@@ -27,7 +27,7 @@ from fedstrata.deployment.site_data import SiteData
 from fedstrata.methods.contract.views import Message
 from fedstrata.wire import encode, outline
 
-DOCS = Path(__file__).parents[2] / "docs" / "deployment.md"
+DOCS = Path(__file__).parents[2] / "docs" / "trust.md"
 NAMES = [f"site-{number}" for number in range(SITES)]
 
 

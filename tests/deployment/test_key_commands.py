@@ -22,7 +22,7 @@ from fedstrata.deployment.certificates import facts_of, read_certificate
 from fedstrata.deployment.keys import KeyFolder, is_protected, make_keys, read_private_key
 from fedstrata.deployment.sites_file import SitesFile, public_line
 
-DOCS = Path(__file__).parents[2] / "docs" / "deployment.md"
+DOCS = Path(__file__).parents[2] / "docs" / "trust.md"
 PASSPHRASE = "correct horse battery"
 SERVER = ("server", "--sites", "keys/server/sites.toml", "--method", "fedbn", "--tls", "keys/server")
 CLIENT = ("client", "--server", "127.0.0.1:1", "--site", "berlin", "--keys", "keys/sites/berlin")

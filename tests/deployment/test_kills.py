@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import signal
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from consortium import ENVIRONMENT, LONGEST, Consortium, command, experiment, simulated, written
+from consortium import ENVIRONMENT, LONGEST, Consortium, command, experiment, run_command, simulated, written
 
 from fedstrata.runs.folder import RunFolder
 from fedstrata.stack import Tensors
 
 NAMES, ROUNDS = ["berlin", "paris", "rome"], 4
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(
+    ["consortium", "fedstrata.deployment.site", "fedstrata.deployment.server", "fedstrata.deployment.live_keys",
+     "fedstrata.deployment.flower.superlink", "fedstrata.deployment.flower.supernode", "fedstrata.cli.showing",
+     "sklearn.datasets", "torch._dynamo"]
+)  # fmt: skip
 RUNS = ("fedbn+fedprox", "ssfl", "scaffold", "fedavg --secure")
 """What is run, in turn: state at the sites, an exchange before the first round, control variates, sums under masks."""
 
@@ -47,12 +54,30 @@ def without_kills(what: str, folder: Path) -> Tensors:
 
 
 class Killing:
-    """Kills anybody of a consortium and starts them again, at moments that a seed decides."""
+    """Kills anybody of a consortium and starts them again, at moments that a seed decides.
 
-    def __init__(self, us: Consortium, stack: ExitStack, chance: random.Random) -> None:
-        self.us, self.stack, self.chance = us, stack, chance
-        self.running = {name: stack.enter_context(us.start(name)) for name in ("server", *NAMES)}
+    All are processes of their own that run the command line; they are forked off one that has imported PyTorch already.
+    """
+
+    def __init__(self, us: Consortium, chance: random.Random) -> None:
+        self.us, self.chance = us, chance
+        self.running: dict[str, ForkServerProcess] = {}
         self.kills = 0
+
+    def __enter__(self) -> Killing:
+        for name in ("server", *NAMES):
+            self.start(name)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.join()
+
+    def start(self, name: str) -> None:
+        arguments = self.us.folder / f"{name}.log", self.us.arguments(name)
+        self.running[name] = FORKED.Process(target=run_command, args=arguments)
+        self.running[name].start()
 
     @property
     def is_over(self) -> bool:
@@ -69,16 +94,20 @@ class Killing:
         if self.is_over:
             return
         victim = self.chance.choice(["server", "server", *NAMES])
-        self.running[victim].send_signal(signal.SIGKILL)
-        self.running[victim].wait()
+        self.running[victim].kill()
+        self.running[victim].join()
+        assert self.running[victim].exitcode == -signal.SIGKILL
         self.kills += 1
-        self.running[victim] = self.stack.enter_context(self.us.start(victim))
+        self.start(victim)
 
-    def wait(self) -> dict[str, int]:
+    def wait(self) -> dict[str, int | None]:
         """Wait for everybody's end; whoever was killed in the last moment and missed it still waits for the server."""
-        ended = {"server": self.running["server"].wait(timeout=LONGEST)}
-        heard = [name for name in NAMES if f"{name} was not there to hear" not in self.us.log]
-        return ended | {name: self.running[name].wait(timeout=LONGEST) for name in heard}
+        self.running["server"].join(LONGEST)
+        for name in NAMES:
+            if f"{name} was not there to hear" not in self.us.log:
+                self.running[name].join(LONGEST)
+        heard = [name for name in ("server", *NAMES) if f"{name} was not there to hear" not in self.us.log]
+        return {name: self.running[name].exitcode for name in heard}
 
 
 @pytest.mark.slow
@@ -92,8 +121,7 @@ def test_a_kill_at_a_random_moment(seed, unbroken, tmp_path):
     method, _, secure = what.partition(" ")
     us = Consortium(tmp_path, NAMES, experiment(ROUNDS, method=method))
     us.rules = [secure] if secure else []
-    with ExitStack() as stack:
-        killing = Killing(us, stack, chance)
+    with Killing(us, chance) as killing:
         for after in sorted(chance.choices(range(ROUNDS), k=chance.randint(1, 3))):
             killing.strike(after)
         ended = killing.wait()

@@ -134,7 +134,7 @@ def test_with_min_sites_the_others_go_on(tmp_path):
 
 
 @pytest.mark.attack(
-    "The same, but the server was told to go on (--accept-lost-state).",
+    "A state is gone or set back, and the server was told to go on all the same (--accept-lost-state).",
     "The site begins anew; log, metrics, table and report say so, also after another restart of the server.",
 )
 def test_a_loss_that_is_accepted_is_told_in_the_results(tmp_path):

@@ -27,7 +27,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
 
-DOCS = Path(__file__).parents[2] / "docs" / "deployment.md"
+DOCS = Path(__file__).parents[2] / "docs" / "trust.md"
 
 
 def against(policy: SiteRules, sites: int | None = 4, rules: Rules | None = None, **changes: Any) -> list[str]:
