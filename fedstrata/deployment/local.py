@@ -15,6 +15,7 @@ from typing import Any
 
 from fedstrata import files
 from fedstrata.callbacks import Listener
+from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.flower.serving import serve
 from fedstrata.deployment.flower.superlink import ServerCertificate, SuperLink
@@ -22,6 +23,7 @@ from fedstrata.deployment.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, SITE_K
 from fedstrata.deployment.link import Link, ShapedLinks
 from fedstrata.deployment.own_parameters import local_parameters
 from fedstrata.deployment.server import Deployment
+from fedstrata.deployment.server_audit import ServerAudit
 from fedstrata.deployment.sites_file import SitesFile
 from fedstrata.errors import FedStrataError
 from fedstrata.plugins import require_imports
@@ -74,7 +76,17 @@ def rehearse(
         if link is not None:
             addresses = stack.enter_context(ShapedLinks(superlink.address, link, len(members))).addresses
         sites = stack.enter_context(LocalSites(deployment, addresses, place, keys))
-        return serve(deployment, superlink, listener, watch, log, sites.check)
+        audit = ServerAudit(AuditLog(deployment.out / AUDIT_FILE), deployment.names)
+        return serve(
+            replace(deployment, audit=audit),
+            superlink,
+            listener,
+            watch,
+            log,
+            sites.check,
+            refused=audit.refused,
+            connected=audit.connected,
+        )
 
 
 @contextmanager

@@ -196,7 +196,9 @@ class Site:
         member = self._member
         if member is None or self.run != request.run or _role(self._greeting) != _role(request):
             ready = self.data.prepare(experiment, number, sites)
-            store.require_samples(fingerprint(ready.dataset))
+            samples_now = fingerprint(ready.dataset)
+            store.require_samples(samples_now)
+            self.audit.note("data", sha256=samples_now)
             member = Member(ready, number, statistics)
             self.end = self._model = None
             samples = len(ready.data.split.train[number])
