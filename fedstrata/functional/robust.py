@@ -43,8 +43,8 @@ def coordinate_median(clients: Tensor, *, mask: Tensor | None = None, otherwise:
     sent: the median of an entry runs over those who sent it, and where nobody did it is that of ``otherwise``, or zero.
     As long as fewer than half of those are liars, it lies between values of honest clients.
 
-    Citation: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018,
-    Definition 1; masks are our addition.
+    Citation: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018;
+    masks are our addition.
 
     >>> import torch
     >>> coordinate_median(torch.tensor([[1.0, 5.0], [2.0, 7.0], [900.0, -900.0]]))
@@ -64,8 +64,8 @@ def trimmed_mean(
     Clients count equally, ``mask`` and ``otherwise`` are those of :func:`coordinate_median`. As long as at most the
     fraction ``trim`` of those are liars, every value that is left lies between values of honest clients.
 
-    Citation: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018,
-    Definition 2; masks are our addition.
+    Citation: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018;
+    masks are our addition.
 
     >>> import torch
     >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [900.0], [-900.0]]), 0.2)
@@ -109,8 +109,7 @@ def krum_scores(updates: Updates, byzantine: int) -> Tensor:
     several. With f liars the paper needs :math:`K > 2 f + 2` clients, fewer are refused. Where nobody lies (0), at
     least one neighbour counts. Distances run over all tensors together.
 
-    Citation: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017,
-    Section 4.
+    Citation: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
 
     >>> import torch
     >>> krum_scores(torch.tensor([[0.0], [1.0], [2.0], [4.0], [900.0]]), 1).tolist()
@@ -144,8 +143,8 @@ def geometric_median_shares(updates: Updates, iterations: int = 4, smoothing: fl
     Clients count equally. The authors begin at the mean and weigh by samples; a single liar moves the mean, and with it
     what few iterations reach, as far as it likes, and may call itself as large as it likes.
 
-    Citation: Pillutla et al., "Robust Aggregation for Federated Learning", IEEE Transactions on Signal Processing 2022,
-    Algorithm 2; beginning and weights are our choice.
+    Citation: Pillutla et al., "Robust Aggregation for Federated Learning", IEEE Transactions on Signal Processing 2022;
+    beginning and weights are our choice.
 
     >>> import torch
     >>> geometric_median_shares(torch.tensor([[1.0, 0.0], [0.0, 1.0], [30.0, 40.0]]), iterations=1).tolist()
@@ -171,8 +170,8 @@ def bounding_factors(updates: Updates, bound: float | None = None) -> Tensor:
     The factor is :math:`\min(1, M / \lVert u_k \rVert)` with the bound M, and the length that of all tensors together.
     Without a bound it is the median of the clients' own lengths.
 
-    Citation: Sun et al., "Can You Really Backdoor Federated Learning?", 2019, Section 4 (norm thresholding); the median
-    is our choice.
+    Citation: Sun et al., "Can You Really Backdoor Federated Learning?", 2019 (norm thresholding); the median is our
+    choice.
 
     >>> import torch
     >>> bounding_factors(torch.tensor([[3.0, 4.0], [0.6, 0.8], [30.0, 40.0]])).tolist()
@@ -197,8 +196,8 @@ def trust_weights(updates: Updates, own: Updates) -> Tensor:
     over all tensors together, so that the merged update is the sum of the weighted ones. Who did not move is not
     trusted; where nobody is, all weights are zero. ``own`` has no axis of clients.
 
-    Citation: Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021, Section IV;
-    the last cases are our choice.
+    Citation: Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021; the last
+    cases are our choice.
 
     >>> import torch
     >>> trust_weights(torch.tensor([[6.0, 8.0], [-3.0, -4.0], [0.0, 2.0]]), torch.tensor([0.0, 5.0])).round(decimals=4)
@@ -227,8 +226,7 @@ def alie(updates: Tensor, deviations: float = 1.5) -> Tensor:
     Every entry is the liars' mean minus ``deviations`` times their standard deviation (that of the K numbers, not an
     estimate): small enough to pass for an honest client, and the same for all liars, so that it looks agreed on.
 
-    Citation: Baruch et al., "A Little Is Enough: Circumventing Defenses For Distributed Learning", NeurIPS 2019,
-    Algorithm 3.
+    Citation: Baruch et al., "A Little Is Enough: Circumventing Defenses For Distributed Learning", NeurIPS 2019.
 
     >>> import torch
     >>> alie(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), 1.5)

@@ -38,7 +38,7 @@ class FLTrust(RobustMerge):
     ``batch_size``, ``learning_rate`` and ``momentum`` should be what clients do. Nothing more travels than in FedAvg.
 
     Defaults:
-        samples: paper, Section V-A (the root dataset has 100 samples).
+        samples: ours.
         batch_size, epochs, learning_rate, momentum: ours; those of an experiment that names none.
     """
 

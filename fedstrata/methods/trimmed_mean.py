@@ -27,7 +27,7 @@ class TrimmedMean(RobustMerge):
     median. Nothing more travels than in FedAvg.
 
     Defaults:
-        trim: paper, Section 7 (a tenth of the machines lie, as many are trimmed).
+        trim: ours; what is right depends on how many may lie.
     """
 
     facts: ClassVar[Facts] = Facts("robust", PAPER, LINK)
