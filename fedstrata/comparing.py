@@ -35,7 +35,7 @@ from fedstrata.significance import Estimate, Row, accuracy_or_nothing, compariso
 from fedstrata.spec import split_outside
 
 ALL = "all"
-NOT_DECISIVE = frozenset({"data_root", "checkpoint_every"})
+NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay"})
 """Keys of an experiment that change no number of its result."""
 COMPARED = frozenset({"method", "seed"})
 """Keys in which the runs of a comparison differ."""

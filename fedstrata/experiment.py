@@ -106,6 +106,10 @@ class Experiment(Spec):
         None, "How many clients are trained at once, if not as many as fit the memory.", low=1
     )
     deterministic: bool = parameter(False, "On a GPU: only operations whose results repeat bit for bit.")
+    replay: bool = parameter(
+        True,
+        "Record training steps and replay them: the same numbers, faster; hooks run in Python at the first steps only.",
+    )
     evaluate_every: int = parameter(
         1, "The rounds from one evaluation to the next; the last round is always evaluated.", low=1
     )

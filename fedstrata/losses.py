@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import Registry, Spec, parameter
+from fedstrata.stack import constant
 
 losses: Registry[Loss] = Registry("loss", "losses")
 BALANCED = "balanced"
@@ -116,7 +117,7 @@ class Weighted(Loss):
             return None
         if self.weights == BALANCED:
             return balanced_weights(counts)
-        return torch.tensor(self._given(), dtype=torch.float64, device=counts.device).expand(counts.shape)
+        return constant(self._given(), torch.float64, counts.device).expand(counts.shape)
 
     def weights_of(self, labels: Tensor, counts: Tensor) -> Tensor | None:
         """Take for each sample the weight of its class."""

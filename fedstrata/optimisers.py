@@ -21,6 +21,9 @@ from fedstrata.stack import Tensors, align, squared_norm
 
 optimisers: Registry[Optimiser] = Registry("optimiser")
 
+Rate = float | Tensor
+"""A learning rate: a number, or a tensor without axes, which may hold another one at the next step."""
+
 
 @dataclass(frozen=True)
 class Optimiser(Spec, ABC):
@@ -38,7 +41,7 @@ class Optimiser(Spec, ABC):
         """Return the state before the first step, as stacks."""
 
     @abstractmethod
-    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
         """Make one step, in place, for the parameters that have a gradient."""
 
     def effective_steps(self, steps: Tensor, before: Tensor | None = None, pull: float = 0.0) -> Tensor:
@@ -98,7 +101,7 @@ class SGD(Optimiser):
             way = torch.where(step < count, way + move, way)
         return way
 
-    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
         """Make one step in place."""
         moving = [parameters[name] for name in gradients]
         direction = list(self.clipped(gradients).values())
@@ -111,7 +114,10 @@ class SGD(Optimiser):
             for_each.mul_(velocity, self.momentum)
             for_each.add_(velocity, direction)
             direction = list(for_each.add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
-        for_each.add_(moving, direction, alpha=-learning_rate)
+        if isinstance(learning_rate, Tensor):
+            for_each.sub_(moving, for_each.mul(direction, learning_rate))
+        else:
+            for_each.add_(moving, direction, alpha=-learning_rate)
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class _AdamFamily(Optimiser):
         }
         return {**moments, **steps}
 
-    def adam_step_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+    def adam_step_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
         r"""Step by :math:`\eta \hat m / (\sqrt{\hat v} + \epsilon)`, with each client's own bias correction."""
         if not gradients:
             return
@@ -164,7 +170,7 @@ def _like(per_client: Tensor, tensor: Tensor) -> Tensor:
 class Adam(_AdamFamily):
     """Adam (Kingma and Ba, ICLR 2015); weight decay is added to the gradient."""
 
-    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
         """Make one step in place."""
         gradients = self.clipped(gradients)
         if self.weight_decay:
@@ -179,7 +185,7 @@ class AdamW(_AdamFamily):
 
     weight_decay: float = parameter(0.01, "The weight decay.", low=0)
 
-    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: float) -> None:
+    def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
         """Make one step in place."""
         for name in gradients:
             parameters[name].mul_(1 - learning_rate * self.weight_decay)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Rule = Callable[..., Tensor]
 """Computes for all clients at once: takes stacks ``[K, ...]``, then options, and returns a stack."""
@@ -201,3 +202,33 @@ def opened(function: Any) -> Callable[..., Any] | None:
         return None
     namespace = {**function.__globals__, question: lambda arguments: False}
     return FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)
+
+
+# Seeing every operation ----------------------------------------------------------------------------------------------
+
+
+class OperationMode(TorchDispatchMode):
+    """Sees every operation that PyTorch carries out, below autograd and ``vmap``; :meth:`operation` carries it out.
+
+    PyTorch puts a wrapper around the method that it calls, which imports its compiler, for seconds, at the first
+    operation; nothing is compiled here, so the method is set where the wrapper no longer comes.
+    """
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry one operation out."""
+        raise NotImplementedError
+
+
+def _dispatch(
+    self: OperationMode, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    return self.operation(func, args, kwargs or {})
+
+
+OperationMode.__torch_dispatch__ = _dispatch  # type: ignore[assignment,method-assign]
+
+
+def called(operation: Any) -> Callable[..., Any]:
+    """Return what is called when an operation is: the same without a detour through Python, where it is known."""
+    inner: Callable[..., Any] = getattr(operation, "_op", operation)
+    return inner

@@ -42,7 +42,7 @@ def client_keys(
     return torch.tensor(words, dtype=torch.int64, device=device).reshape(len(words), 2)
 
 
-def fold(keys: Tensor, number: int) -> Tensor:
+def fold(keys: Tensor, number: int | Tensor) -> Tensor:
     """Derive other keys from keys ``[..., 2]``, one for each number (at most 32 bits), such as a step."""
     return torch.stack((keys[..., 0], keys[..., 1] ^ (number * 0x9E3779B9 & _WORD)), dim=-1)
 
@@ -67,7 +67,7 @@ def philox(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
     kernel = _philox_kernel(keys.device) if keys.is_cuda and count and not differs_between_clients(keys) else None
     if kernel is None:
         return _philox_words(keys, stream, blocks)
-    streams = stream if isinstance(stream, Tensor) else keys.new_full((1,), stream)
+    streams = stream.reshape(stream.shape or (1,)) if isinstance(stream, Tensor) else keys.new_full((1,), stream)
     rows = (keys[..., 0] + streams[..., 0]).shape
     words = kernel(keys.expand(*rows, 2).reshape(-1, 2), streams.expand(*rows, 1).reshape(-1), blocks)
     return words.reshape(*rows, 4 * blocks)

@@ -10,6 +10,7 @@ one :class:`Stack` with groups in groups, such as ``memory/ssfl/mask/conv.weight
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -148,3 +149,9 @@ def weighted_mean(
         mean = (tensor * held).sum(0) / total.where(total > 0, 1)
         mean = mean.where(total > 0, mean.new_zeros(()) if otherwise is None else otherwise.to(mean.dtype))
     return mean if tensor.is_floating_point() else mean.round().to(tensor.dtype)
+
+
+@lru_cache(maxsize=1024)
+def constant(values: tuple[float, ...] | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Keep a constant on its device, so that no step waits for a copy."""
+    return torch.tensor(values, dtype=dtype, device=device)

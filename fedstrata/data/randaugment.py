@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.transforms import Transform, constant, rotated, take_pixels, transforms
+from fedstrata.data.transforms import Transform, rotated, take_pixels, transforms
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
+from fedstrata.stack import constant
 
 _STEPS = 30
 _LEVELS = 255

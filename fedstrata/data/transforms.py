@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -16,6 +15,7 @@ from fedstrata import rng
 from fedstrata.data.dataset import Dataset
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import Registry, Spec, parameter, parse
+from fedstrata.stack import constant
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,6 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _for_each(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return numbers * channels if len(numbers) == 1 else numbers
-
-
-@lru_cache
-def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Keep a constant on its device, so that no batch waits for a copy."""
-    return torch.tensor(values, dtype=dtype, device=device)
 
 
 @transforms.register("flip")

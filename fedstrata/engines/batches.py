@@ -63,12 +63,14 @@ class Work:
 class Batch:
     """The next batches of a group of clients.
 
-    ``rows`` are their rows in the stack (``None``: all), ``positions`` ``[k, b]`` lie in the pool, ``step`` counts.
+    ``rows`` are their rows in the stack (``None``: all), ``positions`` ``[k, b]`` lie in the pool, ``step`` counts;
+    ``members`` are the rows on the host.
     """
 
     rows: Tensor | None
     positions: Tensor
     step: int
+    members: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class DeviceData:
             for length in sorted(groups, reverse=True):
                 rows, starts = groups[length]
                 chosen = None if len(rows) == len(clients) else torch.tensor(rows, device=self.device)
-                yield Batch(chosen, shuffled.read(starts, length), step)
+                yield Batch(chosen, shuffled.read(starts, length), step, None if chosen is None else rows)
 
     def _shuffle(self, clients: Sequence[int], sizes: list[int], epochs: list[int], keys: Tensor) -> _Shuffled:
         """Shuffle every client's samples once per epoch; clients of similar size, which need similar room, at once."""
@@ -184,7 +186,11 @@ class DeviceData:
         return _Shuffled(torch.cat(pieces), begins, strides)
 
     def make(
-        self, positions: Tensor, keys: Tensor | None, step: int = 0, clients: Sequence[int] | None = None
+        self,
+        positions: Tensor,
+        keys: Tensor | None,
+        step: int | Tensor = 0,
+        clients: Sequence[int] | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Gather samples ``[k, b]`` and prepare them; with keys the random transforms apply too (training).
 
@@ -198,10 +204,10 @@ class DeviceData:
         changed = apply_transforms(self.transforms, inputs, self.dataset, keys, step, self._own_of(clients))
         return changed, self.labels[positions]
 
-    def _own_of(self, clients: Sequence[int] | None) -> Own | None:
+    def _own_of(self, clients: Sequence[int] | Tensor | None) -> Own | None:
         if not self._own:
             return None
         assert clients is not None, "samples of nobody cannot be normalised by their owner's statistics"
-        rows = torch.tensor(clients, device=self.device)
+        rows = clients if isinstance(clients, Tensor) else torch.tensor(clients, device=self.device)
         means, deviations = (values[rows] for values in self._own)
         return means, deviations

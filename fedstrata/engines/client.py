@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -217,7 +218,7 @@ class ClientSide:
         """Offer the data of some clients to measurements outside of a run."""
         return DataProbe(self._trainer, self._view(ids, round, Stack()))
 
-    @property
+    @cached_property
     def _trainer(self) -> Trainer:
         return Trainer(self.setting, self.forward, self.data)
 
@@ -230,6 +231,7 @@ class ClientSide:
             epochs=self.setting.work.epochs,
             layers=self.setting.layers,
             ids=tuple(ids),
+            numbers=rows.to(self.setting.device),
             seed=self.setting.seed,
             sizes=torch.from_numpy(self.data.split.sizes)[rows].to(self.setting.device),
             label_counts=self.data.label_counts[rows].to(self.setting.device),

@@ -47,10 +47,12 @@ class DataProbe:
         for batch in drawn:
             rows = batch.rows
             keys = fold(dropout if rows is None else dropout[rows], batch.step)
-            inputs, labels = data.make(batch.positions, None, clients=self.clients.rows(rows).ids)
+            inputs, labels = data.make(batch.positions, None, clients=self.clients.rows(rows).numbers)
             taken = take({name: model[name] for name in names}, rows)
             own = {name: tensor.detach().requires_grad_() for name, tensor in taken.items()}
-            effective = self.trainer.setting.method.effective(self.clients.rows(rows), own, batch.step)
+            effective = self.trainer.setting.method.effective(
+                self.clients.rows(rows), own, torch.full((), batch.step, device=data.device)
+            )
             outputs, _ = self.trainer.forward(effective, take(buffers, rows), inputs, keys, training=True)
             counts = self.clients.rows(rows).label_counts
             loss = self.trainer.setting.loss(outputs, labels, counts).sum()
@@ -123,7 +125,7 @@ class DataProbe:
         with torch.no_grad():
             for batch in self._plain(_SAMPLES_AT_ONCE, None):
                 rows = torch.arange(len(counts), device=counts.device) if batch.rows is None else batch.rows
-                inputs, labels = data.make(batch.positions, None, clients=self.clients.rows(batch.rows).ids)
+                inputs, labels = data.make(batch.positions, None, clients=self.clients.rows(batch.rows).numbers)
                 none = torch.zeros(len(rows), 2, dtype=torch.int64, device=rows.device)
                 _, features, _ = self.trainer.forward.features(
                     take(parameters, batch.rows), take(buffers, batch.rows), inputs, none, training=False

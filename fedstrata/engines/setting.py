@@ -23,7 +23,7 @@ class Setting:
 
     ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. ``metrics`` are
     those that the experiment asks for beside accuracy and loss. ``secret`` tells that server and clients are not one
-    process, and draw noise that nobody can draw again.
+    process, and draw noise that nobody can draw again. ``replay`` lets training steps be recorded and replayed.
     """
 
     method: Method
@@ -48,6 +48,7 @@ class Setting:
     own_inputs: bool = False
     metrics: tuple[Metric, ...] = ()
     secret: bool = False
+    replay: bool = True
 
     def present(self, round: int) -> range:
         """The clients that are there in a round: the late ones, the last, only once they have joined."""

@@ -1,20 +1,28 @@
-"""Local training of K clients at once: the only training loop there is."""
+"""Local training of K clients at once: the only training loop there is.
+
+A step changes what stands in the places of a :class:`Workspace`, and nothing else, so that it can be recorded once and
+replayed (:mod:`fedstrata.engines.replaying`).
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedstrata.engines.batches import Batch, DeviceData, Work
 from fedstrata.engines.forward import Forward
+from fedstrata.engines.replaying import Group, KeyRing, Replayer, fill_, hold, shape_of
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError
-from fedstrata.methods.contract.views import Clients, LocalStep, Phase
+from fedstrata.methods.contract.views import Clients, LocalStep, Phase, altered
+from fedstrata.optimisers import Optimiser
 from fedstrata.rng import client_keys, fold
-from fedstrata.stack import Stack, Tensors, add, align, clone, put_, take
+from fedstrata.stack import Stack, Tensors, add, align, clone, take, under
 
 
 @dataclass(frozen=True)
@@ -34,14 +42,94 @@ class Trained:
     gradients: Tensors
     mean_gradients: Tensors
 
+    def copied(self, given: Stack) -> Trained:
+        """Take everything out of places that will be used again; memory that is still as it was ``given`` stays."""
+        memory = Stack(
+            {name: given[name] if given.get(name) is own else own.clone() for name, own in self.memory.items()}
+        )
+        return Trained(
+            clone(self.model), Stack(memory), clone(self.optimiser), self.loss, self.steps.clone(),
+            clone(self.gradients), self.mean_gradients,
+        )  # fmt: skip
+
+
+@dataclass
+class Workspace:
+    """The places of all that steps of K clients read and write.
+
+    ``given`` is what a phase begins with: what clients ``received``, their ``memory`` and facts about them, which steps
+    only read, and their ``parameters`` (with what is learned beside the model), ``buffers`` and the ``optimiser``'s
+    state, which they change. ``keys`` are those of the random transforms and of dropout. ``changed`` is the memory that
+    hooks have changed, ``gradients`` those of the last step and ``summed`` the sum over all, where they are needed.
+    """
+
+    view: Clients
+    given: Stack
+    ring: KeyRing
+    keys: Tensors
+    moving: list[str]
+    learned: list[str]
+    number: Tensor
+    step_size: Tensor
+    learning_rate: Tensor
+    losses: _Mean
+    changed: Stack = field(default_factory=Stack)
+    gradients: Tensors = field(default_factory=dict)
+    summed: Tensors = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parameters, self.buffers, self.optimiser = (
+            self.given.group(name) for name in ("parameters", "buffers", "optimiser")
+        )
+        self.received = self.given.group("received")
+        self.clients = _seen(self.view, self.given, self.ring)
+
+    def refill_(self, begun: Workspace) -> None:
+        """Begin again, in the same places, with what another one begins with."""
+        fill_(self.given, begun.given)
+        fill_(self.keys, begun.keys)
+        self.step_size.copy_(begun.step_size)
+        self.learning_rate.copy_(begun.learning_rate)
+        for place in (self.losses.total, self.losses.count, *self.gradients.values(), *self.summed.values()):
+            place.zero_()
+        memory = self.given.group("memory")
+        fill_(self.changed, {name: memory[name] for name in self.changed})
+        self.view = begun.view
+        self.ring.turn_(begun.view)
+        self.clients = _seen(self.view, self.given, self.ring)
+
+    def outcome(self, parameter_names: Sequence[str]) -> Trained:
+        """Tell what training has left in the places."""
+        model = {**{name: self.parameters[name] for name in parameter_names}, **self.buffers}
+        memory = self.view.memory | self.changed | {name: self.parameters[name] for name in self.learned}
+        mean = {
+            name: tensor / align(self.losses.count.clamp(min=1), tensor).to(tensor.dtype)
+            for name, tensor in self.summed.items()
+        }
+        return Trained(
+            model, memory, dict(self.optimiser), self.losses.value(), self.losses.count, dict(self.gradients), mean
+        )
+
+
+def _seen(view: Clients, given: Stack, ring: KeyRing) -> Clients:
+    """Let hooks see clients with their tensors where they are held."""
+    facts = {name: given[name] for name in _FACTS if name in given}
+    return altered(view, memory=given.group("memory"), previous=given.group("previous"), drawing=ring, **facts)
+
+
+_FACTS = ("sizes", "label_counts", "numbers", "trained")
+_KEPT_WORKSPACES = 6
+"""For how many kinds of training, such as phases and sizes of chunks, places are kept from round to round."""
+
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains clients on their own data."""
+    """Trains clients on their own data; places and records of steps are kept from round to round."""
 
     setting: Setting
     forward: Forward
     data: DeviceData
+    kept: OrderedDict[Any, tuple[Workspace, Replayer]] = field(default_factory=OrderedDict, repr=False, compare=False)
 
     def train(
         self,
@@ -59,57 +147,122 @@ class Trainer:
         ``factor`` is the schedule's, for the learning rate. ``purpose`` separates the draws of different phases.
         Without a ``kept`` state of the optimiser a fresh one is made.
         """
+        work = self._begin(clients, received, start, phase, factor, purpose, kept or {})
+        replayer = None
+        if self.setting.replay:
+            work, replayer = self._in_kept_places(work, phase)
+
+        for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
+            work.number.fill_(batch.step)
+            group = Group(batch.rows, batch.members, batch.positions)
+
+            def step(seen: Clients, group: Group, repeat: int = repeat) -> None:
+                self._step(work, seen, group, phase, repeat)
+
+            if replayer is None:
+                step(work.clients, group)
+            else:
+                replayer.run(work.clients, group, repeat, step, work.ring)
+        trained = work.outcome(self.setting.layers.parameter_names)
+        return trained if replayer is None else trained.copied(clients.memory)
+
+    def _begin(
+        self,
+        clients: Clients,
+        received: Tensors,
+        start: Tensors,
+        phase: Phase,
+        factor: float,
+        purpose: str,
+        kept: Tensors,
+    ) -> Workspace:
+        """Gather what a phase begins with; what it will change is copied."""
+        layers, method, device = self.setting.layers, self.setting.method, self.setting.device
         optimiser = phase.optimiser or self.setting.optimiser
-        step_size = optimiser.learning_rate * factor * phase.rate
-        learning_rate = self.setting.optimiser.learning_rate * factor * phase.rate
-        layers, method = self.setting.layers, self.setting.method
-        learned = clone({name: clients.memory[name] for name in method.learned(clients.memory)})
-        changed = Stack()
-        model = clone(start)
-        parameters = {**{name: model[name] for name in layers.parameter_names}, **learned}
-        buffers = {name: model[name] for name in layers.buffer_names}
+        learned = {name: clients.memory[name] for name in method.learned(clients.memory)}
+        parameters = clone({**{name: start[name] for name in layers.parameter_names}, **learned})
         chosen = set(layers.parameter_names if phase.trains is None else phase.trains(layers))
         moving = [name for name in layers.parameter_names if name in chosen] + list(learned)
         fresh = optimiser.state({name: parameters[name] for name in moving})
-        state = {**fresh, **clone(kept or {})}
-        losses, gradients, total = _Mean(len(clients.ids), self.setting.device), Tensors(), Tensors()
-        keys = self._keys(clients, f"{purpose}/transforms"), self._keys(clients, f"{purpose}/dropout")
-        for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
-            rows = batch.rows
-            some, own_state, own_buffers = clients.rows(rows), take(state, rows), take(buffers, rows)
-            current = {name: tensor.detach() for name, tensor in take(parameters, rows).items()}
-            for name in moving:
-                current[name].requires_grad_()
-            some = _remembering(some, changed, rows, {name: current[name] for name in learned})
-            place = phase, repeat, learning_rate
-            step, loss, after = self._pass(some, take(received, rows), current, own_buffers, batch, keys, place)
-            slopes = _slopes(loss, {name: current[name] for name in moving})
-            with torch.no_grad():
-                if method.needs.last_gradients:
-                    gradients = gradients or {name: torch.zeros_like(parameters[name]) for name in slopes}
-                    put_(gradients, rows, slopes)
-                if method.needs.mean_gradients:
-                    total = total or {name: torch.zeros_like(parameters[name]) for name in slopes}
-                    put_(total, rows, add(slopes, take(total, rows)))
-                new = {name: tensor.detach() for name, tensor in current.items()}
-                optimiser.update_(new, method.gradients(some, step, slopes), own_state, step_size)
-                own = {name: new[name] for name in layers.parameter_names}
-                some = _remembering(some, Stack(), None, {name: new[name] for name in learned})
-                projected, memory = method.project(some, step, own)
-                for name, value in projected.items():
-                    if value is not new[name]:
-                        new[name].copy_(value)  # a hook may return what it was given; training owns its tensors
-                _change_(changed, clients.memory, rows, memory)
-                put_(parameters, rows, new)
-                put_(buffers, rows, after)
-                put_(state, rows, own_state)
-                losses.add(rows, loss.detach())
-        trained = {name: parameters[name] for name in layers.parameter_names}
-        memory = clients.memory | changed | {name: parameters[name] for name in learned}
-        mean = {
-            name: tensor / align(losses.count.clamp(min=1), tensor).to(tensor.dtype) for name, tensor in total.items()
-        }
-        return Trained({**trained, **buffers}, memory, state, losses.value(), losses.count, gradients, mean)
+        given = (
+            under("received", received)
+            | under("memory", clients.memory)
+            | under("previous", clients.previous)
+            | {name: getattr(clients, name) for name in _FACTS}
+            | under("parameters", parameters)
+            | under("buffers", clone({name: start[name] for name in layers.buffer_names}))
+            | under("optimiser", fresh | clone(kept))
+        )
+
+        def rate(of: Optimiser) -> Tensor:
+            return torch.full((), of.learning_rate * factor * phase.rate, dtype=torch.float64, device=device)
+
+        return Workspace(
+            view=clients,
+            given=given,
+            ring=KeyRing(clients),
+            keys={
+                use: client_keys(self.setting.seed, clients.round, clients.ids, f"{purpose}/{use}", device)
+                for use in ("transforms", "dropout")
+            },
+            moving=moving,
+            learned=list(learned),
+            number=torch.zeros((), dtype=torch.int64, device=device),
+            step_size=rate(optimiser),
+            learning_rate=rate(self.setting.optimiser),
+            losses=_Mean(len(clients.ids), device),
+        )
+
+    def _in_kept_places(self, begun: Workspace, phase: Phase) -> tuple[Workspace, Replayer]:
+        """Put what a phase begins with where an earlier one of the same kind had it, with the records of its steps."""
+        optimiser = phase.optimiser or self.setting.optimiser
+        kind = (
+            shape_of(begun.given), tuple(begun.moving), tuple(begun.learned), optimiser,
+            phase.model, phase.name, phase.epochs, phase.steps, phase.repeats, phase.continues, phase.rate, phase.span,
+            phase.stage,
+        )  # fmt: skip
+        if kind in self.kept:
+            self.kept.move_to_end(kind)
+            work, replayer = self.kept[kind]
+            work.refill_(begun)
+            return work, replayer
+        work = replace(begun, given=hold(begun.given))
+        self.kept[kind] = work, Replayer(self.setting.device)
+        if len(self.kept) > _KEPT_WORKSPACES:
+            self.kept.popitem(last=False)
+        return self.kept[kind]
+
+    def _step(self, work: Workspace, clients: Clients, group: Group, phase: Phase, repeat: int) -> None:
+        """Make one step of a group of the clients, in place."""
+        method, layers, rows = self.setting.method, self.setting.layers, group.rows
+        optimiser = phase.optimiser or self.setting.optimiser
+        some, own_state = clients.rows(rows, group.members), take(work.optimiser, rows)
+        current = {name: tensor.detach() for name, tensor in take(work.parameters, rows).items()}
+        for name in work.moving:
+            current[name].requires_grad_()
+        some = _remembering(some, work.changed, rows, {name: current[name] for name in work.learned})
+        step, loss, after = self._pass(work, some, current, group, phase, repeat)
+        slopes = _slopes(loss, {name: current[name] for name in work.moving})
+        with torch.no_grad():
+            if method.needs.last_gradients:
+                _write_(work.gradients, rows, slopes, work.parameters)
+            if method.needs.mean_gradients:
+                _add_(work.summed, rows, slopes, work.parameters)
+            new = {name: tensor.detach() for name, tensor in current.items()}
+            optimiser.update_(new, method.gradients(some, step, slopes), own_state, work.step_size)
+            own = {name: new[name] for name in layers.parameter_names}
+            some = _remembering(some, Stack(), None, {name: new[name] for name in work.learned})
+            projected, memory = method.project(some, step, own)
+            for name, value in projected.items():
+                if value is not new[name]:
+                    new[name].copy_(value)  # a hook may return what it was given; training owns its tensors
+            refuse_unprepared(memory, work.view.memory)
+            _write_(work.changed, rows, memory, work.clients.memory)
+            if rows is not None:
+                _write_(work.parameters, rows, new)
+                _write_(work.optimiser, rows, own_state)
+            _write_(work.buffers, rows, after)
+            work.losses.add_(rows, loss.detach())
 
     def samples(self, ids: Sequence[int], phase: Phase) -> Tensor:
         """Count the samples that a phase trains K clients on, each as often as it comes ``[K]``."""
@@ -128,25 +281,14 @@ class Trainer:
             return work
         return replace(work, epochs=phase.epochs or work.epochs, steps=phase.steps)
 
-    def _keys(self, clients: Clients, purpose: str) -> Tensor:
-        return client_keys(self.setting.seed, clients.round, clients.ids, purpose, self.setting.device)
-
     def _pass(
-        self,
-        clients: Clients,
-        received: Tensors,
-        parameters: Tensors,
-        buffers: Tensors,
-        batch: Batch,
-        keys: tuple[Tensor, Tensor],
-        place: tuple[Phase, int, float],
+        self, work: Workspace, clients: Clients, parameters: Tensors, group: Group, phase: Phase, repeat: int
     ) -> tuple[LocalStep, Tensor, Tensors]:
         """Run the models on a batch: return the step as hooks see it, each client's loss, and the buffers after."""
-        method, layers = self.setting.method, self.setting.layers
-        for_transforms, for_dropout = keys if batch.rows is None else (key[batch.rows] for key in keys)
-        inputs, labels = self.data.make(batch.positions, for_transforms, batch.step, clients.ids)
-        draws = fold(for_dropout, batch.step)
-        phase, repeat, learning_rate = place
+        method, layers, rows = self.setting.method, self.setting.layers, group.rows
+        received, buffers, keys = (take(stack, rows) for stack in (work.received, work.buffers, work.keys))
+        inputs, labels = self.data.make(group.positions, keys["transforms"], work.number, clients.numbers)
+        draws = fold(keys["dropout"], work.number)
 
         def run(model: Tensors, own_buffers: Tensors, training: bool) -> tuple[Tensor, Tensor, Tensors]:
             features, around = torch.empty(0), dict(method.needs.operations) if training else {}
@@ -160,7 +302,7 @@ class Trainer:
             return outputs.to(self.data.dtype), features.to(self.data.dtype), after
 
         def forward(chosen: Tensors) -> tuple[Tensor, Tensor, Tensors]:
-            model = method.effective(clients, chosen, batch.step)
+            model = method.effective(clients, chosen, work.number)
             return run({name: model[name] for name in layers.parameter_names}, buffers, True)
 
         def predict(model: Tensors) -> tuple[Tensor, Tensor]:
@@ -177,12 +319,12 @@ class Trainer:
             inputs=inputs,
             labels=labels,
             outputs=outputs,
-            learning_rate=learning_rate,
+            learning_rate=work.learning_rate,
             forward=lambda chosen: forward(chosen)[0],
             predict=predict,
             features=features,
             phase=phase,
-            number=batch.step,
+            number=work.number,
             repeat=repeat,
         )
         return step, method.loss(clients, step, self.setting.loss(outputs, labels, clients.label_counts)), after
@@ -192,19 +334,27 @@ def _remembering(clients: Clients, changed: Stack, rows: Tensor | None, learned:
     """Let hooks see in the memory what changed in steps before, and what is just being learned."""
     if not changed and not learned:
         return clients
-    return replace(clients, memory=clients.memory | take(changed, rows) | learned)
+    return altered(clients, memory=clients.memory | take(changed, rows) | learned)
 
 
-def _change_(changed: Stack, memory: Stack, rows: Tensor | None, new: Stack) -> None:
-    """Note what hooks changed in the memory of some clients; the memory itself stays as it was."""
-    refuse_unprepared(new, memory)
-    for name, tensor in new.items():
+def _write_(places: Tensors, rows: Tensor | None, values: Mapping[str, Tensor], like: Tensors | None = None) -> None:
+    """Write what some of K clients have into its places; where there is none yet, one is made ``like`` another."""
+    for name, value in values.items():
+        if name not in places:
+            assert like is not None
+            places[name] = like[name].detach().clone(memory_format=torch.contiguous_format)
         if rows is None:
-            changed[name] = tensor.clone()  # what a hook remembers may be what training goes on to change
-            continue
-        if name not in changed:
-            changed[name] = memory[name].clone()
-        changed[name].index_copy_(0, rows, tensor)
+            places[name].copy_(value)
+        else:
+            places[name].index_copy_(0, rows, value)
+
+
+def _add_(places: Tensors, rows: Tensor | None, values: Mapping[str, Tensor], like: Tensors) -> None:
+    """Add what some of K clients have to what stands in its places, at first zero."""
+    for name in values:
+        if name not in places:
+            places[name] = torch.zeros_like(like[name])
+    _write_(places, rows, add(values, take({name: places[name] for name in values}, rows)))
 
 
 def refuse_unprepared(new: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
@@ -229,9 +379,11 @@ class _Mean:
         self.total = torch.zeros(clients, dtype=torch.float64, device=device)
         self.count = torch.zeros_like(self.total)
 
-    def add(self, rows: Tensor | None, values: Tensor) -> None:
+    def add_(self, rows: Tensor | None, values: Tensor) -> None:
         if rows is None:
-            rows = torch.arange(len(values), device=values.device)
+            self.total += values
+            self.count += 1
+            return
         self.total.index_add_(0, rows, values.to(torch.float64))
         self.count.index_add_(0, rows, torch.ones_like(values, dtype=torch.float64))
 

@@ -89,11 +89,11 @@ class Attack(Part):
         if self.kind != LABEL_FLIP:
             return loss
         false = cross_entropy(step.outputs, step.outputs.shape[-1] - 1 - step.labels).mean(1)
-        return torch.where(self._liars(clients.ids, loss.device), false, loss)
+        return torch.where(clients.numbers < self.clients, false, loss)
 
     def admit(self, server: Server, replies: Message) -> Message:
         """Put lies in the place of what some clients sent."""
-        liars = self._liars(server.participants, server.sizes.device)
+        liars = torch.tensor(server.participants, device=server.sizes.device) < self.clients
         updates = updates_of(server, replies)
         if self.kind == LABEL_FLIP or not bool(liars.any()):
             return replies
@@ -116,7 +116,3 @@ class Attack(Part):
         liars = [client for client in server.participants if client < self.clients]
         keys = client_keys(server.seed, server.round, liars, self.name, updates.device)
         return strength * normal(keys, updates.shape[1:], place).to(updates.dtype)
-
-    def _liars(self, ids: tuple[int, ...], device: torch.device) -> Tensor:
-        """Tell which of some clients lie ``[K]``."""
-        return torch.tensor(ids, device=device) < self.clients

@@ -64,7 +64,7 @@ class FedDrop(Part):
         """Send each participant its subnet; for a test, everybody the whole model."""
         return message if server.testing else send_under(message, self._kept(server, message.tensors))
 
-    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
+    def effective(self, clients: Clients, parameters: Tensors, step: Tensor | None) -> Tensors:
         """Run the subnet, with the outputs of its units scaled; for a test, the whole model."""
         if step is None:
             return parameters
@@ -90,16 +90,20 @@ class FedDrop(Part):
 
         The draws depend on the seed, the round and the client's number, so that the server and the client agree.
         """
-        ids = view.participants if isinstance(view, Server) else view.ids
         masks: Tensors = {}
         if self.rate == 0:
             return masks
         for block in self._blocks(view.layers):
-            keys = client_keys(view.seed, view.round, ids, f"{self.name}/{block[0].name}", view.sizes.device)
+            keys = self._keys(view, f"{self.name}/{block[0].name}")
             for name in (name for layer in block for name in layer.names if name in tensors):
                 if tensors[name].dim() > 1:  # a norm's counter has no units
                     masks[name] = _drawn(keys, tensors[name], self.rate)
         return masks
+
+    def _keys(self, view: Clients | Server, purpose: str) -> Tensor:
+        if isinstance(view, Clients):
+            return view.keys(purpose)
+        return client_keys(view.seed, view.round, view.participants, purpose, view.sizes.device)
 
     def _blocks(self, layers: LayerMap) -> Iterator[tuple[Layer, ...]]:
         """Find the layers whose units may be dropped, each with the norm on its output."""

@@ -20,7 +20,7 @@ from fedstrata.methods.mechanisms.shared import equal_weights, usual_optimiser
 from fedstrata.optimisers import Adam
 from fedstrata.rng import key, numpy_generator, uniform
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, constant
 
 
 @methods.register("fedpm")
@@ -79,7 +79,7 @@ class FedPM(Reparametrised):
 
     # The network ------------------------------------------------------------------------------------------------------
 
-    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
+    def effective(self, clients: Clients, parameters: Tensors, step: Tensor | None) -> Tensors:
         """Draw the weights that take part in this pass; gradients go to their probabilities.
 
         For a test, scores become one network, by the same draws for everybody.
@@ -168,6 +168,7 @@ def _masked(clients: Clients, parameters: Tensors, masks: Tensors) -> Tensors:
         weights = layers.of(name).weights
         weight = name if name in weights or not weights else weights[0]
         size = math.e / math.sqrt(math.prod(parameters[weight].shape[2:]))
-        heads = uniform(torch.tensor(key(clients.seed, "fedpm", "weights", name), device=mask.device), mask.shape[1:])
+        place = constant(key(clients.seed, "fedpm", "weights", name), torch.int64, mask.device)
+        heads = uniform(place, mask.shape[1:])
         masked[name] = torch.where(heads < 0.5, -size * mask, size * mask)
     return masked

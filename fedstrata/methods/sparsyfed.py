@@ -66,7 +66,7 @@ class SparsyFed(Reparametrised):
         functions = (F.linear, F.conv1d, F.conv2d, F.conv3d) if self.activations else ()
         return Needs(operations=dict.fromkeys(functions, sparse_backward))
 
-    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
+    def effective(self, clients: Clients, parameters: Tensors, step: Tensor | None) -> Tensors:
         """Run the model with the powers."""
         return {**parameters, **_powers(clients.layers, parameters, self.alpha)}
 

@@ -351,6 +351,7 @@ def make_setting(
         own_inputs=normalisation is not None and normalisation.of_each,
         metrics=metrics,
         secret=bool(ingredients.secret),
+        replay=experiment.replay,
     )
 
 

@@ -75,6 +75,14 @@ def _engines_agree(method: Method, chunk: int, operations: Operations, changes: 
         require(close or (math.isnan(value) and math.isnan(right[name])), f"'{name}' is {value} and {right[name]}")
 
 
+def replayed_steps_are_the_same(method: Method) -> None:
+    """Steps that are recorded and replayed leave what they leave in Python, to the bit, in every round."""
+    engine = ("stacked", "loop")[len(str(method)) % 2]
+    changes: dict[str, Any] = {"precision": "fp32", "schedule": "exponential:0.5", "epochs": 1}
+    replayed, in_python = (_run(method, engine, 2, replay=replay, **changes) for replay in (True, False))
+    _assert_equal("replayed steps and steps in Python", _state(replayed), _state(in_python))
+
+
 def bytes_are_those_of_real_messages(method: Method) -> None:
     """The loop engine counts what it really encoded; the stacked one says the same."""
     loop, stacked = (
@@ -234,6 +242,7 @@ METHOD_CHECKS: dict[str, Check] = {
         bad_parameters_are_refused,
         engines_agree_on_some_clients,
         engines_agree_on_all_clients,
+        replayed_steps_are_the_same,
         bytes_are_those_of_real_messages,
         the_same_run_twice_is_the_same,
         going_on_from_a_saved_state_changes_nothing,
@@ -252,7 +261,7 @@ METHOD_CHECKS: dict[str, Check] = {
 
 
 def _prepared(method: Method, engine: str = "loop", chunk: int = 99, **changes: Any) -> Driver:
-    return prepare(method, engine, chunk, **{"evaluate_every": 3, **changes})
+    return prepare(method, engine, chunk, **{"evaluate_every": 3, "replay": True, **changes})
 
 
 def _go_on(driver: Driver, rounds: int) -> Driver:

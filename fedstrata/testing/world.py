@@ -31,6 +31,7 @@ EXPERIMENT = Experiment(
     optimiser="sgd(learning_rate=0.05, momentum=0.9, weight_decay=0.001)",
     engine="loop",
     seed=7,
+    replay=False,
 )
 
 

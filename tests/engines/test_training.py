@@ -38,7 +38,13 @@ def prepared(*parts: Part, plan: Plan = TOGETHER, **changes: Any) -> Driver:
     """Prepare a federation of four unequal clients, in batches of three."""
     dataset, split = samples(sum(SIZES)), split_by_size(SIZES)
     experiment = Experiment(
-        rounds=3, epochs=1, batch_size=3, precision="fp64", transforms="none", optimiser="sgd(learning_rate=0.1)"
+        rounds=3,
+        epochs=1,
+        batch_size=3,
+        precision="fp64",
+        transforms="none",
+        optimiser="sgd(learning_rate=0.1)",
+        replay=False,
     ).with_changes(changes)
     method = Method("+".join(part.name for part in parts), parts)
     return Driver.prepare(experiment, Ingredients(dataset, split, network, method), plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import TypeVar
@@ -18,7 +18,17 @@ from fedstrata.methods.contract.declarations import Decision, Matter, Needs
 from fedstrata.methods.contract.exchange import Exchange
 from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Clients, Declared, LocalStep, Message, Outline, Phase, Server, Training
+from fedstrata.methods.contract.views import (
+    Clients,
+    Declared,
+    LocalStep,
+    Message,
+    Outline,
+    Phase,
+    Server,
+    Training,
+    altered,
+)
 from fedstrata.spec import parse
 from fedstrata.stack import Stack, Tensors, under
 
@@ -253,7 +263,7 @@ class Method:
             return self._defining(hook)
         return (first_defining(self.parts, "phases"),)
 
-    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
+    def effective(self, clients: Clients, parameters: Tensors, step: Tensor | None) -> Tensors:
         """Let every part compute the weights with which the model runs."""
         for part in self._defining("effective"):
             given, parameters = parameters, part.effective(_own_clients(clients, part), parameters, step)
@@ -293,7 +303,7 @@ class Method:
             returned = part.finish(_own_clients(clients, part), training)
             self._checks.model_and_memory(part, "finish", returned, training.trained, whole=True)
             model, memory = returned
-            training = replace(training, trained=model)
+            training = altered(training, trained=model)
             memories |= under(part.name, memory)
         return training.trained, memories
 
@@ -458,17 +468,17 @@ def _decides(part: Part, decision: Decision) -> bool:
 
 def _own(view: View, part: Part) -> View:
     """Narrow the memory in a view to what belongs to one part."""
-    return replace(view, memory=view.memory.group(part.name))
+    return altered(view, memory=view.memory.group(part.name))
 
 
 def _own_clients(clients: Clients, part: Part) -> Clients:
     """Narrow the memory in a view to what belongs to one part; what it probes with stays whole."""
-    return replace(_own(clients, part), everybody=clients.memory)
+    return altered(clients, memory=clients.memory.group(part.name), everybody=clients.memory)
 
 
 def _remembering(server: Server, part: Part, memory: Tensors) -> Server:
     """Put a part's new memory in the place of its old one."""
-    return replace(server, memory=server.memory.without(part.name) | under(part.name, memory))
+    return altered(server, memory=server.memory.without(part.name) | under(part.name, memory))
 
 
 def _joined(memories: Iterable[tuple[Part, Tensors]]) -> Stack:

@@ -133,10 +133,11 @@ class Part(Spec):
         """Client: divide local training into phases (exclusive)."""
         return (Phase(),)
 
-    def effective(self, clients: Clients, parameters: Tensors, step: int | None) -> Tensors:
+    def effective(self, clients: Clients, parameters: Tensors, step: Tensor | None) -> Tensors:
         """Client: compute the weights with which the model runs from what is trained, open to autograd.
 
-        ``step`` is the number of a local step; ``None`` means that the model is tested, not trained.
+        ``step`` is the number of a local step, as in :class:`LocalStep`; ``None`` means that the model is tested, not
+        trained.
         """
         return parameters
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,20 @@ class Outline:
 def _nothing() -> Tensor:
     """Stand for a tensor that no part needs."""
     return torch.empty(0)
+
+
+View = TypeVar("View")
+
+
+def altered(view: View, **fields: Any) -> View:
+    """Copy a view with other values in some fields.
+
+    Unlike ``dataclasses.replace`` it reads nothing that it copies: views are made many times in every step.
+    """
+    copy: View = object.__new__(type(view))
+    copy.__dict__.update(view.__dict__)
+    copy.__dict__.update(fields)
+    return copy
 
 
 @dataclass(frozen=True)
@@ -108,10 +122,12 @@ class Declared:
 class Clients:
     """What a client hook may see of the K clients that it serves at once.
 
-    ``epochs`` are the local epochs that the experiment asks for. ``shared`` are the names that travel. ``memory`` is
-    what the part remembers. ``initial`` is the common initial model, without a client axis: everybody in a run knows
-    it. ``secret`` says that nobody may be able to draw its noise again, as at a real site; in a simulation everybody
-    can. ``everybody`` and ``probing`` are for the engines: what all parts remember, and how to ask a client's data.
+    ``numbers`` are the ``ids`` as a tensor ``[K]`` on the device. ``epochs`` are the local epochs that the experiment
+    asks for. ``shared`` are the names that travel. ``memory`` is what the part remembers. ``initial`` is the common
+    initial model, without a client axis: everybody in a run knows it. ``secret`` says that nobody may be able to draw
+    its noise again, as at a real site; in a simulation everybody can. ``everybody``, ``probing`` and ``drawing`` are
+    for the engines: what all parts remember, how to ask a client's data, and where keys are kept that stay the same
+    over a round.
 
     ``previous`` is each client's own model as its last local training left it, where a part needs it
     (:attr:`Needs.previous`), and the initial one before the first; ``trained`` tells who has trained before ``[K]``.
@@ -133,14 +149,19 @@ class Clients:
     secret: bool = field(default=False, repr=False)
     everybody: Stack = field(default_factory=Stack, repr=False)
     probing: Callable[[Clients], Probe] | None = field(default=None, repr=False)
+    drawing: Callable[[str], Tensor] | None = field(default=None, repr=False)
+    numbers: Tensor = field(default_factory=_nothing, repr=False)
 
-    def rows(self, rows: Tensor | None) -> Clients:
-        """Narrow the view to some of the clients."""
+    def rows(self, rows: Tensor | None, members: Sequence[int] | None = None) -> Clients:
+        """Narrow the view to some of the clients; ``members`` are the same rows, where they are known on the host."""
         if rows is None:
             return self
-        return replace(
+        drawing = self.drawing
+        return altered(
             self,
-            ids=tuple(self.ids[row] for row in rows.tolist()),
+            ids=self.ids_of(rows.tolist() if members is None else members),
+            drawing=None if drawing is None else lambda purpose: drawing(purpose)[rows],
+            numbers=self.numbers[rows] if len(self.numbers) else self.numbers,
             sizes=self.sizes[rows],
             label_counts=self.label_counts[rows],
             memory=take(self.memory, rows),
@@ -149,14 +170,20 @@ class Clients:
             trained=self.trained[rows] if len(self.trained) else self.trained,
         )
 
+    def ids_of(self, members: Sequence[int] | None) -> tuple[int, ...]:
+        """Tell the numbers of those of the clients that stand in some rows (none: all)."""
+        return self.ids if members is None else tuple(self.ids[row] for row in members)
+
     @property
     def probe(self) -> Probe:
         """What these clients can find out with their own data."""
         assert self.probing is not None
-        return self.probing(replace(self, memory=self.everybody or self.memory))
+        return self.probing(altered(self, memory=self.everybody or self.memory))
 
     def keys(self, purpose: str) -> Tensor:
         """One key per client for this round's draws: ``[K, 2]``."""
+        if self.drawing is not None:
+            return self.drawing(purpose)
         return client_keys(self.seed, self.round, self.ids, purpose, self.sizes.device)
 
     def noise(self, purpose: str, shape: Sequence[int], stream: int = 0) -> Tensor:
@@ -266,6 +293,8 @@ class LocalStep:
     ``received`` are the weights with which the round began, before any perturbation. ``parameters`` are the model's;
     what a part learns beside them (:attr:`Needs.learns`) stands in its memory. ``features`` is the input of the head
     ``[K, B, ...]``, where a part needs it. ``number`` counts the steps of a phase, ``repeat`` those on one batch.
+    ``number`` and ``learning_rate`` change from step to step or from round to round, and are tensors without axes, on
+    the device (int64, float64): a step that was recorded once is repeated with other values in them.
     ``forward`` runs other parameters on the same batch, open to autograd. ``predict`` runs another whole model,
     buffers included, in evaluation mode and without gradients, and returns its outputs and features.
     """
@@ -275,12 +304,12 @@ class LocalStep:
     inputs: Tensor
     labels: Tensor
     outputs: Tensor
-    learning_rate: float
+    learning_rate: Tensor
     forward: Callable[[Tensors], Tensor]
     predict: Callable[[Tensors], tuple[Tensor, Tensor]]
     features: Tensor = field(default_factory=_nothing)
     phase: Phase = Phase()
-    number: int = 0
+    number: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
     repeat: int = 0
 
 

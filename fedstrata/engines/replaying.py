@@ -1,0 +1,489 @@
+"""Doing again what was done before, without the Python that did it: steps of training are recorded once and replayed.
+
+A step is a function of tensors that stay where they are: it reads its places, writes its places, and has no other
+effect. The first time such a step is due it simply runs. The second time it is recorded: on a GPU as a CUDA graph, on a
+CPU as the list of operations that PyTorch carried out. From then on the record is replayed over whatever stands in the
+places, which gives the same bits, because the same operations run in the same order, but costs none of the time of
+hooks, ``vmap`` and autograd.
+
+A record holds only what a step did on that one occasion, so whatever changes from step to step must be in a place:
+
+- The number of the step and the learning rate are tensors.
+- Keys of draws (:meth:`Clients.keys`) are tensors that every round fills anew.
+- The round and the clients' numbers are Python objects, which hooks may look at. While a step is recorded they are
+  stand-ins that note what was made of them: ``clients.round > 5`` makes the record one for rounds in which that is so.
+  In other rounds the step is recorded afresh.
+- What looks at values on the host (``.item()``, ``if`` over a tensor, ``torch.tensor([...])``) cannot be recorded. Then
+  the step runs in Python every time, and a warning names the hook.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedstrata.engines.recording import Recording
+from fedstrata.errors import FedStrataWarning
+from fedstrata.methods.contract.part import Part
+from fedstrata.methods.contract.views import Clients, Probe
+from fedstrata.rng import client_keys
+from fedstrata.stack import Stack, constant
+
+_WORKSPACES = 6
+"""For how many kinds of training, such as phases and sizes of chunks, places are kept."""
+_RECORDS = 64
+"""How many records are kept for each: of groups of clients, sizes of batches, and rounds that differ."""
+_CHANCES = 4
+"""How often a record may turn out to be one for other rounds before it is no longer made."""
+
+
+# Places ---------------------------------------------------------------------------------------------------------------
+
+
+def hold(stack: Mapping[str, Tensor]) -> Stack:
+    """Copy tensors into places of their own; what is the same for all clients, and expanded, stays so."""
+    return Stack({name: _narrow(tensor).clone().expand(tensor.shape) for name, tensor in stack.items()})
+
+
+def fill_(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Write values into places that were made for such values."""
+    for name, value in values.items():
+        _narrow(places[name]).copy_(_narrow(value))
+
+
+def shape_of(stack: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """Tell all that two stacks must have in common for the same places to do for both."""
+    return tuple((name, tensor.shape, tensor.dtype, _expanded(tensor)) for name, tensor in stack.items())
+
+
+def _expanded(tensor: Tensor) -> tuple[bool, ...]:
+    return tuple(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    """Take one slice of each axis that is only expanded."""
+    for axis, expanded in enumerate(_expanded(tensor)):
+        if expanded:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+class KeyRing:
+    """The keys that the hooks of some clients draw with in a round, each made once, in a place of its own."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._held: dict[str, Tensor] = {}
+        self.recorded: Conditions | None = None
+
+    def __call__(self, purpose: str) -> Tensor:
+        """Return one key per client ``[K, 2]``."""
+        if purpose not in self._held:
+            if self.recorded is not None:
+                self.recorded.refuse(f"draws for another purpose at each step, here '{purpose}'")
+            self._held[purpose] = self._made(purpose)
+        return self._held[purpose]
+
+    def turn_(self, clients: Clients) -> None:
+        """Fill the places with the keys of another round, or of other clients."""
+        self._clients = clients
+        for purpose, keys in self._held.items():
+            keys.copy_(self._made(purpose))
+
+    def _made(self, purpose: str) -> Tensor:
+        clients = self._clients
+        return client_keys(clients.seed, clients.round, clients.ids, purpose, clients.sizes.device)
+
+
+# What a record depends on ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Conditions:
+    """What a recorded step made of the round and of its clients' numbers: in what other rounds it would do the same."""
+
+    comparisons: list[tuple[Callable[[Any, Any], Any], Any, bool]] = field(default_factory=list)
+    ids: tuple[int, ...] | None = None
+    refused: str | None = None
+    """Why the step can be repeated in no other round, in words, if so."""
+
+    def hold_for(self, clients: Clients, members: Sequence[int] | None) -> bool:
+        """Tell whether a step of these members of some clients, in their round, would do what was recorded."""
+        if self.ids is not None and self.ids != clients.ids_of(members):
+            return False
+        return all(bool(compare(clients.round, other)) == outcome for compare, other, outcome in self.comparisons)
+
+    def refuse(self, reason: str) -> None:
+        """Note that the step cannot be repeated; a CUDA graph ends here, elsewhere the step runs to its end."""
+        self.refused = self.refused or f"{whose_code()} {reason}"
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(self.refused)
+
+
+class WatchedNumber:
+    """Stands for a number, and notes what is made of it: outcomes of comparisons, or else that it is just this one."""
+
+    def __init__(self, value: int, conditions: Conditions) -> None:
+        self._value, self._conditions = value, conditions
+
+    def _exactly(self) -> int:
+        self._conditions.comparisons.append((operator.eq, self._value, True))
+        return self._value
+
+    def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> bool:
+        other = other._exactly() if isinstance(other, WatchedNumber) else other
+        outcome = bool(compare(self._value, other))
+        self._conditions.comparisons.append((compare, other, outcome))
+        return outcome
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let it be used in operations on tensors, as the number that it is."""
+        plain = [_plain(argument) for argument in args]
+        return func(*plain, **{name: _plain(value) for name, value in (kwargs or {}).items()})
+
+    def __repr__(self) -> str:
+        return repr(self._exactly())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._exactly(), spec)
+
+    def __hash__(self) -> int:
+        return hash(self._exactly())
+
+
+def _plain(value: Any) -> Any:
+    return value._exactly() if isinstance(value, WatchedNumber) else value
+
+
+def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[[WatchedNumber, Any], bool]:
+    return lambda self, other: self._compared(compare, other)
+
+
+def _computing(name: str) -> Callable[..., Any]:
+    return lambda self, *others: getattr(self._exactly(), name)(*map(_plain, others))
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(WatchedNumber, f"__{_name}__", _comparing(getattr(operator, _name)))
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "divmod",
+    "pow",
+    "truediv",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+):
+    setattr(WatchedNumber, f"__{_name}__", _computing(f"__{_name}__"))
+    setattr(WatchedNumber, f"__r{_name}__", _computing(f"__r{_name}__"))
+for _name in ("index", "int", "float", "bool", "neg", "pos", "abs", "invert", "round", "trunc", "floor", "ceil", "str"):
+    setattr(WatchedNumber, f"__{_name}__", _computing(f"__{_name}__"))
+
+
+class WatchedIds(Sequence[int]):
+    """Stands for the numbers of some clients; to count them is free, to look at them is noted."""
+
+    def __init__(self, ids: tuple[int, ...], conditions: Conditions) -> None:
+        self._ids, self.conditions = ids, conditions
+
+    def narrowed(self, members: Sequence[int] | None) -> WatchedIds:
+        """Stand for those in some rows."""
+        chosen = self._ids if members is None else tuple(self._ids[row] for row in members)
+        return WatchedIds(chosen, self.conditions)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, place: Any) -> Any:
+        self.conditions.ids = self._ids
+        return self._ids[place]
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+class WatchedClients(Clients):
+    """What hooks see of clients while their step is recorded."""
+
+    @classmethod
+    def of(cls, clients: Clients, conditions: Conditions) -> Clients:
+        """Watch what is looked at of some clients."""
+        watched = object.__new__(cls)
+        round, ids = WatchedNumber(clients.round, conditions), WatchedIds(clients.ids, conditions)
+        watched.__dict__.update(clients.__dict__, round=round, ids=ids)
+        return watched
+
+    def ids_of(self, members: Sequence[int] | None) -> Any:
+        """Go on watching those of the clients that stand in some rows."""
+        return cast(WatchedIds, self.ids).narrowed(members)
+
+    @property
+    def probe(self) -> Probe:
+        """Note that a client's data is asked, which is more than a step."""
+        cast(WatchedIds, self.ids).conditions.refuse("asks the client's own data")
+        return super().probe
+
+    def noise(self, purpose: str, shape: Sequence[int], stream: int = 0) -> Tensor:
+        """Note that noise is drawn which must be another one at every step."""
+        if self.secret:
+            cast(WatchedIds, self.ids).conditions.refuse("draws noise that nobody can draw again")
+        return super().noise(purpose, shape, stream)
+
+
+# What cannot be recorded ----------------------------------------------------------------------------------------------
+
+
+class HostWatch(TorchFunctionMode):
+    """Notes, while a step runs, what of it looks at values on the host or brings values from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: str | None = None
+
+    def note(self, what: str) -> None:
+        """Note the first of what is found, and in whose code; what is brought once and kept does not count."""
+        if self.found is None and not any(frame.f_code in _BRINGING_ONCE for frame in _frames()):
+            self.found = f"{whose_code()} {what}"
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at one call of a torch function."""
+        if func in _LOOKS_AT_VALUES or _chooses_by_values(func, args):
+            self.note(f"uses {getattr(func, '__name__', func)}, which looks at values or brings them from the host")
+        return func(*args, **(kwargs or {}))
+
+
+_LOOKS_AT_VALUES: frozenset[Any] = frozenset(
+    (
+        Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__,
+        Tensor.__array__, Tensor.__contains__, Tensor.nonzero, torch.nonzero, Tensor.masked_select, torch.masked_select,
+        torch.unique, Tensor.unique, torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer,
+        torch.equal, Tensor.equal, torch.allclose, Tensor.allclose, torch.bincount, Tensor.bincount,
+    )
+)  # fmt: skip
+
+
+def _chooses_by_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tell whether an index is a mask: how much it takes depends on values."""
+    if func not in (Tensor.__getitem__, Tensor.__setitem__):
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in index)
+
+
+def whose_code() -> str:
+    """Find out who is running: the hook of a part, or something of the model or the loss."""
+    for frame in _frames():
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Part) and hasattr(Part, frame.f_code.co_name):
+            return f"the hook '{frame.f_code.co_name}' of '{owner.name}'"
+    return "the model or the loss"
+
+
+def _frames() -> Iterator[FrameType]:
+    """Go up from the function that runs to those that called it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+_BRINGING_ONCE = frozenset((KeyRing._made.__code__, constant.__wrapped__.__code__))
+
+
+@contextmanager
+def _noticing_waits(device: torch.device, watch: HostWatch) -> Iterator[None]:
+    """Note on a GPU also what makes the host wait without being a function of PyTorch."""
+    if device.type != "cuda":
+        yield
+        return
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+
+        def show(message: Warning | str, *where: Any, **more: Any) -> None:
+            if "synchroniz" in str(message):
+                watch.note("makes the host wait for the GPU")
+
+        warnings.showwarning = show
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+
+# Records --------------------------------------------------------------------------------------------------------------
+
+
+class Record(Protocol):
+    """A step that was recorded; ``spoilt`` tells why it must not be replayed."""
+
+    @property
+    def spoilt(self) -> str | None:
+        """Why it must not be replayed, in words."""
+        ...
+
+    def replay(self) -> None:
+        """Do it again, on what stands in the places now."""
+        ...
+
+
+class Graph:
+    """A CUDA graph; all graphs of a process share one pool of memory, since one runs after the other."""
+
+    spoilt = None
+    _pool: ClassVar[Any] = None
+
+    def __init__(self, run: Callable[[], None], device: torch.device) -> None:
+        if Graph._pool is None:
+            Graph._pool = torch.cuda.graph_pool_handle()
+        gc.collect()
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # what the step needs comes from the pool from now on
+        self._graph = torch.cuda.CUDAGraph()
+        before, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(before)
+        with torch.cuda.stream(stream):
+            self._graph.capture_begin(pool=Graph._pool)
+            try:
+                run()
+            except BaseException:
+                with suppress(RuntimeError):
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
+        before.wait_stream(stream)
+
+    def replay(self) -> None:
+        """Launch all of it at once."""
+        self._graph.replay()
+
+
+@dataclass
+class _Known:
+    """What is known of steps of one kind, such as those of k clients with batches of b samples."""
+
+    rows: Tensor | None
+    positions: Tensor
+    records: list[tuple[Conditions, Record]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The clients of a step: their rows (none: all), the same on the host, and the positions of their samples."""
+
+    rows: Tensor | None
+    members: Sequence[int] | None
+    positions: Tensor
+
+
+Step = Callable[[Clients, Group], None]
+"""A step of a group of the clients that hooks see."""
+
+
+class Replayer:
+    """Runs the steps of one kind of training: the first of each in Python, the later ones from records."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.obstacle: str | None = None
+        self.replayed = 0
+        self._known: OrderedDict[Any, _Known] = OrderedDict()
+
+    def run(self, clients: Clients, group: Group, repeat: int, step: Step, ring: KeyRing) -> None:
+        """Do a step of a group of clients; steps that differ in ``repeat`` do not have to be alike."""
+        kind = (repeat, group.rows is None, group.positions.shape)
+        if self.obstacle is not None:
+            step(clients, group)
+            return
+        known = self._known.get(kind)
+        if known is None:
+            self._observe(kind, clients, group, step)
+            return
+        self._known.move_to_end(kind)
+        known.positions.copy_(group.positions)
+        if known.rows is not None and group.rows is not None:
+            known.rows.copy_(group.rows)
+        for conditions, record in known.records:
+            if conditions.hold_for(clients, group.members):
+                record.replay()
+                self.replayed += 1
+                return
+        if len(known.records) >= _CHANCES:
+            self._give_up("what a hook does with the round or the clients' numbers changes all the time")
+            step(clients, group)
+            return
+        self._record(known, clients, Group(known.rows, group.members, known.positions), step, ring)
+
+    def _observe(self, kind: Any, clients: Clients, group: Group, step: Step) -> None:
+        """Do a step of a new kind in Python, and see whether it could be recorded."""
+        watch = HostWatch()
+        with _noticing_waits(self.device, watch), watch:
+            step(clients, group)
+        if watch.found is not None:
+            self._give_up(watch.found)
+            return
+        self._known[kind] = _Known(None if group.rows is None else group.rows.clone(), group.positions.clone())
+        if len(self._known) > _RECORDS:
+            self._known.popitem(last=False)
+
+    def _record(self, known: _Known, clients: Clients, group: Group, step: Step, ring: KeyRing) -> None:
+        """Record a step while doing it."""
+        conditions = Conditions()
+        watched = WatchedClients.of(clients, conditions)
+        ring.recorded = conditions
+        try:
+            if self.device.type == "cuda":
+                record: Record | None = self._graph(lambda: step(watched, group), conditions)
+                if record is not None:  # while it was recorded nothing was done
+                    record.replay()
+                else:
+                    step(clients, group)
+            else:
+                record = Recording(lambda: step(watched, group))
+        finally:
+            ring.recorded = None
+        reason = conditions.refused or (None if record is None else record.spoilt)
+        if reason is not None:
+            self._give_up(reason)
+        elif record is not None:
+            known.records.append((conditions, record))
+
+    def _graph(self, run: Callable[[], None], conditions: Conditions) -> Graph | None:
+        try:
+            return Graph(run, self.device)
+        except RuntimeError as error:
+            conditions.refuse(f"cannot be captured ({str(error).splitlines()[0][:120]})")
+            return None
+
+    def _give_up(self, reason: str) -> None:
+        """Say once that steps run in Python, and why."""
+        self.obstacle = reason
+        self._known.clear()
+        warnings.warn(
+            f"Training steps are not recorded and replayed, and take longer: {reason}. The numbers are the same.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
