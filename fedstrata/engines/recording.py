@@ -29,7 +29,9 @@ _SAME = frozenset((_ATEN.detach, _ATEN.alias))
 
 
 class Recording:
-    """The record of one run of a function without arguments; ``spoilt`` tells why it must not be replayed."""
+    """The record of one run of a function without arguments: its ``operations``, one a line, and what is let go after
+    each. ``spoilt`` tells why it must not be replayed.
+    """
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.spoilt: str | None = None
@@ -37,7 +39,8 @@ class Recording:
         with noted:
             run()
         self.spoilt = noted.spoilt
-        self._replay = None if self.spoilt else noted.function()
+        self.operations = noted.needed()
+        self._replay = None if self.spoilt else noted.function(self.operations)
 
     def replay(self) -> None:
         """Do it again."""
@@ -144,10 +147,25 @@ class _Noted(OperationMode):  # type: ignore[no-untyped-call]
         name = self._known(tensor)
         return name is None or name.startswith("c")
 
-    def function(self) -> Callable[[], None]:
+    def needed(self) -> list[tuple[str, list[str]]]:
+        """Go back from the last line, and keep those that change something or make what a later one uses.
+
+        Each comes with the names that nobody uses any more once it is done.
+        """
+        wanted: set[str] = set()
+        kept = []
+        for line in reversed(self._lines):
+            if not line.changes and not line.made & wanted:
+                continue
+            touched = {name for name in line.used | line.made if name.startswith("t")}
+            kept.append((line.text, sorted(touched - wanted)))
+            wanted |= touched
+        return kept[::-1]
+
+    def function(self, operations: Sequence[tuple[str, list[str]]]) -> Callable[[], None]:
         """Make a function of what was written down."""
         body: list[str] = []
-        for line, unused in reversed(_needed(self._lines)):
+        for line, unused in operations:
             body.append(f"    {line}")
             if unused:
                 body.append(f"    del {', '.join(unused)}")
@@ -166,22 +184,6 @@ class _Line:
     used: set[str]
     made: set[str]
     changes: bool
-
-
-def _needed(lines: Sequence[_Line]) -> list[tuple[str, list[str]]]:
-    """Go back from the last line, and keep those that change something or make what a later one uses.
-
-    Each comes with the names that nobody uses any more once it is done.
-    """
-    wanted: set[str] = set()
-    kept = []
-    for line in reversed(lines):
-        if not line.changes and not line.made & wanted:
-            continue
-        touched = {name for name in line.used | line.made if name.startswith("t")}
-        kept.append((line.text, sorted(touched - wanted)))
-        wanted |= touched
-    return kept
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -23,9 +23,10 @@ import gc
 import operator
 import sys
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar, Protocol, cast
@@ -172,31 +173,33 @@ def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[[WatchedNumber, A
     return lambda self, other: self._compared(compare, other)
 
 
-def _computing(name: str) -> Callable[..., Any]:
-    return lambda self, *others: getattr(self._exactly(), name)(*map(_plain, others))
+def _computing(compute: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *others: compute(self._exactly(), *map(_plain, others))
+
+
+def _computing_reversed(compute: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: compute(other, self._exactly())
 
 
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(WatchedNumber, f"__{_name}__", _comparing(getattr(operator, _name)))
-for _name in (
-    "add",
-    "sub",
-    "mul",
-    "floordiv",
-    "mod",
-    "divmod",
-    "pow",
-    "truediv",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
+for _name in ("add", "sub", "mul", "floordiv", "mod", "pow", "truediv", "and_", "or_", "xor", "lshift", "rshift"):
+    setattr(WatchedNumber, f"__{_name.rstrip('_')}__", _computing(getattr(operator, _name)))
+    setattr(WatchedNumber, f"__r{_name.rstrip('_')}__", _computing_reversed(getattr(operator, _name)))
+for _function in (
+    operator.index,
+    int,
+    float,
+    bool,
+    str,
+    operator.neg,
+    operator.pos,
+    abs,
+    operator.invert,
+    round,
+    divmod,
 ):
-    setattr(WatchedNumber, f"__{_name}__", _computing(f"__{_name}__"))
-    setattr(WatchedNumber, f"__r{_name}__", _computing(f"__r{_name}__"))
-for _name in ("index", "int", "float", "bool", "neg", "pos", "abs", "invert", "round", "trunc", "floor", "ceil", "str"):
-    setattr(WatchedNumber, f"__{_name}__", _computing(f"__{_name}__"))
+    setattr(WatchedNumber, f"__{_function.__name__}__", _computing(_function))
 
 
 class WatchedIds(Sequence[int]):
@@ -313,17 +316,14 @@ _BRINGING_ONCE = frozenset((KeyRing._made.__code__, constant.__wrapped__.__code_
 
 
 @contextmanager
-def _noticing_waits(device: torch.device, watch: HostWatch) -> Iterator[None]:
+def _noticing_waits(watch: HostWatch) -> Iterator[None]:
     """Note on a GPU also what makes the host wait without being a function of PyTorch."""
-    if device.type != "cuda":
-        yield
-        return
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
 
         def show(message: Warning | str, *where: Any, **more: Any) -> None:
-            if "synchroniz" in str(message):
+            if "called a synchronizing" in str(message):
                 watch.note("makes the host wait for the GPU")
 
         warnings.showwarning = show
@@ -354,19 +354,18 @@ class Graph:
     """A CUDA graph; all graphs of a process share one pool of memory, since one runs after the other."""
 
     spoilt = None
-    _pool: ClassVar[Any] = None
+    _alive: ClassVar[weakref.WeakSet[Graph]] = weakref.WeakSet()
 
     def __init__(self, run: Callable[[], None], device: torch.device) -> None:
-        if Graph._pool is None:
-            Graph._pool = torch.cuda.graph_pool_handle()
         gc.collect()
+        pool = next((graph._graph.pool() for graph in Graph._alive), None)
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what the step needs comes from the pool from now on
         self._graph = torch.cuda.CUDAGraph()
         before, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(before)
         with torch.cuda.stream(stream):
-            self._graph.capture_begin(pool=Graph._pool)
+            self._graph.capture_begin(pool=pool)
             try:
                 run()
             except BaseException:
@@ -375,6 +374,7 @@ class Graph:
                 raise
             self._graph.capture_end()
         before.wait_stream(stream)
+        Graph._alive.add(self)
 
     def replay(self) -> None:
         """Launch all of it at once."""
@@ -387,6 +387,8 @@ class _Known:
 
     rows: Tensor | None
     positions: Tensor
+    looks: int = 1
+    """How often it still runs in Python under observation."""
     records: list[tuple[Conditions, Record]] = field(default_factory=list)
 
 
@@ -419,7 +421,7 @@ class Replayer:
             step(clients, group)
             return
         known = self._known.get(kind)
-        if known is None:
+        if known is None or known.looks:
             self._observe(kind, clients, group, step)
             return
         self._known.move_to_end(kind)
@@ -439,13 +441,19 @@ class Replayer:
 
     def _observe(self, kind: Any, clients: Clients, group: Group, step: Step) -> None:
         """Do a step of a new kind in Python, and see whether it could be recorded."""
-        watch = HostWatch()
-        with _noticing_waits(self.device, watch), watch:
+        watch, known = HostWatch(), self._known.get(kind)
+        # On a GPU many things happen once, at the first step: only what waits at the second is the step's own doing.
+        waits = nullcontext() if known is None else _noticing_waits(watch)
+        with waits, watch:
             step(clients, group)
         if watch.found is not None:
             self._give_up(watch.found)
             return
-        self._known[kind] = _Known(None if group.rows is None else group.rows.clone(), group.positions.clone())
+        if known is not None:
+            known.looks -= 1
+            return
+        rows = None if group.rows is None else group.rows.clone()
+        self._known[kind] = _Known(rows, group.positions.clone(), looks=1 if self.device.type == "cuda" else 0)
         if len(self._known) > _RECORDS:
             self._known.popitem(last=False)
 

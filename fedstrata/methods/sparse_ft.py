@@ -175,7 +175,7 @@ class SparseFineTuning(Part):
     def server_memory(self, server: Server) -> Tensors:
         """Start with a mask that trains everything."""
         masks = everything({name: server.model[name] for name in _shared_backbone(server)})
-        return under("mask", masks) | {"calibrated": torch.tensor(0)}
+        return under("mask", masks) | {"calibrated": torch.zeros((), dtype=torch.int64, device=server.sizes.device)}
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start with a mask that trains everything, the initial head, and no calibration done."""
