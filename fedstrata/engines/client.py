@@ -139,7 +139,7 @@ class ClientSide:
         Return the clients, what training did, each client's mean loss, what it cost, and the states that optimisers
         keep.
         """
-        method, trainer = self.setting.method, self._trainer
+        method, trainer = self.setting.method, self.trainer
         model = start
         losses, costs, models, stretches, steps = [], [], [], [], torch.zeros_like(clients.sizes)
         gradients, mean_gradients = Tensors(), Tensors()
@@ -192,7 +192,7 @@ class ClientSide:
         model, clients = self.own_model(ids, state, broadcast, round)
         phase = self.setting.method.adaptation
         if phase is not None:
-            model = self._trainer.train(clients, model, model, phase, 1.0, "adaptation").model
+            model = self.trainer.train(clients, model, model, phase, 1.0, "adaptation").model
         return self.setting.method.deployed(clients, model)
 
     def answer_survey(
@@ -216,10 +216,11 @@ class ClientSide:
 
     def probe(self, ids: Sequence[int], round: int) -> DataProbe:
         """Offer the data of some clients to measurements outside of a run."""
-        return DataProbe(self._trainer, self._view(ids, round, Stack()))
+        return DataProbe(self.trainer, self._view(ids, round, Stack()))
 
     @cached_property
-    def _trainer(self) -> Trainer:
+    def trainer(self) -> Trainer:
+        """What trains the clients, and keeps records of their steps."""
         return Trainer(self.setting, self.forward, self.data)
 
     def _view(self, ids: Sequence[int], round: int, state: Stack) -> Clients:
@@ -241,7 +242,7 @@ class ClientSide:
             previous=state.group("previous"),
             trained=state.get(_HAS_TRAINED, torch.empty(0)),
             secret=self.setting.secret,
-            probing=lambda clients: DataProbe(self._trainer, clients),
+            probing=lambda clients: DataProbe(self.trainer, clients),
         )
 
 

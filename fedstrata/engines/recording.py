@@ -8,8 +8,9 @@ that a step reads and writes, and constants. Everything else is made anew each t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,24 +30,56 @@ _SAME = frozenset((_ATEN.detach, _ATEN.alias))
 
 
 class Recording:
-    """The record of one run of a function without arguments: its ``operations``, one a line, and what is let go after
-    each. ``spoilt`` tells why it must not be replayed.
+    """The record of one run of a function without arguments: its ``operations``, one a line, with what is let go after
+    each, and the values of the ``outside`` that they name. ``spoilt`` tells why it must not be replayed.
     """
 
     def __init__(self, run: Callable[[], None]) -> None:
-        self.spoilt: str | None = None
         noted = _Noted()
         with noted:
             run()
         self.spoilt = noted.spoilt
         self.operations = noted.needed()
-        self._replay = None if self.spoilt else noted.function(self.operations)
+        self.outside = noted.outside
+        self._functions = noted.functions
 
     def replay(self) -> None:
         """Do it again."""
-        assert self._replay is not None
         with torch.no_grad():
-            self._replay()
+            self._function()
+
+    def is_like(self, other: Recording) -> bool:
+        """Tell whether another run did the same, with the same numbers, on tensors that lie in the same places."""
+        return (
+            self.operations == other.operations
+            and list(self._functions) == list(other._functions)
+            and self.outside.keys() == other.outside.keys()
+            and all(_alike(value, other.outside[name]) for name, value in self.outside.items())
+        )
+
+    @cached_property
+    def _function(self) -> Callable[[], None]:
+        """Make a function of what was written down."""
+        body: list[str] = []
+        for line, unused in self.operations:
+            body.append(f"    {line}")
+            if unused:
+                body.append(f"    del {', '.join(unused)}")
+        source = "\n".join(("def replay():", *body, "    return None"))
+        namespace = {**self.outside, **{name: called(func) for func, name in self._functions.items()}}
+        exec(compile(source, "<recorded step>", "exec"), namespace)
+        made: Callable[[], None] = namespace["replay"]
+        return made
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor):
+        return bool(one == other or one != one)
+    if not isinstance(other, Tensor):
+        return False
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (
+        other.data_ptr(), other.shape, other.stride(), other.dtype,
+    )  # fmt: skip
 
 
 class _Noted(OperationMode):  # type: ignore[no-untyped-call]
@@ -57,8 +90,8 @@ class _Noted(OperationMode):  # type: ignore[no-untyped-call]
         self.spoilt: str | None = None
         self._lines: list[_Line] = []
         self._names: dict[int, tuple[Callable[[], Tensor | None], str]] = {}
-        self._outside: dict[str, Any] = {}
-        self._functions: dict[Any, str] = {}
+        self.outside: dict[str, Any] = {}
+        self.functions: dict[Any, str] = {}
         self._count = 0
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,7 +112,7 @@ class _Noted(OperationMode):  # type: ignore[no-untyped-call]
         used: set[str] = set()
         written = [self._text(argument, used) for argument in args]
         written += [f"{name}={self._text(value, used)}" for name, value in kwargs.items()]
-        function = self._functions.setdefault(func, f"f{len(self._functions)}")
+        function = self.functions.setdefault(func, f"f{len(self.functions)}")
         made: set[str] = set()
         target = self._target(result, made)
         call = f"{function}({', '.join(written)})"
@@ -139,8 +172,8 @@ class _Noted(OperationMode):  # type: ignore[no-untyped-call]
         return name
 
     def _constant(self, value: Any) -> str:
-        name = f"c{len(self._outside)}"
-        self._outside[name] = value
+        name = f"c{len(self.outside)}"
+        self.outside[name] = value
         return name
 
     def _is_outside(self, tensor: Tensor) -> bool:
@@ -161,19 +194,6 @@ class _Noted(OperationMode):  # type: ignore[no-untyped-call]
             kept.append((line.text, sorted(touched - wanted)))
             wanted |= touched
         return kept[::-1]
-
-    def function(self, operations: Sequence[tuple[str, list[str]]]) -> Callable[[], None]:
-        """Make a function of what was written down."""
-        body: list[str] = []
-        for line, unused in operations:
-            body.append(f"    {line}")
-            if unused:
-                body.append(f"    del {', '.join(unused)}")
-        source = "\n".join(("def replay():", *body, "    return None"))
-        namespace = {**self._outside, **{name: called(func) for func, name in self._functions.items()}}
-        exec(compile(source, "<recorded step>", "exec"), namespace)
-        made: Callable[[], None] = namespace["replay"]
-        return made
 
 
 @dataclass(frozen=True)

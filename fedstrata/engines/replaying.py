@@ -1,10 +1,10 @@
 """Doing again what was done before, without the Python that did it: steps of training are recorded once and replayed.
 
 A step is a function of tensors that stay where they are: it reads its places, writes its places, and has no other
-effect. The first time such a step is due it simply runs. The second time it is recorded: on a GPU as a CUDA graph, on a
-CPU as the list of operations that PyTorch carried out. From then on the record is replayed over whatever stands in the
-places, which gives the same bits, because the same operations run in the same order, but costs none of the time of
-hooks, ``vmap`` and autograd.
+effect. The first steps of a kind run in Python, and what they do is written down, until two did the same with the same
+numbers. Then there is a record: on a CPU the list of operations that PyTorch carried out, on a GPU a CUDA graph. From
+then on the record is replayed over whatever stands in the places, which gives the same bits, because the same
+operations run in the same order, but costs none of the time of hooks, ``vmap`` and autograd.
 
 A record holds only what a step did on that one occasion, so whatever changes from step to step must be in a place:
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import random
 import sys
 import warnings
 import weakref
@@ -61,7 +62,7 @@ def hold(stack: Mapping[str, Tensor]) -> Stack:
 def fill_(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Write values into places that were made for such values."""
     for name, value in values.items():
-        _narrow(places[name]).copy_(_narrow(value))
+        _narrow(places[name]).copy_(value if places[name].is_contiguous() else _narrow(value))
 
 
 def shape_of(stack: Mapping[str, Tensor]) -> tuple[Any, ...]:
@@ -361,7 +362,7 @@ class Graph:
         pool = next((graph._graph.pool() for graph in Graph._alive), None)
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what the step needs comes from the pool from now on
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph: Any = torch.cuda.CUDAGraph()
         before, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(before)
         with torch.cuda.stream(stream):
@@ -383,12 +384,15 @@ class Graph:
 
 @dataclass
 class _Known:
-    """What is known of steps of one kind, such as those of k clients with batches of b samples."""
+    """What is known of steps of one kind, such as those of k clients with batches of b samples.
+
+    ``tried`` is what was written down of one that ran in Python; once another did the same, the kind is ``settled``.
+    """
 
     rows: Tensor | None
     positions: Tensor
-    looks: int = 1
-    """How often it still runs in Python under observation."""
+    tried: Recording | None = None
+    settled: bool = False
     records: list[tuple[Conditions, Record]] = field(default_factory=list)
 
 
@@ -416,70 +420,80 @@ class Replayer:
 
     def run(self, clients: Clients, group: Group, repeat: int, step: Step, ring: KeyRing) -> None:
         """Do a step of a group of clients; steps that differ in ``repeat`` do not have to be alike."""
-        kind = (repeat, group.rows is None, group.positions.shape)
         if self.obstacle is not None:
             step(clients, group)
             return
+        kind = (repeat, group.rows is None, group.positions.shape)
         known = self._known.get(kind)
-        if known is None or known.looks:
+        if known is None:
             self._observe(kind, clients, group, step)
             return
         self._known.move_to_end(kind)
         known.positions.copy_(group.positions)
         if known.rows is not None and group.rows is not None:
             known.rows.copy_(group.rows)
+        group = Group(known.rows, group.members, known.positions)
         for conditions, record in known.records:
             if conditions.hold_for(clients, group.members):
                 record.replay()
                 self.replayed += 1
                 return
-        if len(known.records) >= _CHANCES:
-            self._give_up("what a hook does with the round or the clients' numbers changes all the time")
-            step(clients, group)
-            return
-        self._record(known, clients, Group(known.rows, group.members, known.positions), step, ring)
-
-    def _observe(self, kind: Any, clients: Clients, group: Group, step: Step) -> None:
-        """Do a step of a new kind in Python, and see whether it could be recorded."""
-        watch, known = HostWatch(), self._known.get(kind)
-        # On a GPU many things happen once, at the first step: only what waits at the second is the step's own doing.
-        waits = nullcontext() if known is None else _noticing_waits(watch)
-        with waits, watch:
-            step(clients, group)
-        if watch.found is not None:
-            self._give_up(watch.found)
-            return
-        if known is not None:
-            known.looks -= 1
-            return
-        rows = None if group.rows is None else group.rows.clone()
-        self._known[kind] = _Known(rows, group.positions.clone(), looks=1 if self.device.type == "cuda" else 0)
-        if len(self._known) > _RECORDS:
-            self._known.popitem(last=False)
-
-    def _record(self, known: _Known, clients: Clients, group: Group, step: Step, ring: KeyRing) -> None:
-        """Record a step while doing it."""
         conditions = Conditions()
         watched = WatchedClients.of(clients, conditions)
         ring.recorded = conditions
+        made: Record | None
         try:
-            if self.device.type == "cuda":
-                record: Record | None = self._graph(lambda: step(watched, group), conditions)
-                if record is not None:  # while it was recorded nothing was done
-                    record.replay()
-                else:
+            if self.device.type == "cuda" and known.settled:
+                made = self._captured(lambda: step(watched, group), conditions)
+                if made is None:
                     step(clients, group)
+                else:
+                    made.replay()
             else:
-                record = Recording(lambda: step(watched, group))
+                made = self._written(known, lambda: step(watched, group))
         finally:
             ring.recorded = None
-        reason = conditions.refused or (None if record is None else record.spoilt)
+        reason = conditions.refused or self.obstacle
+        if reason is None and len(known.records) >= _CHANCES:
+            reason = "what a hook makes of the round or of the clients' numbers changes all the time"
         if reason is not None:
             self._give_up(reason)
-        elif record is not None:
-            known.records.append((conditions, record))
+        elif made is not None:
+            known.records.append((conditions, made))
 
-    def _graph(self, run: Callable[[], None], conditions: Conditions) -> Graph | None:
+    def _observe(self, kind: Any, clients: Clients, group: Group, step: Step) -> None:
+        """Do a step of a new kind in Python, and see whether it could be recorded."""
+        watch, chance = HostWatch(), random.getstate()
+        with watch:
+            step(clients, group)
+        if random.getstate() != chance:
+            watch.note("draws from Python's own random numbers")
+        if watch.found is not None:
+            self._give_up(watch.found)
+            return
+        rows = None if group.rows is None else group.rows.clone()
+        self._known[kind] = _Known(rows, group.positions.clone())
+        if len(self._known) > _RECORDS:
+            self._known.popitem(last=False)
+
+    def _written(self, known: _Known, run: Callable[[], None]) -> Record | None:
+        """Do a step in Python, and write down what it does; that counts once two did the same with the same numbers."""
+        watch = HostWatch()
+        with _noticing_waits(watch) if self.device.type == "cuda" else nullcontext():
+            written = Recording(run)
+        self.obstacle = written.spoilt or watch.found
+        if known.settled:  # another one, for other rounds
+            return written
+        if known.tried is None:
+            known.tried = written
+            return None
+        if not known.tried.is_like(written):
+            self.obstacle = "two steps of the same kind did different things, so that something in Python decides"
+        known.tried, known.settled = None, True
+        return None if self.device.type == "cuda" else written
+
+    def _captured(self, run: Callable[[], None], conditions: Conditions) -> Graph | None:
+        """Capture a step, without doing it."""
         try:
             return Graph(run, self.device)
         except RuntimeError as error:
@@ -487,7 +501,7 @@ class Replayer:
             return None
 
     def _give_up(self, reason: str) -> None:
-        """Say once that steps run in Python, and why."""
+        """Say once that steps run in Python from now on, and why."""
         self.obstacle = reason
         self._known.clear()
         warnings.warn(

@@ -84,6 +84,12 @@ class Workspace:
         self.received = self.given.group("received")
         self.clients = _seen(self.view, self.given, self.ring)
 
+    def in_places(self, for_ever: bool) -> Workspace:
+        """Copy what steps change into places of its own, for each client; for ever, also what they read."""
+        read = self.given.without(*_CHANGING)
+        changed = {name: tensor for name, tensor in self.given.items() if name not in read}
+        return replace(self, given=(hold(read) if for_ever else read) | clone(changed))
+
     def refill_(self, begun: Workspace) -> None:
         """Begin again, in the same places, with what another one begins with."""
         fill_(self.given, begun.given)
@@ -118,6 +124,7 @@ def _seen(view: Clients, given: Stack, ring: KeyRing) -> Clients:
 
 
 _FACTS = ("sizes", "label_counts", "numbers", "trained")
+_CHANGING = ("parameters", "buffers", "optimiser")
 _KEPT_WORKSPACES = 6
 """For how many kinds of training, such as phases and sizes of chunks, places are kept from round to round."""
 
@@ -148,9 +155,7 @@ class Trainer:
         Without a ``kept`` state of the optimiser a fresh one is made.
         """
         work = self._begin(clients, received, start, phase, factor, purpose, kept or {})
-        replayer = None
-        if self.setting.replay:
-            work, replayer = self._in_kept_places(work, phase)
+        work, replayer = self._in_kept_places(work, phase) if self.setting.replay else (work.in_places(False), None)
 
         for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
             work.number.fill_(batch.step)
@@ -164,7 +169,10 @@ class Trainer:
             else:
                 replayer.run(work.clients, group, repeat, step, work.ring)
         trained = work.outcome(self.setting.layers.parameter_names)
-        return trained if replayer is None else trained.copied(clients.memory)
+        if replayer is None:
+            return trained
+        work.view = work.clients  # not to hold what the clients of this round keep
+        return trained.copied(clients.memory)
 
     def _begin(
         self,
@@ -176,11 +184,11 @@ class Trainer:
         purpose: str,
         kept: Tensors,
     ) -> Workspace:
-        """Gather what a phase begins with; what it will change is copied."""
+        """Gather what a phase begins with, as it is."""
         layers, method, device = self.setting.layers, self.setting.method, self.setting.device
         optimiser = phase.optimiser or self.setting.optimiser
         learned = {name: clients.memory[name] for name in method.learned(clients.memory)}
-        parameters = clone({**{name: start[name] for name in layers.parameter_names}, **learned})
+        parameters = {**{name: start[name] for name in layers.parameter_names}, **learned}
         chosen = set(layers.parameter_names if phase.trains is None else phase.trains(layers))
         moving = [name for name in layers.parameter_names if name in chosen] + list(learned)
         fresh = optimiser.state({name: parameters[name] for name in moving})
@@ -190,8 +198,8 @@ class Trainer:
             | under("previous", clients.previous)
             | {name: getattr(clients, name) for name in _FACTS}
             | under("parameters", parameters)
-            | under("buffers", clone({name: start[name] for name in layers.buffer_names}))
-            | under("optimiser", fresh | clone(kept))
+            | under("buffers", {name: start[name] for name in layers.buffer_names})
+            | under("optimiser", {**fresh, **kept})
         )
 
         def rate(of: Optimiser) -> Tensor:
@@ -216,9 +224,10 @@ class Trainer:
     def _in_kept_places(self, begun: Workspace, phase: Phase) -> tuple[Workspace, Replayer]:
         """Put what a phase begins with where an earlier one of the same kind had it, with the records of its steps."""
         optimiser = phase.optimiser or self.setting.optimiser
+        read = begun.given.without(*_CHANGING)
         kind = (
-            shape_of(begun.given), tuple(begun.moving), tuple(begun.learned), optimiser,
-            phase.model, phase.name, phase.epochs, phase.steps, phase.repeats, phase.continues, phase.rate, phase.span,
+            shape_of(read), tuple(begun.given), tuple(begun.moving), tuple(begun.learned), optimiser, phase.model,
+            phase.name, phase.epochs, phase.steps, phase.repeats, phase.continues, phase.rate, phase.span,
             phase.stage,
         )  # fmt: skip
         if kind in self.kept:
@@ -226,7 +235,7 @@ class Trainer:
             work, replayer = self.kept[kind]
             work.refill_(begun)
             return work, replayer
-        work = replace(begun, given=hold(begun.given))
+        work = begun.in_places(True)
         self.kept[kind] = work, Replayer(self.setting.device)
         if len(self.kept) > _KEPT_WORKSPACES:
             self.kept.popitem(last=False)
@@ -263,6 +272,11 @@ class Trainer:
                 _write_(work.optimiser, rows, own_state)
             _write_(work.buffers, rows, after)
             work.losses.add_(rows, loss.detach())
+
+    @property
+    def replayed(self) -> int:
+        """How many steps were not run in Python, but replayed from records."""
+        return sum(replayer.replayed for _, replayer in self.kept.values())
 
     def samples(self, ids: Sequence[int], phase: Phase) -> Tensor:
         """Count the samples that a phase trains K clients on, each as often as it comes ``[K]``."""

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines import forward
+from fedstrata.engines.client import ClientSide
 from fedstrata.engines.engine import pack, unpack
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.engines.operations import CORRECTED_OPERATIONS, CPU_OPERATIONS, GPU_OPERATIONS, Operations
+from fedstrata.engines.stacked import StackedEngine
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Matter, Message, Method, Part, methods
 from fedstrata.runs.driver import Driver
@@ -79,8 +81,9 @@ def replayed_steps_are_the_same(method: Method) -> None:
     """Steps that are recorded and replayed leave what they leave in Python, to the bit, in every round."""
     engine = ("stacked", "loop")[len(str(method)) % 2]
     on_gpu = torch.cuda.is_available()
-    changes: dict[str, Any] = {"precision": "fp32", "schedule": "exponential:0.5", "epochs": 1, "deterministic": on_gpu}
+    changes: dict[str, Any] = {"precision": "fp32", "schedule": "exponential:0.5", "deterministic": on_gpu}
     replayed, in_python = (_run(method, engine, 2, replay=replay, **changes) for replay in (True, False))
+    require(_client_side(replayed).trainer.replayed > 0, "no step of it was replayed")
     _assert_equal("replayed steps and steps in Python", _state(replayed), _state(in_python))
 
 
@@ -289,6 +292,12 @@ def _first_replies(engine: LoopEngine) -> list[tuple[int, bytes]]:
 def _decoded(engine: LoopEngine, client: int) -> Message:
     [message] = engine.central.messages([client], 1)
     return engine.central.decoded(engine.members[client].answer(message, 1)[0], client, 1)
+
+
+def _client_side(driver: Driver) -> ClientSide:
+    engine = driver.engine
+    assert isinstance(engine, LoopEngine | StackedEngine)
+    return engine.members[0].side if isinstance(engine, LoopEngine) else engine.client_side
 
 
 def _state(driver: Driver) -> Stack:
