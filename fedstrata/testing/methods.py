@@ -265,7 +265,7 @@ METHOD_CHECKS: dict[str, Check] = {
 
 
 def _prepared(method: Method, engine: str = "loop", chunk: int = 99, **changes: Any) -> Driver:
-    return prepare(method, engine, chunk, **{"evaluate_every": 3, "replay": True, **changes})
+    return prepare(method, engine, chunk, **{"evaluate_every": 3, **changes})
 
 
 def _go_on(driver: Driver, rounds: int) -> Driver:
