@@ -103,7 +103,9 @@ class ChannelSums:
 def _whole(number: float) -> int:
     if not math.isfinite(number):
         raise FedStrataError("A channel's values are so large that their squares have no sum; scale them down first.")
-    return int(Fraction(number) * 2**POINT)
+    numerator, denominator = number.as_integer_ratio()
+    whole = (abs(numerator) << POINT) // denominator
+    return whole if numerator >= 0 else -whole
 
 
 def channel_statistics(inputs: Tensor) -> Statistics | tuple[None, None]:
@@ -123,9 +125,11 @@ def channel_statistics(inputs: Tensor) -> Statistics | tuple[None, None]:
 
 def _sums_of_clients(dataset: Dataset, split: Split) -> list[ChannelSums]:
     """Add up the channels of each client's training samples; at a real site every client is the site itself."""
-    known = {id(split.train[client]): client for client in range(split.clients)}
-    sums = {name: client_sums(dataset, split, client) for name, client in known.items()}
-    return [sums[id(positions)] for positions in split.train]
+    parts = split.train_parts
+    places = list(zip(parts.begins.tolist(), parts.sizes.tolist(), strict=True))
+    holders = {place: client for client, place in enumerate(places)}
+    sums = {place: client_sums(dataset, split, client) for place, client in holders.items()}
+    return [sums[place] for place in places]
 
 
 def client_sums(dataset: Dataset, split: Split, client: int) -> ChannelSums:

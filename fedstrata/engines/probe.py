@@ -18,6 +18,7 @@ from fedstrata.losses import cross_entropy
 from fedstrata.methods.contract.views import Clients, Phase
 from fedstrata.rng import fold, numpy_generator, uniform
 from fedstrata.stack import Tensors, align, take
+from fedstrata.transfer import to_device
 
 _BYTES_AT_ONCE = 2**30
 _SAMPLES_AT_ONCE = 256
@@ -169,9 +170,10 @@ class DataProbe:
             chance = numpy_generator(self.clients.seed, self.clients.round, client, _purpose("probe/balanced", draw))
             positions = chance.permutation(self.trainer.data.split.train[client])
             order = np.argsort(_occurrence(self.trainer.data.dataset.labels.numpy()[positions]), kind="stable")
-            needed = torch.from_numpy(np.resize(positions[order], (1, batch_size)))
-            rows = torch.tensor([row], device=self.trainer.setting.device)
-            yield Batch(rows, needed.to(self.trainer.setting.device), 0)
+            device = self.trainer.setting.device
+            needed = to_device(np.resize(positions[order], (1, batch_size)), device)
+            rows, numbers = torch.arange(row, row + 1, device=device), torch.arange(client, client + 1, device=device)
+            yield Batch(rows, needed, 0, numbers, np.array([row]))
 
 
 def _purpose(what: str, draw: int) -> str:
