@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.split import Split
+from fedstrata.data.split import Parts, Split
 from fedstrata.data.transforms import Own, Transform, apply_transforms
 from fedstrata.rng import client_keys, permutation
 from fedstrata.transfer import numbers_on, to_device
@@ -46,7 +46,8 @@ class Work:
     def batches_per_epoch(self, size: npt.ArrayLike) -> np.ndarray:
         """Count the batches that clients of some sizes make of their data."""
         whole, rest = np.divmod(size, self.batch_size)
-        return np.maximum(whole + (rest > 0) if self.last_batch == "keep" else whole, 1)
+        counts: np.ndarray = np.maximum(whole + (rest > 0) if self.last_batch == "keep" else whole, 1)
+        return counts
 
     def steps_of(self, size: npt.ArrayLike) -> np.ndarray:
         """Count the steps that such clients make in all."""
@@ -71,7 +72,8 @@ class Work:
             return seen
 
         begin, end = self.stretch_of(size)
-        return before(end) - before(begin)
+        counts: np.ndarray = before(end) - before(begin)
+        return counts
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,10 @@ class DeviceData:
         self.own = own
         self.dataset = dataset
         self.split = split
-        self.held_out = tuple(held_out)
+        self.held_out = Parts.of(held_out)
         self.proxy = proxy
         self.validation = np.empty(0, dtype=np.int64) if validation is None else validation
-        self.validation_at_clients = tuple(validation_at_clients)
+        self.validation_at_clients = Parts.of(validation_at_clients)
         self.transforms = tuple(transforms)
         self.device = device
         self.dtype = dtype
@@ -164,7 +166,8 @@ class DeviceData:
         per_epoch = work.batches_per_epoch(sizes)
         epochs = -(-work.steps_of(sizes) // per_epoch)
         by_room = _by_room(sizes)
-        numbers, *groups = to_device(np.concatenate((ids, *by_room)), self.device).split([len(ids), *map(len, by_room)])
+        moved = to_device(np.concatenate((ids, *by_room)), self.device)
+        numbers, *groups = torch.split(moved, [len(ids), *map(len, by_room)])
         keys = client_keys(seed, round, clients, purpose, self.device)
         shuffled = self._shuffle(numbers, held, sizes, epochs, keys, zip(by_room, groups, strict=True))
         first, end = work.stretch_of(sizes)
@@ -196,7 +199,10 @@ class DeviceData:
         keys: Tensor,
         groups: Iterable[tuple[np.ndarray, Tensor]],
     ) -> _Shuffled:
-        """Shuffle every client's samples once per epoch, the clients of a group, whose rows are given twice, at once."""
+        """Shuffle every client's samples once per epoch, those of a group of clients at once.
+
+        The rows of a group are given for the host and for the device.
+        """
         pieces, begins, strides, filled = [], np.empty_like(sizes), np.empty_like(sizes), 0
         for rows, some in groups:
             longest, most, most_held = int(sizes[rows].max()), int(epochs[rows].max()), int(held[rows].max())

@@ -151,8 +151,7 @@ class DataProbe:
         """Return accuracy and mean loss, ``[K]`` each, on all training samples or all samples that are held out."""
         data, setting = self.trainer.data, self.trainer.setting
         samples = data.held_out if held_out else data.split.train
-        own = [samples[client] for client in self.clients.ids]
-        return score_models(setting, data, self.trainer.forward, model, own, self.clients.ids)
+        return score_models(setting, data, self.trainer.forward, model, samples, self.clients.ids)
 
     def _plain(self, batch_size: int, batches: int | None, draw: int = 0) -> Iterator[Batch]:
         """Yield minibatches of each client; ``None``: as many as hold all its samples once."""

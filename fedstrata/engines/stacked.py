@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide
+from fedstrata.engines.client_store import client_store
 from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import StackedForward
@@ -17,8 +18,10 @@ from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.flops import Cost
+from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Declared, Message
-from fedstrata.stack import Stack, Tensors, apart, concatenate, put_, take, take_first
+from fedstrata.stack import Stack, Tensors, concatenate, take_first
+from fedstrata.transfer import numbers_on
 from fedstrata.wire import AS_IS, bytes_sent, encoded_sizes, quantisation_error, received
 
 
@@ -34,8 +37,7 @@ class StackedEngine:
         self.side = ServerSide(setting, declared, server_proxy(setting, self.forward, data))
         self.server = self.side.first_state()
         self._everybody = range(setting.clients)
-        self._first = torch.tensor([0], device=setting.device)
-        self._clients = self.client_side.first_state(self._everybody)
+        self._clients = client_store(self.client_side.first_state, setting.clients, setting.device)
 
     def exchange(self, round: int) -> tuple[int, int]:
         """Do what exchanges the method has before a round; return the bytes up and down."""
@@ -46,12 +48,12 @@ class StackedEngine:
             known = self.side.masks_known(self.server, asked, round, upload=False)
             got = received(message, self.setting.download_values)
             replies = [
-                self.client_side.answer_survey(ids, take(self._clients, rows), exchange, got.rows(places), round)
-                for places, ids, rows in self._chunks(asked)
+                self.client_side.answer_survey(ids, self._clients.take(ids), exchange, got.rows(places), round)
+                for places, ids in self._chunks(asked)
             ]
             joined = Message.join(replies)
             self.server, announcement = self.side.conclude(self.server, exchange, joined, round)
-            self._clients = self.client_side.adopt(self._everybody, self._clients, exchange, announcement, round)
+            self._adopt(exchange, announcement, round)
             up += self._bytes(joined, asked)
             down += self._bytes(message, asked, known, self.setting.download_values)
             down += self._bytes(announcement, self._everybody)
@@ -65,10 +67,9 @@ class StackedEngine:
         upload_values, download_values = self.setting.upload_values, self.setting.download_values
         got = received(message, download_values)
         replies, losses, costs, scores = [], [], [], []
-        for places, ids, rows in self._chunks(participants):
-            state = take(self._clients, rows)
-            outcome = self.client_side.round(ids, state, got.rows(places), round, losses_so_far)
-            put_(self._clients, rows, apart(outcome.state) if rows is None else outcome.state)
+        for places, ids in self._chunks(participants):
+            outcome = self.client_side.round(ids, self._clients.take(ids), got.rows(places), round, losses_so_far)
+            self._clients.put(ids, outcome.state)
             replies.append(outcome.reply)
             losses.append(outcome.loss)
             costs.append(outcome.cost)
@@ -94,11 +95,11 @@ class StackedEngine:
         """Test every client's own model after aggregation, and the global one on the global test set."""
         message = self._for_testing(round)
         if message.common and self.setting.everybody_alike:
-            model = self.client_side.deployed_model([0], take(self._clients, self._first), message, round)
+            model = self.client_side.deployed_model([0], self._clients.take([0]), message, round)
             return self.evaluator.common_model(self.forward, take_first(model))
         scores = []
-        for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.deployed_model(ids, take(self._clients, rows), message.rows(places), round)
+        for places, ids in self._chunks(self._everybody):
+            models = self.client_side.deployed_model(ids, self._clients.take(ids), message.rows(places), round)
             scores.append(self.evaluator.own_models(self.forward, models, ids))
         return Scores.join(scores), {}
 
@@ -106,8 +107,8 @@ class StackedEngine:
         """Let every client adapt its model once more, and test it."""
         message = self._for_testing(round)
         scores, adapted = [], []
-        for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.adapted_model(ids, take(self._clients, rows), message.rows(places), round)
+        for places, ids in self._chunks(self._everybody):
+            models = self.client_side.adapted_model(ids, self._clients.take(ids), message.rows(places), round)
             scores.append(self.evaluator.own_models(self.forward, models, ids))
             adapted.append({name: tensor.cpu() for name, tensor in models.items()})
         return Scores.join(scores), concatenate(adapted)
@@ -115,23 +116,31 @@ class StackedEngine:
     def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
         """Let clients judge the models that they use after a round."""
         message = self._for_testing(round)
-        for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.deployed_model(ids, take(self._clients, rows), message.rows(places), round)
+        for places, ids in self._chunks(self._everybody):
+            models = self.client_side.deployed_model(ids, self._clients.take(ids), message.rows(places), round)
             yield ids, models, self.evaluator.on_validation(self.forward, models, ids)
 
     def models(self, clients: Sequence[int], round: int) -> Tensors:
         """Return the models that some clients use after a round, as they are tested."""
-        rows = torch.tensor(list(clients), device=self.setting.device)
-        message = self._for_testing(round).rows(rows)
-        return self.client_side.deployed_model(list(clients), take(self._clients, rows), message, round)
+        message = self._for_testing(round).rows(numbers_on(clients, self.setting.device))
+        return self.client_side.deployed_model(clients, self._clients.take(clients), message, round)
 
     def clients(self) -> Stack:
         """Return the state of all clients, in their order."""
-        return self._clients
+        return self._clients.everything()
 
     def restore(self, server: ServerState, clients: Stack) -> None:
         """Go on from a saved state."""
-        self.server, self._clients = server, clients
+        self.server = server
+        first, device = self.client_side.first_state, self.setting.device
+        self._clients = client_store(first, self.setting.clients, device, clients)
+
+    def _adopt(self, exchange: PartExchange, announcement: Message, round: int) -> None:
+        """Let all clients take in what the server concluded."""
+        for some in self._clients.pieces():
+            places = None if len(some) == self.setting.clients else numbers_on(some, self.setting.device)
+            told = announcement.rows(places)
+            self._clients.put(some, self.client_side.adopt(some, self._clients.take(some), exchange, told, round))
 
     def _for_testing(self, round: int) -> Message:
         """Return what all clients get after a round."""
@@ -143,14 +152,13 @@ class StackedEngine:
     ) -> int:
         return bytes_sent(encoded_sizes(message, len(clients), known, values))
 
-    def _chunks(self, participants: Sequence[int]) -> Iterator[tuple[Tensor | None, list[int], Tensor | None]]:
-        """Divide participants into chunks: their places in the message, their numbers, their rows in the state.
+    def _chunks(self, participants: Sequence[int]) -> Iterator[tuple[Tensor | None, Sequence[int]]]:
+        """Divide participants into chunks: their places in the message and their numbers.
 
-        ``None`` instead of places or rows means all of them, which need no copy.
+        ``None`` instead of places means all of them, which need no copy.
         """
         device, count = self.setting.device, len(participants)
         for begin in range(0, count, self.chunk):
-            ids = list(participants[begin : begin + self.chunk])
+            ids = participants[begin : begin + self.chunk]
             places = None if len(ids) == count else torch.arange(begin, begin + len(ids), device=device)
-            rows = None if len(ids) == self.setting.clients else torch.tensor(ids, device=device)
-            yield places, ids, rows
+            yield places, ids

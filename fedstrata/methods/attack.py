@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from fedstrata.methods.mechanisms.masking import keep
 from fedstrata.methods.mechanisms.robust_merging import updates_of
 from fedstrata.rng import client_keys, normal
 from fedstrata.spec import parameter
+from fedstrata.transfer import numbers_on
 
 _STRENGTHS = {"sign-flip": 1.0, "scale": 10.0, "alie": 1.5, "noise": 1.0}
 """How strong a lie is where the experiment does not say."""
@@ -117,6 +118,6 @@ class Attack(Part):
         keys = client_keys(server.seed, server.round, liars, self.name, updates.device)
         return strength * normal(keys, updates.shape[1:], place).to(updates.dtype)
 
-    def _liars(self, ids: tuple[int, ...], device: torch.device) -> Tensor:
+    def _liars(self, ids: Sequence[int], device: torch.device) -> Tensor:
         """Tell which of some clients lie ``[K]``."""
-        return torch.tensor(ids, device=device) < self.clients
+        return numbers_on(ids, device) < self.clients

@@ -305,7 +305,7 @@ class Driver:
             if not one_for_all:
                 self.best.keep_clients(ids, models, accuracy, self.round, self.setting.clients)
         name = "client_validation.accuracy"
-        self.metrics.add_clients(self.round, name, range(len(numbers)), numbers.tolist())
+        self.metrics.add_clients(self.round, name, range(len(numbers)), numbers)
         values = {f"{name}.{statistic}": value for statistic, value in describe_clients(numbers).items()}
         before = self.metrics.series(f"{name}.mean")[1].tolist()
         if one_for_all and values[f"{name}.mean"] > max(before, default=-math.inf):

@@ -121,7 +121,7 @@ class Clients:
     rounds: int
     epochs: int
     layers: LayerMap
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     seed: int
     sizes: Tensor
     label_counts: Tensor
@@ -185,7 +185,7 @@ class Server:
     layers: LayerMap
     seed: int
     clients: int
-    participants: tuple[int, ...]
+    participants: Sequence[int]
     sizes: Tensor
     label_counts: Tensor
     model: Tensors

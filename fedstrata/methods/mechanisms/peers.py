@@ -24,6 +24,7 @@ from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.rng import client_keys, permutation
 from fedstrata.spec import parameter
 from fedstrata.stack import Stack, Tensors, align, repeat, under, weighted_mean
+from fedstrata.transfer import numbers_on
 
 NO_SERVER = "peers send their models to each other, and there is no server that a network could run"
 
@@ -88,7 +89,7 @@ class Peers(Mixing):
 
 def rows_of(server: Server) -> Tensor:
     """Return the participants' rows in stacks of all clients: ``[K]``."""
-    return torch.tensor(server.participants, device=server.sizes.device)
+    return numbers_on(server.participants, server.sizes.device)
 
 
 def first_models(server: Server) -> Stack:
