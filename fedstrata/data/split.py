@@ -109,6 +109,11 @@ class Parts(Sequence[np.ndarray]):
         taken: np.ndarray = self.flat[places]
         return taken
 
+    def label_counts(self, dataset: Dataset) -> np.ndarray:
+        """Count the labels of each client's samples: an array ``[clients, classes]``."""
+        places = self.owners() * dataset.classes + dataset.labels.numpy()[self.joined()]
+        return np.bincount(places, minlength=len(self) * dataset.classes).reshape(len(self), dataset.classes)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -179,6 +184,4 @@ class Split:
 
     def label_counts(self, dataset: Dataset) -> np.ndarray:
         """Count the training labels: an array ``[clients, classes]``."""
-        labels, parts = dataset.labels.numpy(), self.train_parts
-        places = parts.owners() * dataset.classes + labels[parts.joined()]
-        return np.bincount(places, minlength=self.clients * dataset.classes).reshape(self.clients, dataset.classes)
+        return self.train_parts.label_counts(dataset)

@@ -85,14 +85,14 @@ def draw(pool: np.ndarray, count: int, generator: np.random.Generator) -> np.nda
     if count == 0:
         return pool[:0]
     copies, rest = divmod(count, len(pool))
-    return np.concatenate([np.tile(pool, copies), generator.choice(pool, rest, replace=False)])
+    drawn: np.ndarray = pool[generator.choice(len(pool), rest, replace=False)] if rest else pool[:0]
+    return np.concatenate([np.tile(pool, copies), drawn]) if copies else drawn
 
 
 def draw_by_class(pools: Sequence[np.ndarray], counts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Draw as many positions of each class as ``counts`` says, and sort them."""
-    return np.sort(
-        np.concatenate([draw(pool, int(count), generator) for pool, count in zip(pools, counts, strict=True)])
-    )
+    wanted = [(pool, count) for pool, count in zip(pools, counts.tolist(), strict=True) if count]
+    return np.sort(np.concatenate([pools[0][:0], *(draw(pool, count, generator) for pool, count in wanted)]))
 
 
 def present_shares(log_shares: np.ndarray, pools: Sequence[np.ndarray]) -> np.ndarray:
@@ -153,14 +153,8 @@ def local_tests(
     if len(dataset.test) == 0:
         return Parts(np.empty(0, dtype=np.int64), np.zeros(len(train), dtype=np.int64))
     pools = class_pools(dataset, dataset.test)
-    labels = dataset.labels.numpy()
+    counts = train.label_counts(dataset)
     return tuple(
-        local_test(
-            pools,
-            np.bincount(labels[own], minlength=dataset.classes) / len(own),
-            size,
-            len(own),
-            generator(client, "test"),
-        )
-        for client, own in enumerate(train)
+        local_test(pools, own / trained, size, trained, generator(client, "test"))
+        for client, (own, trained) in enumerate(zip(counts, train.sizes.tolist(), strict=True))
     )
