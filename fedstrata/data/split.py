@@ -94,6 +94,11 @@ class Parts(Sequence[np.ndarray]):
         """Tell the parts in a line."""
         return f"Parts({len(self)} clients, {int(self.sizes.sum())} positions)"
 
+    @property
+    def shared(self) -> bool:
+        """Whether some clients have the same array."""
+        return not self._apart
+
     def joined(self) -> np.ndarray:
         """Return the positions of all clients in one array, in their order."""
         return self.flat if self._apart else self.take(np.arange(len(self)))

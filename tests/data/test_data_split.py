@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedstrata.data import Split, datasets, from_arrays, partitions
+from fedstrata.data.channels import ChannelSums, _sums_of_all, client_sums
 from fedstrata.data.split import Parts
 from fedstrata.errors import FedStrataError
 
@@ -114,3 +115,22 @@ def test_a_hundred_thousand_clients_are_no_lists() -> None:
     assert np.sort(split.train_parts.flat).tolist() == dataset.train.tolist()
     assert (np.diff(split.train_parts.flat.reshape(-1, 3)) > 0).all()
     assert split.label_counts(dataset).sum(1).tolist() == [3] * 100_000
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 9, 40]), min_size=1, max_size=7),
+    st.sampled_from([(2,), (3,), (1,), (1, 3, 2), (2, 2, 2)]),
+    st.booleans(),
+    st.integers(0, 5),
+)
+def test_sums_of_all_clients_are_those_of_each(sizes: list[int], shape: tuple[int, ...], raw: bool, seed: int) -> None:
+    """To the last bit: sites that add their sums up get the same mean and deviation."""
+    chance, total = np.random.default_rng(seed), sum(sizes)
+    if raw:
+        inputs = chance.integers(0, 256, (total, *shape)).astype(np.uint8)
+    else:
+        inputs = chance.normal(size=(total, *shape)) * 10.0 ** chance.integers(-60, 5, (total, *shape))
+    dataset = from_arrays(inputs, [0] * total, class_names=("a",), test_fraction=0.0)
+    split = Split(np.split(chance.permutation(total), np.cumsum(sizes)[:-1]), (np.arange(0),) * len(sizes))
+    each = [client_sums(dataset, split, client) for client in range(len(sizes))]
+    assert _sums_of_all(dataset, split) == ChannelSums.total(each)
