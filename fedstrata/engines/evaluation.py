@@ -18,7 +18,7 @@ asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -89,22 +89,31 @@ class Evaluator:
 
     def own_models(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Scores:
         """Test each client's model, a stack in the order of ``clients``, on its own test set."""
+        return self.pending(forward, models, clients)()
+
+    def pending(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Callable[[], Scores]:
+        """Begin :meth:`own_models`; what is returned waits for the device, and brings the scores."""
         parts, ids = self.data.split.test_parts, np.array(clients, dtype=np.int64)
         tested = np.flatnonzero(parts.sizes[ids])
         if not len(tested):
-            return Scores((), np.empty(0), np.empty(0))
+            return lambda: Scores((), np.empty(0), np.empty(0))
         if len(tested) < len(ids):
             ids, models = ids[tested], take(models, to_device(tested, self.setting.device))
         correct, losses, chances = _run_own(
             self.setting, self.data, forward, models, parts, ids, asked=bool(self.setting.metrics)
         )
         lengths = to_device(parts.sizes[ids], self.setting.device)
-        accuracy, loss = torch.stack((_means(correct, lengths), _means(losses, lengths))).cpu().numpy()
-        predictions = []
+        means = torch.stack((_means(correct, lengths), _means(losses, lengths)))
+        predictions: list[Predictions] = []
         if chances is not None:
             owned = zip(chances, (parts[client] for client in ids), strict=True)
             predictions = [(own[: len(positions)], self._labels(positions)) for own, positions in owned]
-        return Scores(tuple(ids.tolist()), accuracy, loss, self._further(predictions), tuple(predictions))
+
+        def scores() -> Scores:
+            accuracy, loss = means.cpu().numpy()
+            return Scores(tuple(ids.tolist()), accuracy, loss, self._further(predictions), tuple(predictions))
+
+        return scores
 
     def on_validation(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> np.ndarray:
         """Judge each client's model on the samples that it holds out for that: the accuracy ``[K]``."""

@@ -71,7 +71,7 @@ class StackedEngine:
             losses.append(outcome.loss)
             costs.append(outcome.cost)
             if evaluate:
-                scores.append(self.evaluator.own_models(self.forward, outcome.trained, ids))
+                scores.append(self.evaluator.pending(self.forward, outcome.trained, ids))
         joined = Message.join(replies)
         known = self.side.masks_known(self.server, participants, round, upload=True)
         self.server = self.side.aggregate(self.server, participants, received(joined, upload_values), round)
@@ -82,7 +82,7 @@ class StackedEngine:
             cost=Cost.join(costs),
             bytes_up=self._bytes(joined, participants, known, upload_values),
             bytes_down=sent.bytes(),
-            before=Scores.join(scores) if evaluate else None,
+            before=Scores.join([tested() for tested in scores]) if evaluate else None,
             errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), sent.errors),
         )
 
@@ -95,17 +95,17 @@ class StackedEngine:
         scores = []
         for ids, message in sent.chunks(self.chunk):
             models = self.client_side.deployed_model(ids, self._clients.take(ids), message, round)
-            scores.append(self.evaluator.own_models(self.forward, models, ids))
-        return Scores.join(scores), {}
+            scores.append(self.evaluator.pending(self.forward, models, ids))
+        return Scores.join([tested() for tested in scores]), {}
 
     def adapted(self, round: int) -> tuple[Scores, Tensors]:
         """Let every client adapt its model once more, and test it."""
         scores, adapted = [], []
         for ids, message in self._for_testing(self._everybody, round).chunks(self.chunk):
             models = self.client_side.adapted_model(ids, self._clients.take(ids), message, round)
-            scores.append(self.evaluator.own_models(self.forward, models, ids))
+            scores.append(self.evaluator.pending(self.forward, models, ids))
             adapted.append({name: tensor.cpu() for name, tensor in models.items()})
-        return Scores.join(scores), concatenate(adapted)
+        return Scores.join([tested() for tested in scores]), concatenate(adapted)
 
     def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
         """Let clients judge the models that they use after a round."""
