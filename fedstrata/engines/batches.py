@@ -210,7 +210,7 @@ class DeviceData:
             begin, valid = self._begins[own][:, None, None], self.sizes[own][:, None, None]
             streams = torch.arange(most, device=self.device)[:, None]
             order = permutation(keys[some][:, None, :], most_held, streams, valid)
-            if longest != most_held:
+            if (sizes[rows] != held[rows]).any():  # an epoch of a fixed size: small clients repeat, large ones stop
                 places = torch.arange(longest, device=self.device).remainder(valid).expand(-1, most, -1)
                 order = order.gather(2, places)
             # Behind a client's own samples lie those of others, which are not read; behind the last there are none.

@@ -185,6 +185,13 @@ def test_batches_are_those_of_clients_taken_one_by_one(drawn, sizes, work, at_on
         assert (None if batch.members is None else batch.members.tolist()) == own
 
 
+def test_a_client_that_repeats_samples_repeats_its_own_beside_one_that_has_just_enough():
+    data, work = data_of((1, 4)), Work(1, None, 2, "keep", samples=4)
+    seen = streams(data, work)
+    assert seen[0] == [[0, 0], [0, 0]]
+    assert sorted(seen[1][0] + seen[1][1]) == [1, 2, 3, 4]
+
+
 @given(sizes, works)
 def test_steps_and_samples_are_counted_for_all_clients_at_once(sizes, work):
     for name in ("batches_per_epoch", "steps_of", "samples_of"):
