@@ -1,7 +1,7 @@
 """How fast a round is: ratios measured side by side in one run.
 
     python benchmarks/speed.py                     the CPU table (and the GPU table where there is a GPU)
-    python benchmarks/speed.py --growth            how time and memory grow with the number of clients
+    python benchmarks/speed.py --growth            how time and memory grow with the clients (benchmarks/growth.py)
     python benchmarks/speed.py --steps             on a GPU: the time of a step, and how much of it the GPU computes
 
 Three ways to train the same clients for one round: ``usual`` is the loop that most federated-learning code has (one
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,8 @@ import torch  # isort: skip
 import torch.nn.functional as F  # isort: skip
 from torch.autograd import DeviceType  # isort: skip
 from torch.profiler import ProfilerActivity, profile  # isort: skip
+
+from growth import growth
 
 from fedstrata.data import Split, from_arrays
 from fedstrata.engines.planning import Plan
@@ -174,32 +175,6 @@ def measure(case: Case, device: str, repetitions: int) -> None:
     cells = " | ".join(f"{medians[way]:.3f}" for way in ways)
     ratios = " | ".join(f"{medians['usual'] / medians[way]:.1f}" for way in ("loop", "stacked"))
     print(f"| {case.name} | {cells} | {ratios} |", flush=True)
-
-
-def growth(device: str, repetitions: int) -> None:
-    """Print how the time of a round and the memory grow with the number of clients."""
-    gpu = device == "cuda"
-    model, shape, classes, samples = ("resnet8", (3, 32, 32), 100, 100) if gpu else ("cnn", (1, 8, 8), 10, 40)
-    print(
-        f"\n| clients ({model} x {samples} samples, {device}) | seconds a round | at once | peak memory, GiB |\n"
-        "|---|---|---|---|"
-    )
-    for clients in (10, 30, 100, 300, 1000):
-        case = Case(
-            "", model, shape, classes, clients, samples, 100 if gpu else 32, precision="tf32" if gpu else "fp32"
-        )
-        if gpu:
-            torch.cuda.reset_peak_memory_stats()
-        prepared = simulation(case, "stacked", device)
-        one_round = rounds_of(prepared)
-        one_round()
-        spent = statistics.median(seconds(one_round, device) for _ in range(repetitions))
-        peak = (
-            torch.cuda.max_memory_allocated() / 2**30
-            if gpu
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        )
-        print(f"| {clients} | {spent:.3f} | {prepared.plan.chunk} | {peak:.2f} |", flush=True)
 
 
 def steps(repetitions: int) -> None:

@@ -123,7 +123,13 @@ def to_json(content: Any) -> str:
     >>> to_json({"loss": float("nan")})
     '{\\n  "loss": null\\n}\\n'
     """
-    return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+    large: dict[str, np.ndarray] = {}
+    text = json.dumps(_plain(content, large), indent=2, allow_nan=False) + "\n"
+    for place, numbers in large.items():
+        before, behind = text.split(f'"{place}"')
+        line = before[before.rfind("\n") + 1 :]
+        text = before + _indented(numbers, len(line) - len(line.lstrip())) + behind
+    return text
 
 
 def from_json(content: bytes, source: Path) -> dict[str, Any]:
@@ -282,13 +288,31 @@ def _damaged(source: Path, format_name: str, error: Exception) -> FedStrataError
     return FedStrataError(f"'{source}' is damaged: it is not {format_name} ({str(error).splitlines()[0]}).")
 
 
-def _plain(value: Any) -> Any:
+_FEW = 1000
+
+
+def _plain(value: Any, large: dict[str, np.ndarray]) -> Any:
+    """Turn a value into what JSON knows; arrays of many whole numbers are put aside, and only their place is held."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim in (1, 2) and value.size > _FEW:
+        place = secrets.token_hex()
+        large[place] = value
+        return place
     if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
+        return _plain(value.tolist(), large)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, large) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, large) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _indented(numbers: np.ndarray, indent: int) -> str:
+    """Write whole numbers ``[n]`` or ``[n, m]`` as ``json.dumps`` with an indent does, which is far slower for many."""
+    outer, inner, innermost = ("\n" + " " * (indent + more) for more in (0, 2, 4))
+    text = json.dumps(numbers.tolist(), separators=(",", ":"))
+    if numbers.ndim == 1:
+        return f"[{inner}{text[1:-1].replace(',', ',' + inner)}{outer}]"
+    rows = text[2:-2].replace("],[", ";").replace(",", "," + innermost).replace(";", f"{inner}],{inner}[{innermost}")
+    return f"[{inner}[{innermost}{rows}{inner}]{outer}]"

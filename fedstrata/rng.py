@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedstrata.errors import FedStrataWarning
 from fedstrata.private_torch import differs_between_clients
+from fedstrata.transfer import to_device
 
 _WORD = 0xFFFFFFFF
 
@@ -38,8 +39,9 @@ def client_keys(
     seed: int, round: int, clients: Sequence[int], purpose: str, device: torch.device | str = "cpu"
 ) -> Tensor:
     """One key per client: a tensor ``[K, 2]``."""
-    words = [key(seed, round, client, purpose) for client in clients]
-    return torch.tensor(words, dtype=torch.int64, device=device).reshape(len(words), 2)
+    before, behind = f"{seed}/{round}/".encode(), f"/{purpose}".encode()
+    digests = b"".join([blake2b(b"%b%d%b" % (before, one, behind), digest_size=8).digest() for one in clients])
+    return to_device(np.frombuffer(digests, dtype="<u4").astype(np.int64).reshape(-1, 2), device)
 
 
 def fold(keys: Tensor, number: int | Tensor) -> Tensor:

@@ -232,3 +232,13 @@ def test_a_disk_without_locks_gets_a_warning(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(fcntl, "flock", fail)
     with pytest.warns(FedStrataWarning, match="cannot be locked"):
         files.WriteLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("shape", [(0,), (2000,), (1001, 1), (300, 5), (5, 300)])
+def test_many_whole_numbers_are_written_as_few_are(shape):
+    numbers = np.arange(np.prod(shape)).reshape(shape) - 7
+    content = {"deep": [{"numbers": numbers, "text": "a, b"}], "numbers": numbers, "last": numbers[:1]}
+    plain = {"deep": [{"numbers": numbers.tolist(), "text": "a, b"}], "numbers": numbers.tolist()}
+    plain["last"] = numbers[:1].tolist()
+    assert files.to_json(content) == json.dumps(plain, indent=2) + "\n"
+    assert files.to_json([numbers, numbers]) == json.dumps([numbers.tolist()] * 2, indent=2) + "\n"

@@ -162,3 +162,11 @@ def test_generators_for_the_host_depend_on_their_place():
 
 def test_no_clients_no_keys():
     assert client_keys(0, 1, [], "noise").shape == (0, 2)
+
+
+def test_the_keys_of_many_clients_are_those_of_each():
+    clients = (0, 7, 10**6, 3)
+    wanted = [key(5, 2, client, "phase 0/transforms") for client in clients]
+    assert client_keys(5, 2, clients, "phase 0/transforms").tolist() == [list(words) for words in wanted]
+    assert client_keys(5, 2, range(3), "x").tolist() == [list(key(5, 2, client, "x")) for client in range(3)]
+    assert client_keys(5, 2, (), "x").shape == (0, 2)

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.split import Split
+from fedstrata.data.split import Parts, Split
 from fedstrata.errors import FedStrataError
 from fedstrata.rng import numpy_generator
 
@@ -116,5 +116,13 @@ def hold_out_for_server(dataset: Dataset, split: Split, samples: int, seed: int)
     shuffled = numpy_generator(seed, "proxy").permutation(dataset.test)
     places, _ = _places_in_class(dataset.labels.numpy()[shuffled])
     proxy = np.sort(shuffled[np.argsort(places, kind="stable")[:samples]])
-    test = tuple(np.setdiff1d(positions, proxy) for positions in split.test)
+    test = _without(split.test_parts, proxy)
     return replace(dataset, test=np.setdiff1d(dataset.test, proxy)), replace(split, test=test), proxy
+
+
+def _without(parts: Parts, taken: np.ndarray) -> Parts:
+    """Take samples from all clients; what is left is sorted, each sample once at a client."""
+    owners, positions = parts.owners(), parts.joined()
+    left = ~np.isin(positions, taken)
+    both = np.unique(np.stack((owners[left], positions[left])), axis=1)
+    return Parts.grouped(both[0], both[1], len(parts))

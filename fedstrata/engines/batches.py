@@ -8,19 +8,24 @@ would see alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.split import Split
+from fedstrata.data.split import Parts, Split
 from fedstrata.data.transforms import Own, Transform, apply_transforms
 from fedstrata.rng import client_keys, permutation
+from fedstrata.transfer import numbers_on, to_device
+
+_STEPS_AT_ONCE = 2**20
+"""The steps of clients that are planned, and moved to the device, at once: a bound on memory."""
 
 
 @dataclass(frozen=True)
@@ -38,39 +43,53 @@ class Work:
     samples: int | None = None
     span: tuple[float, float] = (0.0, 1.0)
 
-    def batches_per_epoch(self, size: int) -> int:
-        """Count the batches that a client of some size makes of its data."""
-        whole, rest = divmod(size, self.batch_size)
-        return max(whole + (1 if rest and self.last_batch == "keep" else 0), 1)
+    def batches_per_epoch(self, size: npt.ArrayLike) -> np.ndarray:
+        """Count the batches that clients of some sizes make of their data."""
+        whole, rest = np.divmod(size, self.batch_size)
+        counts: np.ndarray = np.maximum(whole + (rest > 0) if self.last_batch == "keep" else whole, 1)
+        return counts
 
-    def steps_of(self, size: int) -> int:
-        """Count the steps that such a client makes in all."""
-        return self.steps if self.steps is not None else self.epochs * self.batches_per_epoch(size)
+    def steps_of(self, size: npt.ArrayLike) -> np.ndarray:
+        """Count the steps that such clients make in all."""
+        if self.steps is not None:
+            return np.full(np.shape(size), self.steps)
+        return self.epochs * self.batches_per_epoch(size)
 
-    def stretch_of(self, size: int) -> tuple[int, int]:
-        """Tell where such a client's steps of this stretch begin and end."""
+    def stretch_of(self, size: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Tell where such clients' steps of this stretch begin and end."""
         count = self.steps_of(size)
-        begin, end = (int(edge * count + 0.5) for edge in self.span)
+        begin, end = ((edge * count + 0.5).astype(np.int64) for edge in self.span)
         return begin, end
 
-    def samples_of(self, size: int) -> int:
+    def samples_of(self, size: npt.ArrayLike) -> np.ndarray:
         """Count the samples of the batches in this stretch, each as often as it comes."""
         each = self.batches_per_epoch(size)
-        return sum(min(self.batch_size, size - step % each * self.batch_size) for step in range(*self.stretch_of(size)))
+        of_an_epoch = np.minimum(each * self.batch_size, size)
+
+        def before(step: np.ndarray) -> np.ndarray:
+            epoch, index = np.divmod(step, each)
+            seen: np.ndarray = epoch * of_an_epoch + index * self.batch_size
+            return seen
+
+        begin, end = self.stretch_of(size)
+        counts: np.ndarray = before(end) - before(begin)
+        return counts
 
 
 @dataclass(frozen=True)
 class Batch:
     """The next batches of a group of clients.
 
-    ``rows`` are their rows in the stack (``None``: all), ``positions`` ``[k, b]`` lie in the pool, ``step`` counts;
-    ``members`` are the rows on the host.
+    ``rows`` are their rows in the stack (``None``: all), ``positions`` ``[k, b]`` lie in the pool, ``step`` counts.
+    ``numbers`` are the numbers of these clients ``[k]``. All tensors are on the device; ``members`` are the rows once
+    more, for the host.
     """
 
     rows: Tensor | None
     positions: Tensor
     step: int
-    members: Sequence[int] | None = None
+    numbers: Tensor
+    members: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -78,20 +97,16 @@ class _Shuffled:
     """Positions in the pool, one client after the other: where each begins, and how far its epochs lie apart."""
 
     positions: Tensor
-    begins: list[int]
-    strides: list[int]
+    begins: np.ndarray
+    strides: np.ndarray
 
-    def start(self, row: int, epoch: int) -> int:
-        """Tell where a client's epoch begins."""
-        return self.begins[row] + epoch * self.strides[row]
-
-    def read(self, starts: list[int], length: int) -> Tensor:
+    def read(self, on_host: np.ndarray, starts: Tensor, places: Tensor) -> Tensor:
         """Read ``[k, length]`` positions, a row from each start; no copy where the starts lie evenly apart."""
-        distance = starts[-1] - starts[-2] if len(starts) > 1 else 0
-        if distance >= 0 and all(after - before == distance for before, after in pairwise(starts)):
-            return self.positions.as_strided((len(starts), length), (distance, 1), starts[0])
-        device = self.positions.device
-        return self.positions[torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)]
+        apart = np.diff(on_host)
+        distance = int(apart[0]) if len(apart) else 0
+        if distance >= 0 and (apart == distance).all():
+            return self.positions.as_strided((len(on_host), len(places)), (distance, 1), int(on_host[0]))
+        return self.positions[starts[:, None] + places]
 
 
 class DeviceData:
@@ -116,20 +131,19 @@ class DeviceData:
         self.own = own
         self.dataset = dataset
         self.split = split
-        self.held_out = tuple(held_out)
+        self.held_out = Parts.of(held_out)
         self.proxy = proxy
         self.validation = np.empty(0, dtype=np.int64) if validation is None else validation
-        self.validation_at_clients = tuple(validation_at_clients)
+        self.validation_at_clients = Parts.of(validation_at_clients)
         self.transforms = tuple(transforms)
         self.device = device
         self.dtype = dtype
         self.inputs = dataset.inputs.to(device)
         self.labels = dataset.labels.to(device)
-        self.label_counts = torch.from_numpy(split.label_counts(dataset))
-        longest = max(map(len, split.train))
-        padded = np.stack([np.pad(positions, (0, longest - len(positions))) for positions in split.train])
-        self._train = torch.from_numpy(padded).to(device)
-        self._sizes = torch.from_numpy(split.sizes).to(device)
+        self.label_counts = to_device(split.label_counts(dataset), device)
+        self.sizes = to_device(split.sizes, device)
+        self._train = to_device(split.train_parts.flat, device)
+        self._begins = to_device(split.train_parts.begins, device)
         rows = () if own is None else zip(*own, strict=True)
         self._own = tuple(torch.tensor(values, dtype=dtype, device=device) for values in rows)
 
@@ -142,47 +156,67 @@ class DeviceData:
     def batches(
         self, clients: Sequence[int], work: Work, seed: int, round: int, purpose: str = "batches"
     ) -> Iterator[Batch]:
-        """Stream the batches of some clients for one round; clients that are done drop out."""
-        sizes = [work.samples or int(self.split.sizes[client]) for client in clients]
-        per_epoch = [work.batches_per_epoch(size) for size in sizes]
-        steps = [work.steps_of(size) for size in sizes]
-        epochs = [-(-count // each) for count, each in zip(steps, per_epoch, strict=True)]
-        shuffled = self._shuffle(clients, sizes, epochs, client_keys(seed, round, clients, purpose, self.device))
-        stretches = [work.stretch_of(size) for size in sizes]
-        for step in range(max(end for _, end in stretches)):
-            groups: dict[int, tuple[list[int], list[int]]] = {}
-            for row, (size, each, (first, end)) in enumerate(zip(sizes, per_epoch, stretches, strict=True)):
-                if first <= step < end:
-                    epoch, index = divmod(step, each)
-                    begin = index * work.batch_size
-                    rows, starts = groups.setdefault(min(work.batch_size, size - begin), ([], []))
-                    rows.append(row)
-                    starts.append(shuffled.start(row, epoch) + begin)
-            for length in sorted(groups, reverse=True):
-                rows, starts = groups[length]
-                chosen = None if len(rows) == len(clients) else torch.tensor(rows, device=self.device)
-                yield Batch(chosen, shuffled.read(starts, length), step, None if chosen is None else rows)
+        """Stream the batches of some clients for one round; clients that are done drop out.
 
-    def _shuffle(self, clients: Sequence[int], sizes: list[int], epochs: list[int], keys: Tensor) -> _Shuffled:
-        """Shuffle every client's samples once per epoch; clients of similar size, which need similar room, at once."""
-        similar: dict[int, list[int]] = {}
-        for row, size in enumerate(sizes):
-            similar.setdefault(size.bit_length(), []).append(row)
-        pieces, begins, strides, filled = [], [0] * len(clients), [0] * len(clients), 0
-        for rows in similar.values():
-            longest, most = max(sizes[row] for row in rows), max(epochs[row] for row in rows)
+        Who trains when is computed here for many steps at a time and moved to the device at once.
+        """
+        ids = np.array(clients, dtype=np.int64)
+        held = self.split.sizes[ids]
+        sizes = np.full_like(held, work.samples) if work.samples else held
+        per_epoch = work.batches_per_epoch(sizes)
+        epochs = -(-work.steps_of(sizes) // per_epoch)
+        by_room = _by_room(sizes)
+        moved = to_device(np.concatenate((ids, *by_room)), self.device)
+        numbers, *groups = torch.split(moved, [len(ids), *map(len, by_room)])
+        keys = client_keys(seed, round, clients, purpose, self.device)
+        shuffled = self._shuffle(numbers, held, sizes, epochs, keys, zip(by_room, groups, strict=True))
+        first, end = work.stretch_of(sizes)
+        places = torch.arange(min(work.batch_size, int(sizes.max())), device=self.device)
+        at_once = max(1, _STEPS_AT_ONCE // len(ids))
+        for low in range(int(first.min()), int(end.max()), at_once):
+            begins, ends = np.maximum(first, low), np.minimum(end, low + at_once)
+            rows, steps = _every_step(begins, np.maximum(ends, begins))
+            epoch, index = np.divmod(steps, per_epoch[rows])
+            lengths = np.minimum(work.batch_size, sizes[rows] - index * work.batch_size)
+            starts = shuffled.begins[rows] + epoch * shuffled.strides[rows] + index * work.batch_size
+            order = np.lexsort((rows, -lengths, steps))
+            rows, steps, lengths, starts = rows[order], steps[order], lengths[order], starts[order]
+            moved = to_device(np.stack((rows, starts, ids[rows])), self.device)
+            for group in _runs(steps, lengths):
+                some, begin = rows[group], group.start
+                read = shuffled.read(starts[group], moved[1, group], places[: int(lengths[begin])])
+                if len(some) == len(ids):
+                    yield Batch(None, read, int(steps[begin]), numbers)
+                else:
+                    yield Batch(moved[0, group], read, int(steps[begin]), moved[2, group], some)
+
+    def _shuffle(
+        self,
+        numbers: Tensor,
+        held: np.ndarray,
+        sizes: np.ndarray,
+        epochs: np.ndarray,
+        keys: Tensor,
+        groups: Iterable[tuple[np.ndarray, Tensor]],
+    ) -> _Shuffled:
+        """Shuffle every client's samples once per epoch, those of a group of clients at once.
+
+        The rows of a group are given for the host and for the device.
+        """
+        pieces, begins, strides, filled = [], np.empty_like(sizes), np.empty_like(sizes), 0
+        for rows, some in groups:
+            longest, most, most_held = int(sizes[rows].max()), int(epochs[rows].max()), int(held[rows].max())
+            own = numbers[some]
+            begin, valid = self._begins[own][:, None, None], self.sizes[own][:, None, None]
             streams = torch.arange(most, device=self.device)[:, None]
-            numbers = torch.tensor([clients[row] for row in rows], device=self.device)
-            held = self._sizes[numbers][:, None, None]
-            most_held = int(held.max())
-            order = permutation(keys[torch.tensor(rows, device=self.device)][:, None, :], most_held, streams, held)
-            if longest != most_held:
-                places = torch.arange(longest, device=self.device).remainder(held).expand(-1, most, -1)
+            order = permutation(keys[some][:, None, :], most_held, streams, valid)
+            if (sizes[rows] != held[rows]).any():  # an epoch of a fixed size: small clients repeat, large ones stop
+                places = torch.arange(longest, device=self.device).remainder(valid).expand(-1, most, -1)
                 order = order.gather(2, places)
-            own = self._train[numbers, :most_held]
-            pieces.append(own[:, None, :].expand(-1, most, -1).gather(2, order).flatten())
-            for row in rows:
-                begins[row], strides[row], filled = filled, longest, filled + most * longest
+            # Behind a client's own samples lie those of others, which are not read; behind the last there are none.
+            pieces.append(self._train[(begin + order).clamp(max=len(self._train) - 1)].flatten())
+            begins[rows] = filled + np.arange(len(rows)) * most * longest
+            strides[rows], filled = longest, filled + len(rows) * most * longest
         return _Shuffled(torch.cat(pieces), begins, strides)
 
     def make(
@@ -194,7 +228,7 @@ class DeviceData:
     ) -> tuple[Tensor, Tensor]:
         """Gather samples ``[k, b]`` and prepare them; with keys the random transforms apply too (training).
 
-        ``clients`` are the owners of the rows, who may have their own ways to normalise.
+        ``clients`` are the numbers of the rows' owners, who may have their own ways to normalise.
         """
         inputs = self.inputs[positions]
         if inputs.dtype == torch.uint8:
@@ -208,6 +242,34 @@ class DeviceData:
         if not self._own:
             return None
         assert clients is not None, "samples of nobody cannot be normalised by their owner's statistics"
-        rows = clients if isinstance(clients, Tensor) else torch.tensor(clients, device=self.device)
+        rows = clients if isinstance(clients, Tensor) else numbers_on(clients, self.device)
         means, deviations = (values[rows] for values in self._own)
         return means, deviations
+
+
+def _every_step(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """List the steps of each row, from its begin to its end: the rows, and the steps.
+
+    >>> [numbers.tolist() for numbers in _every_step(np.array([0, 2]), np.array([2, 3]))]
+    [[0, 0, 1], [0, 1, 2]]
+    """
+    counts = ends - begins
+    rows = np.repeat(np.arange(len(counts)), counts)
+    return rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - begins, counts)
+
+
+def _runs(*columns: np.ndarray) -> list[slice]:
+    """Find the stretches over which no column changes.
+
+    >>> _runs(np.array([0, 0, 1]), np.array([5, 4, 4]))
+    [slice(0, 1, None), slice(1, 2, None), slice(2, 3, None)]
+    """
+    changes = np.flatnonzero(np.logical_or.reduce([np.diff(column) != 0 for column in columns])) + 1
+    edges = [0, *changes.tolist(), len(columns[0])]
+    return [slice(begin, end) for begin, end in pairwise(edges) if begin < end]
+
+
+def _by_room(sizes: np.ndarray) -> list[np.ndarray]:
+    """Group rows by the bits of their sizes: clients of similar size need similar room to be shuffled in."""
+    bits = np.frexp(sizes.astype(np.float64))[1]
+    return [np.flatnonzero(bits == some) for some in np.unique(bits)]

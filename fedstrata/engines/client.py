@@ -25,6 +25,7 @@ from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Clients, Declared, Message, Phase, Stretch, Training
 from fedstrata.stack import Stack, Tensors, clone, repeat, under
+from fedstrata.transfer import numbers_on
 
 _HAS_TRAINED = "previous:trained"
 _TAKEN = "taken"
@@ -225,17 +226,17 @@ class ClientSide:
 
     def _view(self, ids: Sequence[int], round: int, state: Stack) -> Clients:
         """Gather what hooks may see of some clients."""
-        rows = torch.tensor(list(ids))
+        numbers = numbers_on(ids, self.setting.device)
         return Clients(
             round=round,
             rounds=self.setting.rounds,
             epochs=self.setting.work.epochs,
             layers=self.setting.layers,
-            ids=tuple(ids),
-            numbers=rows.to(self.setting.device),
+            ids=ids if isinstance(ids, range) else tuple(ids),
+            numbers=numbers,
             seed=self.setting.seed,
-            sizes=torch.from_numpy(self.data.split.sizes)[rows].to(self.setting.device),
-            label_counts=self.data.label_counts[rows].to(self.setting.device),
+            sizes=self.data.sizes[numbers],
+            label_counts=self.data.label_counts[numbers],
             shared=self.setting.shared,
             memory=state.group("memory"),
             initial=self.setting.initial,

@@ -38,15 +38,15 @@ class RoundReport:
     errors: Mapping[str, float] = field(default_factory=dict)
 
 
-def wire_errors(setting: Setting, up: Callable[[], Tensor], sent: Message) -> dict[str, float]:
+def wire_errors(setting: Setting, up: Callable[[], Tensor], sent: Message | Callable[[], Tensor]) -> dict[str, float]:
     """Tell what messages lost on their way, in the mean, where values travel in a narrower type.
 
     ``up`` measures it for each participant's reply (:func:`fedstrata.wire.quantisation_error`), ``sent`` is the
-    broadcast.
+    broadcast, or measures it too.
     """
 
     def down() -> Tensor:
-        return quantisation_error(sent, setting.download_values)
+        return quantisation_error(sent, setting.download_values) if isinstance(sent, Message) else sent()
 
     ways = {"up": (setting.upload_values, up), "down": (setting.download_values, down)}
     return {f"wire_error.{way}": float(measure().mean()) for way, (values, measure) in ways.items() if values != AS_IS}

@@ -18,19 +18,21 @@ asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.data.split import Parts
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.setting import Setting
 from fedstrata.losses import cross_entropy
 from fedstrata.scores import compute
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, take
+from fedstrata.transfer import to_device
 
 _SAMPLES_AT_ONCE = 2048
 
@@ -87,29 +89,36 @@ class Evaluator:
 
     def own_models(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Scores:
         """Test each client's model, a stack in the order of ``clients``, on its own test set."""
-        sizes = [len(self.data.split.test[client]) for client in clients]
-        tested = [row for row, size in enumerate(sizes) if size]
-        if not tested:
-            return Scores((), np.empty(0), np.empty(0))
-        rows = None if len(tested) == len(sizes) else torch.tensor(tested, device=self.setting.device)
-        models = {name: tensor if rows is None else tensor[rows] for name, tensor in models.items()}
-        ids = [clients[row] for row in tested]
-        positions = [self.data.split.test[client] for client in ids]
-        asked = bool(self.setting.metrics)
-        correct, losses, chances = _run_own(self.setting, self.data, forward, models, positions, asked, ids)
-        accuracy, loss = _means(correct, positions), _means(losses, positions)
-        predictions = [
-            (chances[row, : len(own)], self._labels(own)) for row, own in enumerate(positions) if chances is not None
-        ]
-        return Scores(
-            tuple(ids), accuracy.cpu().numpy(), loss.cpu().numpy(), self._further(predictions), tuple(predictions)
+        return self.pending(forward, models, clients)()
+
+    def pending(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Callable[[], Scores]:
+        """Begin :meth:`own_models`; what is returned waits for the device, and brings the scores."""
+        parts, ids = self.data.split.test_parts, np.array(clients, dtype=np.int64)
+        tested = np.flatnonzero(parts.sizes[ids])
+        if not len(tested):
+            return lambda: Scores((), np.empty(0), np.empty(0))
+        if len(tested) < len(ids):
+            ids, models = ids[tested], take(models, to_device(tested, self.setting.device))
+        correct, losses, chances = _run_own(
+            self.setting, self.data, forward, models, parts, ids, asked=bool(self.setting.metrics)
         )
+        lengths = to_device(parts.sizes[ids], self.setting.device)
+        means = torch.stack((_means(correct, lengths), _means(losses, lengths)))
+        predictions: list[Predictions] = []
+        if chances is not None:
+            owned = zip(chances, (parts[client] for client in ids), strict=True)
+            predictions = [(own[: len(positions)], self._labels(positions)) for own, positions in owned]
+
+        def scores() -> Scores:
+            accuracy, loss = means.cpu().numpy()
+            return Scores(tuple(ids.tolist()), accuracy, loss, self._further(predictions), tuple(predictions))
+
+        return scores
 
     def on_validation(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> np.ndarray:
         """Judge each client's model on the samples that it holds out for that: the accuracy ``[K]``."""
-        positions = [self.data.validation_at_clients[client] for client in clients]
-        accuracy, _ = score_models(self.setting, self.data, forward, models, positions, clients)
-        return accuracy.cpu().numpy()
+        judged = self.data.validation_at_clients
+        return score_models(self.setting, self.data, forward, models, judged, clients)[0].cpu().numpy()
 
     def common_model(self, forward: Forward, model: Tensors) -> tuple[Scores, dict[str, float]]:
         """Test one model on every client's test set and on those that nobody owns, by the names of their metrics.
@@ -118,15 +127,16 @@ class Evaluator:
         """
         split = self.data.split
         common = {"global": self.data.dataset.test, "validation": self.data.validation}
-        needed = np.unique(np.concatenate([*common.values(), *split.test]))
+        own = split.test_parts.joined()
+        needed = np.unique(np.concatenate([*common.values(), own]))
         if len(needed) == 0:
             return Scores((), np.empty(0), np.empty(0)), {}
         stack = {name: tensor.unsqueeze(0) for name, tensor in model.items()}
-        asked, positions = bool(self.setting.metrics), torch.from_numpy(needed)[None]
+        asked, positions = bool(self.setting.metrics), to_device(needed[None], self.setting.device)
         right, losses, chances = _run(self.setting, self.data, forward, stack, positions, asked)
-        correct, loss = (values[0].cpu().numpy() for values in (right, losses))
-        places = [np.searchsorted(needed, positions) for positions in split.test]
-        tested = tuple(client for client, place in enumerate(places) if len(place))
+        correct, loss = torch.cat((right, losses)).cpu().numpy()
+        places = Parts(np.searchsorted(needed, own), split.test_sizes)
+        tested = np.flatnonzero(places.sizes)
         everywhere = {
             f"{name}.{metric}": float(values[np.searchsorted(needed, samples)].mean())
             for name, samples in common.items()
@@ -135,7 +145,7 @@ class Evaluator:
         }
         predictions, of_all = [], {}
         if chances is not None:
-            predictions = [(chances[0, places[client]], self._labels(split.test[client])) for client in tested]
+            predictions = [(chances[0, places[client]], self._labels(split.test[client])) for client in tested.tolist()]
             further = {
                 f"{name}.{metric}": value
                 for name, samples in common.items()
@@ -146,8 +156,9 @@ class Evaluator:
             }
             everywhere |= {name: float(value) for name, value in further.items() if value.ndim == 0}
             of_all = {name: value for name, value in further.items() if value.ndim}
-        means = [np.array([values[places[client]].mean() for client in tested]) for values in (correct, loss)]
-        return Scores(tested, means[0], means[1], self._further(predictions), tuple(predictions), of_all), everywhere
+        means = [means_of_parts(values, places, tested) for values in (correct, loss)]
+        clients = tuple(tested.tolist())
+        return Scores(clients, means[0], means[1], self._further(predictions), tuple(predictions), of_all), everywhere
 
     def _labels(self, positions: np.ndarray) -> np.ndarray:
         labels: np.ndarray = self.data.dataset.labels.numpy()[positions]
@@ -164,12 +175,33 @@ def score_models(
     data: DeviceData,
     forward: Forward,
     models: Tensors,
-    positions: Sequence[np.ndarray],
+    samples: Sequence[np.ndarray],
     clients: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Test the models of K clients, each on its own samples, at least one: accuracy and mean cross entropy, ``[K]``."""
-    correct, loss, _ = _run_own(setting, data, forward, models, positions, False, clients)
-    return _means(correct, positions), _means(loss, positions)
+    """Test the models of K clients, each on its own samples, at least one: accuracy and mean cross entropy, ``[K]``.
+
+    ``samples`` are the positions of all clients there are.
+    """
+    parts, ids = Parts.of(samples), np.array(clients, dtype=np.int64)
+    correct, loss, _ = _run_own(setting, data, forward, models, parts, ids, asked=False)
+    lengths = to_device(parts.sizes[ids], setting.device)
+    return _means(correct, lengths), _means(loss, lengths)
+
+
+def means_of_parts(values: np.ndarray, places: Parts, clients: np.ndarray) -> np.ndarray:
+    """Take the mean over each client's places, of which it has at least one; those of equal number at once.
+
+    Every mean is to the last bit the one of the client alone.
+
+    >>> means_of_parts(np.array([1.0, 2.0, 6.0]), Parts.of([np.array([0, 1]), np.array([2])]), np.array([1, 0]))
+    array([6. , 1.5])
+    """
+    sizes, begins = places.sizes[clients], places.begins[clients]
+    means = np.empty(len(clients))
+    for size in np.unique(sizes):
+        rows = np.flatnonzero(sizes == size)
+        means[rows] = values[places.flat[begins[rows, None] + np.arange(size)]].mean(axis=1)
+    return means
 
 
 _Run = tuple[Tensor, Tensor, np.ndarray | None]
@@ -183,19 +215,19 @@ def _run_own(
     data: DeviceData,
     forward: Forward,
     models: Tensors,
-    positions: Sequence[np.ndarray],
+    parts: Parts,
+    clients: np.ndarray,
     asked: bool,
-    clients: Sequence[int],
 ) -> _Run:
     """Run the models of K clients, each on its own samples; where these are fewer than the most, some are repeated."""
-    longest = max(len(own) for own in positions)
-    padded = np.stack([np.resize(own, longest) for own in positions])
-    return _run(setting, data, forward, models, torch.from_numpy(padded), asked, clients)
+    sizes = parts.sizes[clients, None]
+    padded = parts.flat[parts.begins[clients, None] + np.arange(sizes.max()) % sizes]
+    numbers = to_device(clients, setting.device)
+    return _run(setting, data, forward, models, to_device(padded, setting.device), asked, numbers)
 
 
-def _means(values: Tensor, positions: Sequence[np.ndarray]) -> Tensor:
-    """Take each client's mean over its own samples, without those that were repeated."""
-    lengths = torch.tensor([len(own) for own in positions], device=values.device)
+def _means(values: Tensor, lengths: Tensor) -> Tensor:
+    """Take each client's mean over its own samples, so many, without those that were repeated."""
     inside = torch.arange(values.shape[1], device=values.device) < lengths[:, None]
     return (values * inside).sum(1) / lengths
 
@@ -207,7 +239,7 @@ def _run(
     models: Tensors,
     positions: Tensor,
     asked: bool,
-    clients: Sequence[int] | None = None,
+    clients: Tensor | None = None,
 ) -> _Run:
     """Run K models on their positions ``[K, n]``, which are samples of these ``clients``."""
     parameters = {name: models[name] for name in setting.layers.parameter_names}
@@ -216,7 +248,7 @@ def _run(
     correct, losses, chances = [], [], []
     with torch.no_grad():
         for part in torch.split(positions, max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
-            inputs, labels = data.make(part.to(setting.device), None, clients=clients)
+            inputs, labels = data.make(part, None, clients=clients)
             outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
             correct.append((outputs.argmax(-1) == labels).to(torch.float64))
             losses.append(cross_entropy(outputs, labels).to(torch.float64))

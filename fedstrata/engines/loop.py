@@ -34,7 +34,18 @@ class LoopClient:
     def __init__(self, side: ClientSide, number: int) -> None:
         self.side = side
         self.ids = [number]
-        self.state = side.first_state(self.ids)
+        self._state: Stack | None = None
+
+    @property
+    def state(self) -> Stack:
+        """What the client keeps; made when it is first needed."""
+        if self._state is None:
+            self._state = self.side.first_state(self.ids)
+        return self._state
+
+    @state.setter
+    def state(self, state: Stack) -> None:
+        self._state = state
 
     def answer(self, message: bytes, round: int, losses_so_far: Sequence[float] = ()) -> tuple[bytes, Outcome]:
         """Take part in a round: the bytes that leave the client, and what it knows itself."""

@@ -119,7 +119,8 @@ def clients_that_fit(setting: Setting, model: nn.Module, data: DeviceData) -> in
         _trial_step(setting, StackedForward(model), data, clients=1, samples=samples)
     weights = sum(tensor.nbytes for tensor in setting.initial.values())
     # Beside what the backward pass needs: temporary results about as large, and weights, gradients, momentum, uploads.
-    per_client = 2 * sum(kept.values()) + 6 * weights
+    # The models of others that a client is sent are held twice while they are mixed.
+    per_client = 2 * sum(kept.values()) + (6 + 2 * setting.method.needs.relays) * weights
     return max(1, int(_free_memory(setting.device) // max(per_client, 1)))
 
 

@@ -18,6 +18,7 @@ from fedstrata.losses import cross_entropy
 from fedstrata.methods.contract.views import Clients, Phase
 from fedstrata.rng import fold, numpy_generator, uniform
 from fedstrata.stack import Tensors, align, take
+from fedstrata.transfer import to_device
 
 _BYTES_AT_ONCE = 2**30
 _SAMPLES_AT_ONCE = 256
@@ -152,8 +153,7 @@ class DataProbe:
         """Return accuracy and mean loss, ``[K]`` each, on all training samples or all samples that are held out."""
         data, setting = self.trainer.data, self.trainer.setting
         samples = data.held_out if held_out else data.split.train
-        own = [samples[client] for client in self.clients.ids]
-        return score_models(setting, data, self.trainer.forward, model, own, self.clients.ids)
+        return score_models(setting, data, self.trainer.forward, model, samples, self.clients.ids)
 
     def _plain(self, batch_size: int, batches: int | None, draw: int = 0) -> Iterator[Batch]:
         """Yield minibatches of each client; ``None``: as many as hold all its samples once."""
@@ -171,9 +171,10 @@ class DataProbe:
             chance = numpy_generator(self.clients.seed, self.clients.round, client, _purpose("probe/balanced", draw))
             positions = chance.permutation(self.trainer.data.split.train[client])
             order = np.argsort(_occurrence(self.trainer.data.dataset.labels.numpy()[positions]), kind="stable")
-            needed = torch.from_numpy(np.resize(positions[order], (1, batch_size)))
-            rows = torch.tensor([row], device=self.trainer.setting.device)
-            yield Batch(rows, needed.to(self.trainer.setting.device), 0)
+            device = self.trainer.setting.device
+            needed = to_device(np.resize(positions[order], (1, batch_size)), device)
+            rows, numbers = torch.arange(row, row + 1, device=device), torch.arange(client, client + 1, device=device)
+            yield Batch(rows, needed, 0, numbers, np.array([row]))
 
 
 def _purpose(what: str, draw: int) -> str:

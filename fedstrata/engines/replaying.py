@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -117,11 +118,11 @@ class Conditions:
     """What a recorded step made of the round and of its clients' numbers: in what other rounds it would do the same."""
 
     comparisons: list[tuple[Callable[[Any, Any], Any], Any, bool]] = field(default_factory=list)
-    ids: tuple[int, ...] | None = None
+    ids: Sequence[int] | None = None
     refused: str | None = None
     """Why the step can be repeated in no other round, in words, if so."""
 
-    def hold_for(self, clients: Clients, members: Sequence[int] | None) -> bool:
+    def hold_for(self, clients: Clients, members: Sequence[int] | np.ndarray | None) -> bool:
         """Tell whether a step of these members of some clients, in their round, would do what was recorded."""
         if self.ids is not None and self.ids != clients.ids_of(members):
             return False
@@ -206,10 +207,10 @@ for _function in (
 class WatchedIds(Sequence[int]):
     """Stands for the numbers of some clients; to count them is free, to look at them is noted."""
 
-    def __init__(self, ids: tuple[int, ...], conditions: Conditions) -> None:
+    def __init__(self, ids: Sequence[int], conditions: Conditions) -> None:
         self._ids, self.conditions = ids, conditions
 
-    def narrowed(self, members: Sequence[int] | None) -> WatchedIds:
+    def narrowed(self, members: Sequence[int] | np.ndarray | None) -> WatchedIds:
         """Stand for those in some rows."""
         chosen = self._ids if members is None else tuple(self._ids[row] for row in members)
         return WatchedIds(chosen, self.conditions)
@@ -239,7 +240,7 @@ class WatchedClients(Clients):
         watched.__dict__.update(clients.__dict__, round=round, ids=ids)
         return watched
 
-    def ids_of(self, members: Sequence[int] | None) -> Any:
+    def ids_of(self, members: Sequence[int] | np.ndarray | None) -> Any:
         """Go on watching those of the clients that stand in some rows."""
         return cast(WatchedIds, self.ids).narrowed(members)
 
@@ -401,7 +402,7 @@ class Group:
     """The clients of a step: their rows (none: all), the same on the host, and the positions of their samples."""
 
     rows: Tensor | None
-    members: Sequence[int] | None
+    members: Sequence[int] | np.ndarray | None
     positions: Tensor
 
 

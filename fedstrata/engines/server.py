@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from fedstrata.engines.setting import Setting
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Declared, Message, Proxy, Server
 from fedstrata.stack import Stack, Tensors, clone
+from fedstrata.transfer import numbers_on
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,39 @@ class ServerState:
     memory: Stack = field(default_factory=Stack)
 
 
+class _Told:
+    """What the clients of a round declared, picked once for all the hooks that see it."""
+
+    def __init__(self, declared: Declared) -> None:
+        self._everybody = declared
+        self._last: tuple[Sequence[int], Declared] = (range(len(declared.sizes)), declared)
+
+    def by(self, participants: Sequence[int]) -> Declared:
+        """Pick some clients; of all of them there is no copy."""
+        if participants == range(len(self._everybody.sizes)):
+            return self._everybody
+        if self._last[0] != participants:
+            rows = numbers_on(participants, self._everybody.sizes.device)
+            self._last = participants, self._everybody.rows(rows)
+        return self._last[1]
+
+
 @dataclass(frozen=True)
 class ServerSide:
-    """What the server does; all it knows of clients is what they declared and sent."""
+    """What the server does; all it knows of clients is what they declared and sent.
+
+    What they declared lies on the device.
+    """
 
     setting: Setting
     declared: Declared
     proxy: Proxy | None = None
+    told: _Told = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        device = self.setting.device
+        declared = Declared(self.declared.sizes.to(device), self.declared.label_counts.to(device))
+        object.__setattr__(self, "told", _Told(declared))
 
     def first_state(self) -> ServerState:
         """Prepare the server before the first round."""
@@ -68,8 +94,7 @@ class ServerSide:
 
     def weights(self, participants: Sequence[int]) -> Tensor:
         """Give each participant its weight in the merged model ``[K]``, from what it declared."""
-        declared = self.declared.rows(torch.tensor(list(participants)))
-        return self.setting.method.weigh(declared).to(self.setting.device)
+        return self.setting.method.weigh(self.told.by(_listed(participants)))
 
     def conclude(
         self, state: ServerState, exchange: PartExchange, replies: Message, round: int
@@ -104,19 +129,25 @@ class ServerSide:
 
     def view(self, state: ServerState, participants: Sequence[int], round: int) -> Server:
         """Gather what hooks may see at the server."""
-        declared = self.declared.rows(torch.tensor(list(participants)))
+        participants = _listed(participants)
+        declared = self.told.by(participants)
         return Server(
             round=round,
             rounds=self.setting.rounds,
             layers=self.setting.layers,
             seed=self.setting.seed,
             clients=self.setting.clients,
-            participants=tuple(participants),
-            sizes=declared.sizes.to(self.setting.device),
-            label_counts=declared.label_counts.to(self.setting.device),
+            participants=participants,
+            sizes=declared.sizes,
+            label_counts=declared.label_counts,
             model=state.model,
             memory=state.memory,
             initial=self.setting.initial,
             proxy=self.proxy,
             secret=self.setting.secret,
         )
+
+
+def _listed(clients: Sequence[int]) -> Sequence[int]:
+    """Keep clients as something that cannot change: a range of a million stays a range."""
+    return clients if isinstance(clients, range) else tuple(clients)

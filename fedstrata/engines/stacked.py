@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedstrata.engines.batches import DeviceData
+from fedstrata.engines.broadcast import Broadcast
 from fedstrata.engines.client import ClientSide
+from fedstrata.engines.client_store import client_store
 from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import StackedForward
@@ -17,8 +19,10 @@ from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.flops import Cost
+from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Declared, Message
-from fedstrata.stack import Stack, Tensors, apart, concatenate, put_, take, take_first
+from fedstrata.stack import Stack, Tensors, concatenate, take_first
+from fedstrata.transfer import numbers_on
 from fedstrata.wire import AS_IS, bytes_sent, encoded_sizes, quantisation_error, received
 
 
@@ -34,26 +38,23 @@ class StackedEngine:
         self.side = ServerSide(setting, declared, server_proxy(setting, self.forward, data))
         self.server = self.side.first_state()
         self._everybody = range(setting.clients)
-        self._first = torch.tensor([0], device=setting.device)
-        self._clients = self.client_side.first_state(self._everybody)
+        self._clients = client_store(self.client_side.first_state, setting.clients, setting.device)
 
     def exchange(self, round: int) -> tuple[int, int]:
         """Do what exchanges the method has before a round; return the bytes up and down."""
         up = down = 0
         for exchange in self.setting.exchanges_before(round):
             asked = self.side.asked(self.server, exchange, round)
-            message = self.side.broadcast(self.server, asked, round)
-            known = self.side.masks_known(self.server, asked, round, upload=False)
-            got = received(message, self.setting.download_values)
+            sent = self._broadcast(asked, round)
             replies = [
-                self.client_side.answer_survey(ids, take(self._clients, rows), exchange, got.rows(places), round)
-                for places, ids, rows in self._chunks(asked)
+                self.client_side.answer_survey(ids, self._clients.take(ids), exchange, message, round)
+                for ids, message in sent.chunks(self.chunk)
             ]
             joined = Message.join(replies)
             self.server, announcement = self.side.conclude(self.server, exchange, joined, round)
-            self._clients = self.client_side.adopt(self._everybody, self._clients, exchange, announcement, round)
+            self._adopt(exchange, announcement, round)
             up += self._bytes(joined, asked)
-            down += self._bytes(message, asked, known, self.setting.download_values)
+            down += sent.bytes()
             down += self._bytes(announcement, self._everybody)
         return up, down
 
@@ -61,96 +62,87 @@ class StackedEngine:
         self, round: int, participants: Sequence[int], evaluate: bool, losses_so_far: Sequence[float] = ()
     ) -> RoundReport:
         """Run one round."""
-        message = self.side.broadcast(self.server, participants, round)
-        upload_values, download_values = self.setting.upload_values, self.setting.download_values
-        got = received(message, download_values)
+        sent, upload_values = self._broadcast(participants, round), self.setting.upload_values
         replies, losses, costs, scores = [], [], [], []
-        for places, ids, rows in self._chunks(participants):
-            state = take(self._clients, rows)
-            outcome = self.client_side.round(ids, state, got.rows(places), round, losses_so_far)
-            put_(self._clients, rows, apart(outcome.state) if rows is None else outcome.state)
+        for ids, message in sent.chunks(self.chunk):
+            outcome = self.client_side.round(ids, self._clients.take(ids), message, round, losses_so_far)
+            self._clients.put(ids, outcome.state)
             replies.append(outcome.reply)
             losses.append(outcome.loss)
             costs.append(outcome.cost)
             if evaluate:
-                scores.append(self.evaluator.own_models(self.forward, outcome.trained, ids))
+                scores.append(self.evaluator.pending(self.forward, outcome.trained, ids))
         joined = Message.join(replies)
-        known_down, known_up = (
-            self.side.masks_known(self.server, participants, round, upload) for upload in (False, True)
-        )
+        known = self.side.masks_known(self.server, participants, round, upload=True)
         self.server = self.side.aggregate(self.server, participants, received(joined, upload_values), round)
         return RoundReport(
             participants=tuple(participants),
-            sent=frozenset(message.tensors),
+            sent=sent.names,
             loss=torch.cat(losses),
             cost=Cost.join(costs),
-            bytes_up=self._bytes(joined, participants, known_up, upload_values),
-            bytes_down=self._bytes(message, participants, known_down, download_values),
-            before=Scores.join(scores) if evaluate else None,
-            errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), message),
+            bytes_up=self._bytes(joined, participants, known, upload_values),
+            bytes_down=sent.bytes(),
+            before=Scores.join([tested() for tested in scores]) if evaluate else None,
+            errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), sent.errors),
         )
 
     def after(self, round: int) -> tuple[Scores, dict[str, float]]:
         """Test every client's own model after aggregation, and the global one on the global test set."""
-        message = self._for_testing(round)
-        if message.common and self.setting.everybody_alike:
-            model = self.client_side.deployed_model([0], take(self._clients, self._first), message, round)
+        sent = self._for_testing(self._everybody, round)
+        if sent.common is not None and self.setting.everybody_alike:
+            model = self.client_side.deployed_model([0], self._clients.take([0]), sent.common, round)
             return self.evaluator.common_model(self.forward, take_first(model))
         scores = []
-        for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.deployed_model(ids, take(self._clients, rows), message.rows(places), round)
-            scores.append(self.evaluator.own_models(self.forward, models, ids))
-        return Scores.join(scores), {}
+        for ids, message in sent.chunks(self.chunk):
+            models = self.client_side.deployed_model(ids, self._clients.take(ids), message, round)
+            scores.append(self.evaluator.pending(self.forward, models, ids))
+        return Scores.join([tested() for tested in scores]), {}
 
     def adapted(self, round: int) -> tuple[Scores, Tensors]:
         """Let every client adapt its model once more, and test it."""
-        message = self._for_testing(round)
         scores, adapted = [], []
-        for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.adapted_model(ids, take(self._clients, rows), message.rows(places), round)
-            scores.append(self.evaluator.own_models(self.forward, models, ids))
+        for ids, message in self._for_testing(self._everybody, round).chunks(self.chunk):
+            models = self.client_side.adapted_model(ids, self._clients.take(ids), message, round)
+            scores.append(self.evaluator.pending(self.forward, models, ids))
             adapted.append({name: tensor.cpu() for name, tensor in models.items()})
-        return Scores.join(scores), concatenate(adapted)
+        return Scores.join([tested() for tested in scores]), concatenate(adapted)
 
     def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
         """Let clients judge the models that they use after a round."""
-        message = self._for_testing(round)
-        for places, ids, rows in self._chunks(self._everybody):
-            models = self.client_side.deployed_model(ids, take(self._clients, rows), message.rows(places), round)
+        for ids, message in self._for_testing(self._everybody, round).chunks(self.chunk):
+            models = self.client_side.deployed_model(ids, self._clients.take(ids), message, round)
             yield ids, models, self.evaluator.on_validation(self.forward, models, ids)
 
     def models(self, clients: Sequence[int], round: int) -> Tensors:
         """Return the models that some clients use after a round, as they are tested."""
-        rows = torch.tensor(list(clients), device=self.setting.device)
-        message = self._for_testing(round).rows(rows)
-        return self.client_side.deployed_model(list(clients), take(self._clients, rows), message, round)
+        message = self._for_testing(self._everybody, round).received_by(clients)
+        return self.client_side.deployed_model(clients, self._clients.take(clients), message, round)
 
     def clients(self) -> Stack:
         """Return the state of all clients, in their order."""
-        return self._clients
+        return self._clients.everything()
 
     def restore(self, server: ServerState, clients: Stack) -> None:
         """Go on from a saved state."""
-        self.server, self._clients = server, clients
+        self.server = server
+        first, device = self.client_side.first_state, self.setting.device
+        self._clients = client_store(first, self.setting.clients, device, clients)
 
-    def _for_testing(self, round: int) -> Message:
-        """Return what all clients get after a round."""
-        message = self.side.broadcast(self.server, self._everybody, round + 1, testing=True)
-        return received(message, self.setting.download_values)
+    def _adopt(self, exchange: PartExchange, announcement: Message, round: int) -> None:
+        """Let all clients take in what the server concluded."""
+        for some in self._clients.pieces():
+            places = None if len(some) == self.setting.clients else numbers_on(some, self.setting.device)
+            told = announcement.rows(places)
+            self._clients.put(some, self.client_side.adopt(some, self._clients.take(some), exchange, told, round))
+
+    def _broadcast(self, clients: Sequence[int], round: int) -> Broadcast:
+        return Broadcast(self.side, self.server, clients, round)
+
+    def _for_testing(self, clients: Sequence[int], round: int) -> Broadcast:
+        """Return what clients get after a round."""
+        return Broadcast(self.side, self.server, clients, round + 1, testing=True)
 
     def _bytes(
         self, message: Message, clients: Sequence[int], known: Tensors | None = None, values: str = AS_IS
     ) -> int:
         return bytes_sent(encoded_sizes(message, len(clients), known, values))
-
-    def _chunks(self, participants: Sequence[int]) -> Iterator[tuple[Tensor | None, list[int], Tensor | None]]:
-        """Divide participants into chunks: their places in the message, their numbers, their rows in the state.
-
-        ``None`` instead of places or rows means all of them, which need no copy.
-        """
-        device, count = self.setting.device, len(participants)
-        for begin in range(0, count, self.chunk):
-            ids = list(participants[begin : begin + self.chunk])
-            places = None if len(ids) == count else torch.arange(begin, begin + len(ids), device=device)
-            rows = None if len(ids) == self.setting.clients else torch.tensor(ids, device=device)
-            yield places, ids, rows

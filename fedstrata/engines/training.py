@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from fedstrata.methods.contract.views import Clients, LocalStep, Phase, altered
 from fedstrata.optimisers import Optimiser
 from fedstrata.rng import client_keys, fold
 from fedstrata.stack import Stack, Tensors, add, align, clone, take, under
+from fedstrata.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -281,9 +283,9 @@ class Trainer:
     def samples(self, ids: Sequence[int], phase: Phase) -> Tensor:
         """Count the samples that a phase trains K clients on, each as often as it comes ``[K]``."""
         work = self._work(phase)
-        sizes = (work.samples or int(self.data.split.sizes[client]) for client in ids)
-        counts = [phase.repeats * work.samples_of(size) for size in sizes]
-        return torch.tensor(counts, dtype=torch.float64, device=self.setting.device)
+        held = self.data.split.sizes[np.array(ids, dtype=np.int64)]
+        counts = work.samples_of(held if work.samples is None else np.full_like(held, work.samples))
+        return to_device((phase.repeats * counts).astype(np.float64), self.setting.device)
 
     def _batches(self, ids: Sequence[int], round: int, phase: Phase, purpose: str) -> Iterator[tuple[Batch, int]]:
         for batch in self.data.batches(ids, self._work(phase), self.setting.seed, round, purpose):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from fedstrata.methods.mechanisms.masking import keep
 from fedstrata.methods.mechanisms.robust_merging import updates_of
 from fedstrata.rng import client_keys, normal
 from fedstrata.spec import parameter
+from fedstrata.transfer import numbers_on
 
 _STRENGTHS = {"sign-flip": 1.0, "scale": 10.0, "alie": 1.5, "noise": 1.0}
 """How strong a lie is where the experiment does not say."""
@@ -93,7 +94,7 @@ class Attack(Part):
 
     def admit(self, server: Server, replies: Message) -> Message:
         """Put lies in the place of what some clients sent."""
-        liars = torch.tensor(server.participants, device=server.sizes.device) < self.clients
+        liars = self._liars(server.participants, server.sizes.device)
         updates = updates_of(server, replies)
         if self.kind == LABEL_FLIP or not bool(liars.any()):
             return replies
@@ -116,3 +117,7 @@ class Attack(Part):
         liars = [client for client in server.participants if client < self.clients]
         keys = client_keys(server.seed, server.round, liars, self.name, updates.device)
         return strength * normal(keys, updates.shape[1:], place).to(updates.dtype)
+
+    def _liars(self, ids: Sequence[int], device: torch.device) -> Tensor:
+        """Tell which of some clients lie ``[K]``."""
+        return numbers_on(ids, device) < self.clients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -68,7 +68,7 @@ class FedFomo(Peers):
     @property
     def needs(self) -> Needs:
         """Hold samples out to judge models on; the server notes what each client sent."""
-        return Needs(replies=True, held_out=self.validation)
+        return replace(super().needs, held_out=self.validation)
 
     # At the client ----------------------------------------------------------------------------------------------------
 

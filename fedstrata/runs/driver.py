@@ -201,10 +201,9 @@ class Driver:
         trained = time.perf_counter()
         view = self.engine.side.view(self.engine.server, report.participants, self.round)
         own = self.method.metrics(view)
+        told, losses = _on_host(report)
         values = {
-            "train.loss": float(report.loss.mean()),
-            "train.flops": float(report.cost.dense.sum()),
-            "train.sparse_flops": float(report.cost.sparse.sum()),
+            **told,
             "participation.clients": float(len(report.participants)),
             "participation.fraction": len(report.participants) / len(participants),
             "bytes.up": float(report.bytes_up + up),
@@ -212,7 +211,7 @@ class Driver:
             **report.errors,
             **{name: value for name, value in own.items() if not isinstance(value, dict)},
         }
-        self._warn_if_diverged(report)
+        self._warn_if_diverged(report, losses)
         if last:
             self._remark(view)
         if evaluate:
@@ -305,7 +304,7 @@ class Driver:
             if not one_for_all:
                 self.best.keep_clients(ids, models, accuracy, self.round, self.setting.clients)
         name = "client_validation.accuracy"
-        self.metrics.add_clients(self.round, name, range(len(numbers)), numbers.tolist())
+        self.metrics.add_clients(self.round, name, range(len(numbers)), numbers)
         values = {f"{name}.{statistic}": value for statistic, value in describe_clients(numbers).items()}
         before = self.metrics.series(f"{name}.mean")[1].tolist()
         if one_for_all and values[f"{name}.mean"] > max(before, default=-math.inf):
@@ -345,9 +344,9 @@ class Driver:
         for remark in self.method.remarks(view):
             warnings.warn(remark, FedStrataWarning, stacklevel=2)
 
-    def _warn_if_diverged(self, report: RoundReport) -> None:
-        bad = (~torch.isfinite(report.loss)).nonzero().flatten().tolist()
-        if bad:
+    def _warn_if_diverged(self, report: RoundReport, losses: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if len(bad):
             client = report.participants[bad[0]]
             warnings.warn(
                 f"The training loss of client {client} is not a finite number in round {self.round}: "
@@ -394,3 +393,14 @@ class Driver:
     def _synchronise(self) -> None:
         if self.setting.device.type == "cuda":
             torch.cuda.synchronize(self.setting.device)
+
+
+def _on_host(report: RoundReport) -> tuple[dict[str, float], np.ndarray]:
+    """Bring what a round reports from the device, all at once: its numbers, and each participant's loss."""
+    numbers = {
+        "train.loss": report.loss.mean(),
+        "train.flops": report.cost.dense.sum(),
+        "train.sparse_flops": report.cost.sparse.sum(),
+    }
+    brought = torch.cat((torch.stack(list(numbers.values())), report.loss)).cpu().numpy()
+    return dict(zip(numbers, brought.tolist(), strict=False)), brought[len(numbers) :]

@@ -43,7 +43,7 @@ from fedstrata import files
 from fedstrata._version import __version__
 from fedstrata.data.contents import fingerprint
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.split import Split
+from fedstrata.data.split import Parts, Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
@@ -439,14 +439,13 @@ def _refuse_foreign_content(path: Path) -> None:
 
 
 def _split_to_table(split: Split) -> pa.Table:
-    parts = [
-        (client, part, positions) for part in ("train", "test") for client, positions in enumerate(getattr(split, part))
-    ]
-    lengths = [len(positions) for _, _, positions in parts]
+    parts = {"train": split.train_parts, "test": split.test_parts}
+    lengths = [int(part.sizes.sum()) for part in parts.values()]
+    kinds = pa.array(np.repeat(np.arange(len(parts)), lengths), pa.int8())
     columns = [
-        pa.array(np.repeat([client for client, _, _ in parts], lengths), pa.int32()),
-        pa.array(np.repeat([part for _, part, _ in parts], lengths), pa.string()),
-        pa.array(np.concatenate([positions for _, _, positions in parts]), pa.int64()),
+        pa.array(np.concatenate([part.owners() for part in parts.values()]), pa.int32()),
+        pa.DictionaryArray.from_arrays(kinds, pa.array(list(parts), pa.string())).cast(pa.string()),
+        pa.array(np.concatenate([part.joined() for part in parts.values()]), pa.int64()),
     ]
     return pa.table(columns, schema=_SPLIT_SCHEMA.with_metadata({"hash": split.hash}))
 
@@ -454,11 +453,14 @@ def _split_to_table(split: Split) -> pa.Table:
 def _split_from_table(table: pa.Table) -> Split:
     clients, parts, positions = (table.column(name).to_numpy() for name in _SPLIT_SCHEMA.names)
     count = int(clients.max(initial=-1)) + 1
-    in_part = {part: parts == part for part in ("train", "test")}
-    train, test = (
-        tuple(positions[(clients == client) & chosen] for client in range(count)) for chosen in in_part.values()
-    )
-    return Split(train, test)
+    in_part = [(parts == part) & (clients >= 0) for part in ("train", "test")]
+    return Split(*(_parts_of(clients[chosen], positions[chosen], count) for chosen in in_part))
+
+
+def _parts_of(clients: np.ndarray, positions: np.ndarray, count: int) -> Parts:
+    """Collect the positions of each client, in the order in which they stand."""
+    order = np.argsort(clients, kind="stable")
+    return Parts(positions[order], np.bincount(clients, minlength=count))
 
 
 def _logs_to_parquet(metrics: MetricLog, timings: TimingLog) -> dict[str, bytes]:

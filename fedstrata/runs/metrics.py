@@ -54,11 +54,18 @@ class _Column:
         self.words: array[int] | array[float] = array("d") if kind == pa.float64() else array("i")
         self.texts: dict[str, int] = {}
 
-    def extend(self, values: Iterable[int] | Iterable[float] | Iterable[str]) -> None:
-        if self.kind == pa.string():
+    def extend(self, values: Iterable[int] | Iterable[float] | Iterable[str] | np.ndarray) -> None:
+        if isinstance(values, np.ndarray):
+            self.words.frombytes(values.astype(self.words.typecode).tobytes())
+        elif self.kind == pa.string():
             self.words.extend(self.texts.setdefault(str(text), len(self.texts)) for text in values)
         else:
             self.words.extend(values)  # type: ignore[arg-type]
+
+    def repeat(self, value: int | str, count: int) -> None:
+        """Add one value many times."""
+        number = self.texts.setdefault(value, len(self.texts)) if isinstance(value, str) else value
+        self.extend(np.full(count, number))
 
     @classmethod
     def from_array(cls, values: pa.Array) -> _Column:
@@ -90,13 +97,19 @@ class _Rows:
         rows.columns = {name: _Column.from_array(table.column(name).combine_chunks()) for name in schema.names}
         return rows
 
-    def extend(self, round: int, count: int, **values: Iterable[int] | Iterable[float] | Iterable[str]) -> None:
+    def extend(
+        self, round: int, count: int, **values: Iterable[int] | Iterable[float] | Iterable[str] | np.ndarray
+    ) -> None:
+        """Add rows of a round; a text alone stands in all of them."""
         rounds = self.columns["round"].words
         if round < 0 or (rounds and round < rounds[-1]):
             raise ValueError(f"A log only grows: round {round} cannot follow round {rounds[-1] if rounds else 0}.")
-        self.columns["round"].extend([round] * count)
+        self.columns["round"].repeat(round, count)
         for name, items in values.items():
-            self.columns[name].extend(items)
+            if isinstance(items, str):
+                self.columns[name].repeat(items, count)
+            else:
+                self.columns[name].extend(items)
 
     def to_table(self) -> pa.Table:
         return pa.table([column.to_array() for column in self.columns.values()], schema=self.schema)
@@ -131,20 +144,19 @@ class MetricLog:
         self._tables["rounds"].extend(round, len(numbers), metric=values, value=numbers)
         self._last_round.update(dict.fromkeys(values, round))
 
-    def add_clients(self, round: int, metric: str, clients: Sequence[int], values: Sequence[float]) -> None:
+    def add_clients(
+        self, round: int, metric: str, clients: Sequence[int], values: Sequence[float] | np.ndarray
+    ) -> None:
         """Note one metric of several clients."""
         if len(clients) != len(values):
             raise ValueError(f"The metric '{metric}' has {len(values)} values for {len(clients)} clients.")
-        numbers = [float(value) for value in values]
-        members = [int(client) for client in clients]
-        self._tables["clients"].extend(
-            round, len(members), client=members, metric=[metric] * len(members), value=numbers
-        )
+        numbers, members = np.asarray(values, dtype=np.float64), np.asarray(clients, dtype=np.int64)
+        self._tables["clients"].extend(round, len(members), client=members, metric=metric, value=numbers)
 
     def add_layers(self, round: int, metric: str, values: Mapping[str, float]) -> None:
         """Note one metric of several layers."""
         numbers = [float(value) for value in values.values()]
-        self._tables["layers"].extend(round, len(numbers), layer=values, metric=[metric] * len(numbers), value=numbers)
+        self._tables["layers"].extend(round, len(numbers), layer=values, metric=metric, value=numbers)
 
     def add_classes(self, round: int, metric: str, client: int, values: np.ndarray) -> None:
         """Note one metric of all classes, or a confusion matrix, of one client or of :data:`EVERYBODY`."""
@@ -154,7 +166,7 @@ class MetricLog:
             round,
             len(places),
             client=[client] * len(places),
-            metric=[metric] * len(places),
+            metric=metric,
             **{
                 "class": [place[0] for place in places],
                 "predicted": [place[1] if len(place) > 1 else EVERYBODY for place in places],

@@ -25,7 +25,7 @@ def note_scores(
     if not scores.clients:
         return values
     for metric, numbers in (("accuracy", scores.accuracy), ("loss", scores.loss)):
-        log.add_clients(round, f"{label}.{metric}", scores.clients, numbers.tolist())
+        log.add_clients(round, f"{label}.{metric}", scores.clients, numbers)
         described = describe_clients(numbers, higher_is_better=metric == "accuracy")
         values |= {f"{label}.{metric}.{name}": value for name, value in described.items()}
     pooled = {} if scores.pooled is None else compute(*scores.pooled, metrics)
@@ -34,7 +34,7 @@ def note_scores(
         if one.axes:
             _note_classes(log, round, f"{label}.{one}", scores.clients, numbers, everybody)
             continue
-        log.add_clients(round, f"{label}.{one}", scores.clients, numbers.tolist())
+        log.add_clients(round, f"{label}.{one}", scores.clients, numbers)
         undefined = np.isnan(numbers) & np.isfinite(scores.loss)  # of a diverged model it is not hidden
         if undefined.any() and str(one) not in warned:
             warned.add(str(one))

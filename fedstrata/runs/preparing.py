@@ -164,7 +164,7 @@ def prepare(
         validation,
         experiment.validation_fraction,
     )
-    declared = Declared(torch.from_numpy(data.split.sizes), data.label_counts)
+    declared = Declared(data.sizes, data.label_counts)
     return Prepared(experiment, dataset, split, model, setting, data, declared)
 
 

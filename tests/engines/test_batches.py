@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from unittest import mock
 
 import numpy as np
+import plain_batches
 import pytest
 import torch
 from federations import CPU, samples, split_by_size
@@ -155,3 +157,65 @@ def test_features_take_the_precision_of_the_run_and_tokens_stay():
     inputs, _ = tokens.make(torch.tensor([[1, 0]]), None)
     assert inputs.dtype == torch.int64
     assert inputs.flatten().tolist() == [300, 2]
+
+
+works = st.builds(
+    Work,
+    epochs=st.integers(1, 3),
+    steps=st.none() | st.integers(1, 7),
+    batch_size=st.integers(1, 9),
+    last_batch=st.sampled_from(["keep", "drop"]),
+    samples=st.none() | st.integers(1, 20),
+    span=st.sampled_from([(0.0, 1.0), (0.0, 0.5), (0.5, 1.0), (0.25, 0.3)]),
+)
+
+
+@given(st.data(), sizes, works, st.sampled_from([2, 2**20]))
+def test_batches_are_those_of_clients_taken_one_by_one(drawn, sizes, work, at_once):
+    data = data_of(sizes)
+    clients = drawn.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, unique=True))
+    with mock.patch.object(batches, "_STEPS_AT_ONCE", at_once):
+        made = list(data.batches(clients, work, 3, 2))
+    rows = [None if batch.rows is None else batch.rows.tolist() for batch in made]
+    assert [
+        (own, batch.positions.tolist(), batch.step) for own, batch in zip(rows, made, strict=True)
+    ] == list(plain_batches.plain_batches(data.split, clients, work, 3, 2))  # fmt: skip
+    for own, batch in zip(rows, made, strict=True):
+        assert batch.numbers.tolist() == [clients[row] for row in own or range(len(clients))]
+        assert (None if batch.members is None else batch.members.tolist()) == own
+
+
+def test_a_client_that_repeats_samples_repeats_its_own_beside_one_that_has_just_enough():
+    data, work = data_of((1, 4)), Work(1, None, 2, "keep", samples=4)
+    seen = streams(data, work)
+    assert seen[0] == [[0, 0], [0, 0]]
+    assert sorted(seen[1][0] + seen[1][1]) == [1, 2, 3, 4]
+
+
+@given(sizes, works)
+def test_steps_and_samples_are_counted_for_all_clients_at_once(sizes, work):
+    for name in ("batches_per_epoch", "steps_of", "samples_of"):
+        assert getattr(work, name)(np.array(sizes)).tolist() == [
+            getattr(plain_batches, name)(work, size) for size in sizes
+        ]
+    begins, ends = work.stretch_of(np.array(sizes))
+    assert list(zip(begins, ends, strict=True)) == [plain_batches.stretch_of(work, size) for size in sizes]
+
+
+def test_what_many_steps_need_is_moved_at_once(monkeypatch):
+    """However many clients and steps there are: the clients' numbers, their keys, and the rows and starts of all."""
+    moved = []
+    move = batches.to_device
+    monkeypatch.setattr(batches, "to_device", lambda *arguments: moved.append(arguments) or move(*arguments))
+    for clients, epochs in ((3, 2), (40, 9)):
+        data = data_of([5 + client % 4 for client in range(clients)])
+        moved.clear()
+        assert len(list(data.batches(range(clients), Work(epochs, None, 2, "keep"), 0, 1))) > epochs
+        assert len(moved) == 2
+
+
+def test_a_large_client_makes_no_room_for_itself_at_the_others():
+    """One client with all samples beside many with one: what lies on the device grows with the samples."""
+    data = data_of((1000, *[1] * 500))
+    held = [value for value in vars(data).values() if isinstance(value, torch.Tensor) and value is not data.inputs]
+    assert sum(tensor.numel() for tensor in held) < 10 * 1500

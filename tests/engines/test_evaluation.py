@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 from federations import federation, samples, split_by_size
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
+from fedstrata.data.split import Parts
 from fedstrata.engines import evaluation
-from fedstrata.engines.evaluation import Evaluator, Scores
+from fedstrata.engines.evaluation import Evaluator, Scores, means_of_parts
 from fedstrata.engines.forward import LoopForward, StackedForward
 
 ENGINES = pytest.mark.parametrize("engine", [LoopForward, StackedForward])
@@ -123,3 +126,13 @@ def test_join():
     assert joined.clients == (3, 1, 0)
     assert joined.accuracy.tolist() == [0.5, 1.0, 0.25]
     assert joined.loss.tolist() == [2, 3, 4]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 9))
+def test_means_over_many_clients_are_to_the_bit_those_of_each(sizes, seed):
+    chance = np.random.default_rng(seed)
+    values = chance.random(50) * 10.0 ** chance.integers(-6, 6, 50)
+    places = [chance.integers(0, 50, size) for size in sizes]
+    clients = chance.permutation(len(sizes))
+    wanted = [values[places[client]].mean() for client in clients]
+    assert means_of_parts(values, Parts.of(places), clients).tolist() == wanted

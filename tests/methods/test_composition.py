@@ -98,19 +98,20 @@ def test_a_method_needs_what_its_parts_need():
         [
             Needs(proxy=3, held_out=0.2, last_gradients=True, mean_gradients=True, operations={abs: max}),
             Needs(proxy=5, held_out=0.1, previous=True, replies=True, samples_per_epoch=7, operations={round: min}),
+            Needs(relays=2),
             Needs(),
         ]
     )
     assert joined == Needs(
         proxy=5, held_out=0.2, last_gradients=True, mean_gradients=True, previous=True, replies=True,
-        samples_per_epoch=7, operations={abs: max, round: min},
+        samples_per_epoch=7, relays=2, operations={abs: max, round: min},
     )  # fmt: skip
 
 
 def test_a_part_that_says_nothing_needs_nothing():
     assert Needs() == Needs(
-        features=False, last_gradients=False, mean_gradients=False, previous=False, learns=(), replies=False, proxy=0,
-        held_out=0.0, samples_per_epoch=None, operations={},
+        features=False, last_gradients=False, mean_gradients=False, previous=False, learns=(), replies=False, relays=0,
+        proxy=0, held_out=0.0, samples_per_epoch=None, operations={},
     )  # fmt: skip
     assert (Facts("family", "paper").link, Facts("family", "paper").not_on_network) == ("", None)
 

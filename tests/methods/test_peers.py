@@ -7,7 +7,9 @@ from watching import server_view
 
 from fedstrata.layers import LayerMap
 from fedstrata.methods import methods
+from fedstrata.methods.mechanisms import peers as mechanism
 from fedstrata.methods.mechanisms.peers import mean_with, mix
+from fedstrata.stack import weighted_mean
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1)), (2,))
 
@@ -58,3 +60,24 @@ def test_with_fewer_others_than_neighbours_everybody_is_heard():
 def test_without_a_server_there_is_nothing_to_deploy(name):
     assert "no server" in methods.get(name).facts.not_on_network
     assert all(methods.get(other).facts.not_on_network is None for other in ("fedfomo", "pfedla", "fedcac", "feddst"))
+
+
+@pytest.mark.parametrize("at_once", [1, 50, 2**24])
+@pytest.mark.parametrize("masked", [False, True])
+def test_peers_are_averaged_in_blocks_to_the_same_bits(monkeypatch, at_once, masked):
+    generator = torch.Generator().manual_seed(0)
+    own, peers = torch.randn(7, 3, 2, generator=generator), torch.randn(7, 20, 3, 2, generator=generator)
+    held = torch.rand(7, 21, 3, 2, generator=generator) < 0.5 if masked else None
+    everybody = torch.cat((own.unsqueeze(1), peers), dim=1).transpose(0, 1)
+    shares = torch.full((21,), 1 / 21, dtype=torch.float64)
+    wanted = weighted_mean(everybody, shares, None if held is None else held.transpose(0, 1))
+    monkeypatch.setattr(mechanism, "_ENTRIES_AT_ONCE", at_once)
+    assert torch.equal(mean_with(own, peers, held), wanted)
+
+
+def test_peers_are_chosen_in_blocks_as_at_once(monkeypatch):
+    server = server_view(LAYERS, {}, clients=9, participants=(0, 3, 4, 8), sizes=torch.ones(4))
+    part = methods.make("d-psgd(neighbours=4)")
+    wanted = part.choose_peers(server)
+    monkeypatch.setattr(mechanism, "_ENTRIES_AT_ONCE", 20)
+    assert torch.equal(part.choose_peers(server), wanted)

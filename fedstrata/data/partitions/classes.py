@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
-from fedstrata.data.partitions.drawing import class_pools, local_tests
+from fedstrata.data.partitions.drawing import class_pools, dealt, even_sizes, local_tests
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
@@ -40,7 +40,8 @@ class Classes(Partitioner):
                 f"has {len(present)}; use at most {len(present)}."
             )
         held = present[balanced_slots(clients, self.per_client, len(present), self.generator("slots"))]
-        owned: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        counts = np.zeros((clients, dataset.classes), dtype=np.int64)
+        shuffled = list(pools)
         for label in present:
             holders = np.flatnonzero((held == label).any(axis=1))
             if len(holders) > len(pools[label]):
@@ -49,10 +50,9 @@ class Classes(Partitioner):
                     f"for {len(holders)} clients; use fewer clients or fewer classes per client."
                 )
             if len(holders):
-                shuffled = self.generator("train", int(label)).permutation(pools[label])
-                for holder, part in zip(holders, np.array_split(shuffled, len(holders)), strict=True):
-                    owned[holder].append(part)
-        train = tuple(np.sort(np.concatenate(parts)) for parts in owned)
+                shuffled[label] = self.generator("train", int(label)).permutation(pools[label])
+                counts[holders, label] = even_sizes(len(pools[label]), len(holders))
+        train = dealt(shuffled, counts)
         return Split(train, local_tests(dataset, train, self.test_samples, self.generator))
 
 

@@ -8,7 +8,14 @@ import numpy as np
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
-from fedstrata.data.partitions.drawing import class_pools, dirichlet_log_shares, local_tests, normalised_logarithms
+from fedstrata.data.partitions.drawing import (
+    class_pools,
+    dealt,
+    dirichlet_log_shares,
+    even_sizes,
+    local_tests,
+    normalised_logarithms,
+)
 from fedstrata.data.split import Split
 from fedstrata.spec import parameter
 
@@ -38,13 +45,11 @@ class DirichletBalanced(Partitioner):
             dirichlet_log_shares(self.alpha, dataset.classes, self.generator(client, "shares"))
             for client in range(clients)
         ]
-        sizes = np.full(clients, len(dataset.train) // clients)
-        sizes[: len(dataset.train) % clients] += 1
+        sizes = even_sizes(len(dataset.train), clients)
         available = np.array([len(pool) for pool in pools])
         counts = balanced_counts(np.stack(shares), sizes, available, self.generator("counts"))
         shuffled = [self.generator("train", label).permutation(pool) for label, pool in enumerate(pools)]
-        parts = [np.split(pool, np.cumsum(counts[:-1, label])) for label, pool in enumerate(shuffled)]
-        train = tuple(np.sort(np.concatenate([part[client] for part in parts])) for client in range(clients))
+        train = dealt(shuffled, counts)
         return Split(train, local_tests(dataset, train, self.test_samples, self.generator))
 
 

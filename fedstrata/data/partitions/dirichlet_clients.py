@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 
 import numpy as np
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
-from fedstrata.data.partitions.drawing import class_pools, dirichlet_log_shares, local_tests
+from fedstrata.data.partitions.drawing import class_pools, dealt, dirichlet_log_shares, local_tests
 from fedstrata.data.split import Split
 from fedstrata.spec import parameter
 
@@ -46,8 +47,7 @@ class DirichletClients(Partitioner):
             counts[:, label] = client_counts(len(pool), shares, self.rounding)
         counts = filled_up(counts, self.minimum)
         shuffled = [self.generator("train", label).permutation(pool) for label, pool in enumerate(pools)]
-        parts = [np.split(pool, np.cumsum(counts[:-1, label])) for label, pool in enumerate(shuffled)]
-        train = tuple(np.sort(np.concatenate([part[client] for part in parts])) for client in range(clients))
+        train = dealt(shuffled, counts)
         return Split(train, local_tests(dataset, train, self.test_samples, self.generator))
 
 
@@ -78,12 +78,17 @@ def filled_up(counts: np.ndarray, minimum: int) -> np.ndarray:
     """
     counts = counts.copy()
     sizes = counts.sum(axis=1)
+    # Who has more than the minimum, the largest first and the first among equals; those that are filled up never give.
+    givers = [(-int(sizes[client]), int(client)) for client in np.flatnonzero(sizes > minimum)]
+    heapify(givers)
     for client in np.flatnonzero(sizes < minimum):
-        while sizes[client] < minimum:
-            giver = int(sizes.argmax())
+        for _ in range(minimum - int(sizes[client])):
+            negative, giver = givers[0]
             label = int(counts[giver].argmax())
             counts[giver, label] -= 1
             counts[client, label] += 1
-            sizes[giver] -= 1
-            sizes[client] += 1
+            if -negative - 1 > minimum:
+                heapreplace(givers, (negative + 1, giver))
+            else:
+                heappop(givers)
     return counts

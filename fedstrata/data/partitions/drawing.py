@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedstrata.data.dataset import Dataset
+from fedstrata.data.split import Parts
 
 Allocate = Callable[[int, np.ndarray], np.ndarray]
 
@@ -15,6 +16,37 @@ def class_pools(dataset: Dataset, positions: np.ndarray) -> list[np.ndarray]:
     """Sort positions by the label of their samples: one array of positions per class."""
     labels = dataset.labels.numpy()[positions]
     return [positions[labels == label] for label in range(dataset.classes)]
+
+
+def even_sizes(total: int, parts: int) -> np.ndarray:
+    """Divide a number evenly: the first parts get one more where it does not come out even.
+
+    >>> even_sizes(7, 3).tolist()
+    [3, 2, 2]
+    """
+    sizes = np.full(parts, total // parts)
+    sizes[: total % parts] += 1
+    return sizes
+
+
+def cut_evenly(shuffled: np.ndarray, clients: int) -> Parts:
+    """Cut positions into equal parts, one for each client, and sort each."""
+    each, longer = divmod(len(shuffled), clients)
+    cut = longer * (each + 1)
+    parts = shuffled[:cut].reshape(longer, each + 1), shuffled[cut:].reshape(clients - longer, each)
+    return Parts(np.concatenate([np.sort(part, axis=1).ravel() for part in parts]), even_sizes(len(shuffled), clients))
+
+
+def dealt(pools: Sequence[np.ndarray], counts: np.ndarray) -> Parts:
+    """Deal classes out, from each to one client after the other as many as ``counts`` ``[clients, classes]`` says.
+
+    >>> [own.tolist() for own in dealt([np.array([5, 1, 3]), np.array([4])], np.array([[2, 0], [1, 1]]))]
+    [[1, 5], [3, 4]]
+    """
+    everybody = np.arange(len(counts))
+    owners = np.concatenate([np.repeat(everybody, column) for column in counts.T])
+    taken = [pool[: column.sum()] for pool, column in zip(pools, counts.T, strict=True)]
+    return Parts.grouped(owners, np.concatenate(taken), len(counts))
 
 
 def dirichlet_log_shares(alpha: float, size: int, generator: np.random.Generator) -> np.ndarray:
@@ -53,14 +85,14 @@ def draw(pool: np.ndarray, count: int, generator: np.random.Generator) -> np.nda
     if count == 0:
         return pool[:0]
     copies, rest = divmod(count, len(pool))
-    return np.concatenate([np.tile(pool, copies), generator.choice(pool, rest, replace=False)])
+    drawn: np.ndarray = pool[generator.choice(len(pool), rest, replace=False)] if rest else pool[:0]
+    return np.concatenate([np.tile(pool, copies), drawn]) if copies else drawn
 
 
 def draw_by_class(pools: Sequence[np.ndarray], counts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Draw as many positions of each class as ``counts`` says, and sort them."""
-    return np.sort(
-        np.concatenate([draw(pool, int(count), generator) for pool, count in zip(pools, counts, strict=True)])
-    )
+    wanted = [(pool, count) for pool, count in zip(pools, counts.tolist(), strict=True) if count]
+    return np.sort(np.concatenate([pools[0][:0], *(draw(pool, count, generator) for pool, count in wanted)]))
 
 
 def present_shares(log_shares: np.ndarray, pools: Sequence[np.ndarray]) -> np.ndarray:
@@ -113,20 +145,16 @@ def local_test(
 
 def local_tests(
     dataset: Dataset,
-    train: Sequence[np.ndarray],
+    train: Parts,
     size: int | None,
     generator: Callable[[int, str], np.random.Generator],
-) -> tuple[np.ndarray, ...]:
+) -> Sequence[np.ndarray]:
     """Draw the test samples of all clients from the test part, in the proportions of each client's training labels."""
+    if len(dataset.test) == 0:
+        return Parts(np.empty(0, dtype=np.int64), np.zeros(len(train), dtype=np.int64))
     pools = class_pools(dataset, dataset.test)
-    labels = dataset.labels.numpy()
+    counts = train.label_counts(dataset)
     return tuple(
-        local_test(
-            pools,
-            np.bincount(labels[own], minlength=dataset.classes) / len(own),
-            size,
-            len(own),
-            generator(client, "test"),
-        )
-        for client, own in enumerate(train)
+        local_test(pools, own / trained, size, trained, generator(client, "test"))
+        for client, (own, trained) in enumerate(zip(counts, train.sizes.tolist(), strict=True))
     )

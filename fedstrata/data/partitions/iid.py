@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
-from fedstrata.data.partitions.drawing import local_tests
+from fedstrata.data.partitions.drawing import cut_evenly, local_tests
 from fedstrata.data.split import Split
 from fedstrata.spec import parameter
 
@@ -28,5 +26,5 @@ class Iid(Partitioner):
         """Shuffle, and cut into equal parts."""
         check_clients(dataset, clients)
         shuffled = self.generator("train").permutation(dataset.train)
-        train = tuple(np.sort(part) for part in np.array_split(shuffled, clients))
+        train = cut_evenly(shuffled, clients)
         return Split(train, local_tests(dataset, train, self.test_samples, self.generator))

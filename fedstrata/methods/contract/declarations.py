@@ -52,6 +52,9 @@ class Needs:
     """The groups of the part's client memory that are trained like parameters."""
     replies: bool = False
     """The replies of single clients in :meth:`Part.refine`, so that they cannot be added up as they come."""
+    relays: int = 0
+    """How many other clients' models the server sends each participant, whoever else takes part: they are gathered for
+    as many participants at a time as are trained at once."""
     proxy: int = 0
     """Labelled samples at the server, taken out of the test set."""
     held_out: float = 0.0
@@ -72,6 +75,7 @@ class Needs:
             mean_gradients=any(one.mean_gradients for one in every),
             previous=any(one.previous for one in every),
             replies=any(one.replies for one in every),
+            relays=max(one.relays for one in every),
             proxy=max(one.proxy for one in every),
             held_out=max(one.held_out for one in every),
             samples_per_epoch=next((one.samples_per_epoch for one in every if one.samples_per_epoch), None),

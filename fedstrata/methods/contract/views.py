@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,7 +138,7 @@ class Clients:
     rounds: int
     epochs: int
     layers: LayerMap
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     seed: int
     sizes: Tensor
     label_counts: Tensor
@@ -152,7 +153,7 @@ class Clients:
     drawing: Callable[[str], Tensor] | None = field(default=None, repr=False)
     numbers: Tensor = field(default_factory=_nothing, repr=False)
 
-    def rows(self, rows: Tensor | None, members: Sequence[int] | None = None) -> Clients:
+    def rows(self, rows: Tensor | None, members: Sequence[int] | np.ndarray | None = None) -> Clients:
         """Narrow the view to some of the clients; ``members`` are the same rows, where they are known on the host."""
         if rows is None:
             return self
@@ -170,7 +171,7 @@ class Clients:
             trained=self.trained[rows] if len(self.trained) else self.trained,
         )
 
-    def ids_of(self, members: Sequence[int] | None) -> tuple[int, ...]:
+    def ids_of(self, members: Sequence[int] | np.ndarray | None) -> Sequence[int]:
         """Tell the numbers of those of the clients that stand in some rows (none: all)."""
         return self.ids if members is None else tuple(self.ids[row] for row in members)
 
@@ -212,7 +213,7 @@ class Server:
     layers: LayerMap
     seed: int
     clients: int
-    participants: tuple[int, ...]
+    participants: Sequence[int]
     sizes: Tensor
     label_counts: Tensor
     model: Tensors

@@ -32,6 +32,7 @@ from fedstrata.methods.contract.views import (
 from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Stack, Tensors, per_client, under, weighted_mean
+from fedstrata.transfer import numbers_on
 
 SCOPES = ("weights", "all")
 """What a method may mask: the weights of all layers (convolutions, linear layers, attention, embeddings, ...), or every
@@ -176,7 +177,7 @@ def one_for_all(memory: Stack) -> Stack:
 
 
 def _of_participants(server: Server) -> Tensors:
-    rows = torch.tensor(server.participants, device=server.sizes.device)
+    rows = numbers_on(server.participants, server.sizes.device)
     return {name: masks[rows] for name, masks in server.memory.group("mask").items()}
 
 

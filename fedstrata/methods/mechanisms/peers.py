@@ -10,7 +10,7 @@ relays them, so that the bytes are those that would travel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar
 
@@ -24,7 +24,10 @@ from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.rng import client_keys, permutation
 from fedstrata.spec import parameter
 from fedstrata.stack import Stack, Tensors, align, repeat, under, weighted_mean
+from fedstrata.transfer import numbers_on
 
+_ENTRIES_AT_ONCE = 2**24
+"""How many numbers of peers are looked at together: a bound on memory."""
 NO_SERVER = "peers send their models to each other, and there is no server that a network could run"
 
 
@@ -57,6 +60,11 @@ class Peers(Mixing):
 
     neighbours: int = parameter(10, "How many others each client hears in a round, if there are as many.", low=1)
 
+    @property
+    def needs(self) -> Needs:
+        """The server notes what each client sent, and relays it."""
+        return replace(super().needs, relays=self.neighbours)
+
     def keeps(self, layers: LayerMap) -> Kept:
         """Clients keep their whole models."""
         return Kept(resident=(*layers.parameter_names, *layers.buffer_names))
@@ -69,7 +77,9 @@ class Peers(Mixing):
         """Choose the peers of each participant, ``[K, M]``: uniformly among the others."""
         others = server.clients - 1
         keys = client_keys(server.seed, server.round, server.participants, "peers", server.sizes.device)
-        chosen = permutation(keys, others)[:, : min(self.neighbours, others)]
+        at_once = max(1, _ENTRIES_AT_ONCE // max(1, others))
+        drawn = [permutation(some, others)[:, : min(self.neighbours, others)] for some in torch.split(keys, at_once)]
+        chosen = torch.cat(drawn)
         return chosen + (chosen >= rows_of(server)[:, None])
 
     def broadcast(self, server: Server, message: Message) -> Message:
@@ -88,7 +98,7 @@ class Peers(Mixing):
 
 def rows_of(server: Server) -> Tensor:
     """Return the participants' rows in stacks of all clients: ``[K]``."""
-    return torch.tensor(server.participants, device=server.sizes.device)
+    return numbers_on(server.participants, server.sizes.device)
 
 
 def first_models(server: Server) -> Stack:
@@ -110,9 +120,15 @@ def mean_with(own: Tensor, peers: Tensor, held: Tensor | None = None) -> Tensor:
 
     Under masks ``[K, 1 + M, ...]``, own first, each entry is averaged over those that hold it; zero where nobody does.
     """
-    everybody = torch.cat((own.unsqueeze(1), peers), dim=1).transpose(0, 1)
-    shares = torch.full((len(everybody),), 1 / len(everybody), dtype=torch.float64, device=own.device)
-    return weighted_mean(everybody, shares, None if held is None else held.transpose(0, 1))
+    count = 1 + peers.shape[1]
+    shares = torch.full((count,), 1 / count, dtype=torch.float64, device=own.device)
+    mean = torch.empty_like(own, memory_format=torch.contiguous_format)
+    at_once = max(1, _ENTRIES_AT_ONCE * len(peers) // max(1, peers.numel()))
+    for begin in range(0, len(own), at_once):
+        some = slice(begin, begin + at_once)
+        models = torch.cat((own[some].unsqueeze(1), peers[some]), dim=1).transpose(0, 1)
+        mean[some] = weighted_mean(models, shares, None if held is None else held[some].transpose(0, 1))
+    return mean
 
 
 def mix(models: Tensor, weights: Tensor) -> Tensor:

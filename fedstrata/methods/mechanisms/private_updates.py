@@ -18,6 +18,7 @@ from fedstrata.methods.mechanisms.masking import keep
 from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, squared_norm, subtract
+from fedstrata.transfer import numbers_on
 
 _smallest_noise = cache(gaussian_noise)
 
@@ -103,7 +104,7 @@ class PrivateUpdates(Part):
         }
         counted = server.memory["rounds"].index_add(
             0,
-            torch.tensor(server.participants, device=server.sizes.device),
+            numbers_on(server.participants, server.sizes.device),
             torch.ones_like(server.sizes),
         )
         return whole, {"rounds": counted}

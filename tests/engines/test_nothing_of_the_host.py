@@ -1,0 +1,110 @@
+"""A round asks nothing of the host: no number is read back, and what is moved to the device goes one way, in few calls.
+
+What counts is how often, not how long: a GPU that is asked for a number stands still until it has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from federations import federation, samples, split_by_size
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedstrata.engines.batches import DeviceData
+from fedstrata.engines.broadcast import Broadcast
+from fedstrata.engines.stacked import StackedEngine
+
+READ_BACK = {"tolist", "item", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__", "nonzero"}
+FROM_LISTS = {"tensor", "as_tensor"}
+PARTICIPANTS = (0, 1, 3, 4, 5)
+
+
+class Functions(TorchFunctionMode):
+    """Counts what is read back, and what is made of Python's numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        self.seen.update([name] if name in READ_BACK | FROM_LISTS else [])
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Counts numbers that leave tensors, also inside of PyTorch's own functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
+    """An engine after its first round; it does not count the bytes of masks, which belongs to the report."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    optimiser = "sgd(learning_rate=0.1, momentum=0.9, clip=1.0, weight_decay=0.01)"
+    changes = {"method": method, "batch_size": 4, "epochs": epochs, "optimiser": optimiser, "device": device}
+    dataset, split = samples(60), split_by_size((8,) * 6)
+    world = federation(model, dataset, split, **changes)
+    data = DeviceData(dataset, split, (), world.setting.device, torch.float64)
+    monkeypatch.setattr(StackedEngine, "_bytes", lambda *arguments: 0)
+    monkeypatch.setattr(Broadcast, "_bytes", lambda *arguments: 0)
+    engine = StackedEngine(world.setting, world.model.to(device), data, world.declared, chunk)
+    engine.exchange(1)
+    engine.round(1, PARTICIPANTS, evaluate=False)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        ("fedavg", 0),
+        ("fedbn", 0),
+        ("fedprox", 0),
+        ("ditto", 0),
+        ("scaffold", 0),
+        ("ssfl", 2),  # whether there is a mask: when the server sends, and when clients do
+    ],
+)
+def test_a_round_reads_nothing_back(method, asked, monkeypatch):
+    engine = engine_of(method, monkeypatch)
+    with Functions() as functions, Operations() as operations:
+        engine.round(2, PARTICIPANTS, evaluate=False)
+    assert operations.seen["_local_scalar_dense"] == asked
+    assert {name: count for name, count in functions.seen.items() if name != "__bool__"} == {}
+    assert functions.seen["__bool__"] == asked
+    assert operations.seen["nonzero"] == 0
+
+
+def test_what_is_moved_to_the_device_does_not_grow_with_clients_or_steps(monkeypatch):
+    """Numbers of clients, keys, and the plan of all steps of a phase; each in one piece."""
+    moved = []
+    for participants, epochs in (((0, 2), 1), ((0, 1, 2, 3, 5), 4)):
+        engine = engine_of("fedavg", monkeypatch, epochs=epochs)
+        with Operations() as operations:
+            engine.round(2, participants, evaluate=False)
+        moved.append(operations.seen["lift_fresh"])
+    assert moved[0] == moved[1] > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedprox"])
+@pytest.mark.parametrize("chunk", [2, 8])
+def test_a_gpu_is_never_waited_for_in_a_round(method, chunk, monkeypatch):
+    engine = engine_of(method, monkeypatch, "cuda", chunk)
+    engine.round(2, PARTICIPANTS, evaluate=False)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        engine.round(3, PARTICIPANTS, evaluate=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
