@@ -31,5 +31,5 @@ def set_precision(precision: str, deterministic: bool) -> None:
     allowed = precision in ("tf32", "bf16")
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")  # imports no compiler
     torch.backends.cudnn.deterministic = deterministic
