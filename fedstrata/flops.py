@@ -107,9 +107,7 @@ class _Products(TorchDispatchMode):
         self.counted: defaultdict[str, float] = defaultdict(float)
         self._names = {parameter.untyped_storage().data_ptr(): name for name, parameter in model.named_parameters()}
 
-    def count(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def count(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Compute what was to be computed, and note what it took."""
         result = func(*args, **(kwargs or {}))
         for factors, count in _OPERATIONS.get(func.overloadpacket, _nothing)(args, result):
