@@ -305,7 +305,8 @@ def make_setting(
     device = choose_device(experiment.device)
     set_precision(experiment.precision, experiment.deterministic)
     given = experiment.model if ingredients.model is None else ingredients.model
-    model = build_model(given, input_shape, classes, experiment.seed, trial)
+    model = build_model(given, input_shape, classes, experiment.seed, trial, device)
+    trial = None if trial is None else trial.to(device)
     layers = LayerMap.read(model, input_shape, trial)
     loss = losses.make(experiment.loss)
     loss.check(classes)
@@ -315,7 +316,7 @@ def make_setting(
     fewest = max(1, int(experiment.participation * (clients - experiment.late_clients) + 0.5))
     for note in method.notes(Outline(layers, experiment.rounds, optimiser, clients, fewest)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
-    model = model.to(device=device, dtype=DTYPES[experiment.precision])
+    model = model.to(dtype=DTYPES[experiment.precision])
     initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     initial = method.initial(layers, initial, experiment.seed)
     personal = method.personal(layers)
@@ -325,7 +326,7 @@ def make_setting(
     return model, Setting(
         method=method,
         layers=layers,
-        flops=Flops.read(model, input_shape, None if trial is None else trial.to(device)),
+        flops=Flops.read(model, input_shape, trial),
         initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
         personal=personal,
         resident=personal | method.resident(layers),
