@@ -117,7 +117,7 @@ class _Products(TorchDispatchMode):
 
 
 # Not in the class: what stands there PyTorch keeps from its compiler, and imports that, which takes seconds.
-_Products.__torch_dispatch__ = _Products.count  # type: ignore[method-assign]
+_Products.__torch_dispatch__ = _Products.count  # type: ignore[method-assign,assignment]
 
 
 Counted = Iterable[tuple[tuple[Tensor, Tensor], int]]

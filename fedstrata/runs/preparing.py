@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
 from fedstrata.data.channels import Statistics, statistics_of_clients, with_statistics, with_statistics_of_all
 from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
+from fedstrata.data.contents import untouched
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
 from fedstrata.data.transforms import OTHER_WAYS, Transform, normalisation_in
 from fedstrata.engines.batches import DeviceData, Work
@@ -364,7 +365,7 @@ def load_data(experiment: Experiment) -> Dataset:
             "of its columns for the class and, if there is one, the owner of a row."
         )
     root = None if experiment.data_root is None else Path(experiment.data_root)
-    return datasets.make(experiment.data).load(root)
+    return untouched(datasets.make(experiment.data).load(root))
 
 
 class NamedData:
