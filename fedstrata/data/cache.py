@@ -1,24 +1,5 @@
-"""Where data that was fetched on request, and images that were decoded once, are kept."""
+"""Where data that was fetched on request is kept, beside what else is in the cache."""
 
-from __future__ import annotations
+from fedstrata.caching import cache_directory
 
-import os
-from pathlib import Path
-
-CACHE_VARIABLE = "FEDSTRATA_CACHE"
-OFF = "off"
-"""What the variable says where decoded images are not to be kept."""
-
-
-def cache_directory() -> Path:
-    """Return the folder: ``$FEDSTRATA_CACHE``, else ``$XDG_CACHE_HOME/fedstrata``, or ``~/.cache/fedstrata``."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named and named != OFF:
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedstrata"
-
-
-def decoded_directory() -> Path | None:
-    """Return the folder for decoded images; none where they are not to be kept."""
-    return None if os.environ.get(CACHE_VARIABLE) == OFF else cache_directory() / "decoded"
+__all__ = ["cache_directory"]

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 
 from fedstrata import files
 from fedstrata._version import __version__
-from fedstrata.data.cache import decoded_directory
+from fedstrata.caching import kept_directory
 from fedstrata.data.contents import fingerprint, remember
 from fedstrata.data.dataset import Dataset
 from fedstrata.errors import FedStrataError, FedStrataWarning
@@ -59,7 +59,7 @@ def kept(name: str, place: Path, sources: Sequence[Path], decode: Callable[[], D
 
     ``name`` is the text by which it was asked for, parameters included, and ``place`` the folder of its files.
     """
-    folder = decoded_directory() if _keeping.get() else None
+    folder = kept_directory("decoded") if _keeping.get() else None
     made_from = None if folder is None else _made_from(name, place, sources)
     if folder is None or made_from is None:
         return decode()

@@ -34,7 +34,7 @@ def max_pool2d(
 
 
 def _pool(images: Tensor, windows: tuple[int, int]) -> Tensor:
-    pooled: Tensor = MaxPooling.apply(images, windows)
+    pooled: Tensor = MaxPooling.apply(images, windows)  # type: ignore[no-untyped-call]
     return pooled
 
 
@@ -48,7 +48,7 @@ class MaxPooling(torch.autograd.Function):
         beside = images.permute(1, 3, 4, 0, 2).reshape(batch, height, width, clients * channels).permute(0, 3, 1, 2)
 
         def apart(results: Tensor) -> Tensor:
-            return results.unflatten(1, (clients, channels)).transpose(0, 1).contiguous()
+            return results.reshape(batch, clients, channels, *results.shape[2:]).transpose(0, 1).contiguous()
 
         if not ctx.needs_input_grad[0]:
             return apart(F.max_pool2d(beside, windows))
