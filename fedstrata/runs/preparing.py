@@ -31,7 +31,7 @@ from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
 from fedstrata.plugins import require_imports
 from fedstrata.private_torch import within
-from fedstrata.runs.devices import DTYPES, choose_device, set_precision
+from fedstrata.runs.devices import DTYPES, choose_device, set_precision, spare_host
 from fedstrata.schedules import schedules
 from fedstrata.scores import Metric, describe_metrics, further_metrics, make_metrics
 from fedstrata.wire import AS_IS
@@ -305,6 +305,7 @@ def make_setting(
     """
     device = choose_device(experiment.device)
     set_precision(experiment.precision, experiment.deterministic)
+    spare_host(device)
     given = experiment.model if ingredients.model is None else ingredients.model
     model = build_model(given, input_shape, classes, experiment.seed, trial, device)
     trial = None if trial is None else trial.to(device)
