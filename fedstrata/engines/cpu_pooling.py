@@ -45,7 +45,8 @@ class MaxPooling(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, windows: tuple[int, int]) -> Tensor:
         """Bring the channels side by side, and back."""
         clients, batch, channels, height, width = images.shape
-        beside = images.permute(1, 3, 4, 0, 2).reshape(batch, height, width, clients * channels).permute(0, 3, 1, 2)
+        pixels = images.permute(1, 3, 4, 0, 2).contiguous()
+        beside = pixels.view(batch, height, width, clients * channels).permute(0, 3, 1, 2)
 
         def apart(results: Tensor) -> Tensor:
             return results.reshape(batch, clients, channels, *results.shape[2:]).transpose(0, 1).contiguous()

@@ -74,10 +74,20 @@ def test_images_of_one_client_without_a_batch_go_to_pytorch():
     assert torch.equal(max_pool2d(given, 2), F.max_pool2d(given, 2))
 
 
-def test_channels_that_lie_in_another_order_are_pooled_too():
-    given = images(6, 2, 3, 8, 8).permute(1, 2, 0, 4, 3)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (1, 0, 2, 3, 4), (1, 2, 0, 4, 3)])
+def test_pytorch_always_finds_the_channels_side_by_side(order, monkeypatch):
+    """Also where they lie as after a convolution of all clients: samples first, then clients, then channels."""
+    found, pool = [], F.max_pool2d_with_indices
+
+    def noting(beside, windows):
+        found.append((beside.shape[1], beside.is_contiguous(memory_format=torch.channels_last)))
+        return pool(beside, windows)
+
+    monkeypatch.setattr(F, "max_pool2d_with_indices", noting)
+    given = images(4, 5, 6, 8, 8).permute(order)
     ours, theirs = both(given, 2)
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert found[0] == (given.shape[0] * given.shape[2], True)
 
 
 def test_gradients_have_gradients():
