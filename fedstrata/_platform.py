@@ -6,7 +6,11 @@ Each is a default: what the user has set in the environment wins.
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Collection, Mapping, MutableMapping
+from typing import Any
+
+from fedstrata._cores import affinity, physical_cores, threads_by_quota
 
 DEFAULTS = {
     # Some virtual machines advertise AMX but cannot run it: a bf16 product then kills the interpreter.
@@ -15,19 +19,40 @@ DEFAULTS = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""What PyTorch, NumPy and Arrow ask for the number of their threads."""
+
 # Without binding, two busy threads may share one core for seconds, and run many times slower at random. With it,
-# several processes of one thread each would all sit on the first core: who sets the number of threads decides about
-# binding too.
+# several processes of few threads each would all sit on the first cores: who sets the number of threads decides about
+# binding too, and where a quota sets it there are more cores than threads, for other containers as well.
 THREAD_BINDING = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
 
 
-def prepare(environment: MutableMapping[str, str]) -> None:
-    """Fill in what the environment does not say."""
-    if "OMP_NUM_THREADS" not in environment:
-        for name, value in THREAD_BINDING.items():
+def prepare(environment: MutableMapping[str, str], threads: int | None) -> None:
+    """Fill in what the environment does not say; ``threads`` are those that a quota of CPU time leaves, if one does."""
+    if not threads_are_chosen(environment):
+        chosen = THREAD_BINDING if threads is None else dict.fromkeys(THREADS, str(threads))
+        for name, value in chosen.items():
             environment.setdefault(name, value)
     for name, value in DEFAULTS.items():
         environment.setdefault(name, value)
 
 
-prepare(os.environ)
+def threads_are_chosen(environment: Mapping[str, str]) -> bool:
+    """Tell whether the environment says how many threads there are to be."""
+    return any(name in environment for name in THREADS)
+
+
+def limit_threads(torch: Any, threads: int, own: Collection[int]) -> None:
+    """Take fewer threads where PyTorch was imported before, unless somebody has chosen a number not among its ``own``.
+
+    Those are the ones that it may take by itself: one for each core, or for each processor.
+    """
+    if threads < torch.get_num_threads() in own:
+        torch.set_num_threads(threads)
+
+
+_threads = threads_by_quota()
+if _threads is not None and "torch" in sys.modules and not threads_are_chosen(os.environ):
+    limit_threads(sys.modules["torch"], _threads, (physical_cores(), len(affinity())))
+prepare(os.environ, _threads)

@@ -8,7 +8,7 @@ passes, for the weights and for the activations, take as many operations each as
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -105,16 +105,30 @@ class _Products(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.counted: defaultdict[str, float] = defaultdict(float)
-        self._names = {parameter.untyped_storage().data_ptr(): name for name, parameter in model.named_parameters()}
+        self._places = [(*_place(parameter), name) for name, parameter in model.named_parameters()]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def count(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Compute what was to be computed, and note what it took."""
         result = func(*args, **(kwargs or {}))
         for factors, count in _OPERATIONS.get(func.overloadpacket, _nothing)(args, result):
-            pointers = (factor.untyped_storage().data_ptr() for factor in factors)
-            self.counted[next((self._names[pointer] for pointer in pointers if pointer in self._names), "")] += count
+            names = (name for factor in factors for name in self._names_of(factor))
+            self.counted[next(names, "")] += count
         return result
+
+    def _names_of(self, factor: Tensor) -> Iterator[str]:
+        """Name the parameter of which a factor is a view, if it is one; several may lie in one piece of memory."""
+        begin, _ = _place(factor)
+        return (name for first, last, name in self._places if first <= begin < last)
+
+
+# Not in the class: what stands there PyTorch keeps from its compiler, and imports that, which takes seconds.
+_Products.__torch_dispatch__ = _Products.count  # type: ignore[method-assign,assignment]
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Tell where a tensor lies in memory: the address of its first entry, and where it ends."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
 
 
 Counted = Iterable[tuple[tuple[Tensor, Tensor], int]]

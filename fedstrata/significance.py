@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from scipy.special import stdtr
 
 from fedstrata.errors import unknown_name
 
@@ -166,6 +165,8 @@ def paired_comparison(differences: Sequence[float], reference: str = "the refere
     if summary.std <= 1e-9 * abs(summary.mean):
         return untested("The difference is the same for every seed; with a spread of zero the t-test is undefined.")
     t = summary.mean / (summary.std / math.sqrt(summary.count))
+    from scipy.special import stdtr  # as long to import as all else here
+
     p_value = float(2 * stdtr(summary.count - 1, -abs(t)))
     floor = smallest_sign_test_p(summary.count)
     note = (

@@ -39,6 +39,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.waiting.PATIENCE", 600.0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def nothing_in_the_cache() -> Iterator[None]:
+    """Keep no decoded images in the cache of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSTRATA_CACHE", "off")
+        yield
+
+
 @pytest.fixture
 def fresh_imports() -> Iterator[None]:
     """Forget in the end what a test has imported, as a process does when it ends."""

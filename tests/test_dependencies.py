@@ -110,10 +110,14 @@ sys.meta_path.insert(0, Absent())
 importlib.util.find_spec = find_spec  # which looks for a module without importing it
 from fedstrata.cli import main
 
+assert not {{"numpy", "torch"}} & set(sys.modules)
 for command in (["--help"], ["methods"], ["models"], ["layers"], ["run", "--rounds", "1", "--epochs", "1", "--quiet"]):
     code = main(command)
     assert code == 0, (command, code)
+    slow = {{"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy"}} & set(sys.modules)
+    assert not slow, (command, slow)
 """
+"""Nothing is imported either that takes seconds and is not needed: PyTorch's compiler is one such."""
 
 
 def test_the_command_line_works_without_any_extra(tmp_path):

@@ -96,6 +96,24 @@ def test_tied_weights_and_products_of_the_models_own_are_counted():
     assert flops.weights == {"inner.weight": 2 * 2 * 16, "matrix": 2 * 24, "vector": 2 * 6, "form.weight": 2 * 80}
 
 
+class OnePiece(nn.Module):
+    """Two weights that lie in one piece of memory, as those of a recurrent layer do on a GPU; one is used in parts."""
+
+    def __init__(self):
+        super().__init__()
+        memory = torch.ones(24)
+        self.first = nn.Parameter(memory[:8].view(4, 2))
+        self.second = nn.Parameter(memory[8:].view(4, 4))
+
+    def forward(self, x):
+        upper, lower = self.second.chunk(2)
+        return x @ self.first, torch.einsum("bi,oi->bo", x, lower), x @ upper.t()
+
+
+def test_weights_in_one_piece_of_memory_are_told_apart():
+    assert Flops.read(OnePiece(), (4,)).weights == {"first": 2 * 8, "second": 2 * 16}
+
+
 @pytest.mark.parametrize(
     ("name", "shape"), [("resnet8", (3, 32, 32)), ("vgg6", (3, 32, 32)), ("cnn", (1, 28, 28)), ("mlp", (1, 8, 8))]
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.text import Text
 
@@ -14,6 +13,8 @@ from fedstrata.cli.terminal import new_table, print_json, print_plain, results, 
 from fedstrata.experiment import Experiment
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedstrata.data import Dataset, Split
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -96,9 +97,12 @@ def split_as_data(experiment: Experiment, dataset: Dataset, split: Split, plot: 
 def histogram(counts: np.ndarray, columns: int) -> str:
     """Draw counts as one character each, as high as their share of the largest; neighbours share a column if need be.
 
+    >>> import numpy as np
     >>> histogram(np.array([0, 1, 4, 8]), columns=10)
     ' ▁▄█'
     """
+    import numpy as np  # half of what the command line takes to start without it
+
     sums = np.array([part.sum() for part in np.array_split(counts, min(columns, len(counts)))])
     heights = np.ceil((len(BARS) - 1) * sums / max(sums.max(), 1)).astype(int)
     return "".join(BARS[height] for height in heights)

@@ -1,12 +1,5 @@
-"""Where data that was fetched on request is kept."""
+"""Where data that was fetched on request is kept, beside what else is in the cache."""
 
-from __future__ import annotations
+from fedstrata.caching import cache_directory
 
-import os
-from pathlib import Path
-
-
-def cache_directory() -> Path:
-    """Return the folder for fetched data: ``$XDG_CACHE_HOME/fedstrata``, or ``~/.cache/fedstrata``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedstrata"
+__all__ = ["cache_directory"]

@@ -15,6 +15,7 @@ import torch
 from fedstrata.data.dataset import Dataset
 
 _CHUNK_BYTES = 2**24
+_WHEN_LOADED, _KNOWN = "_fingerprint_when_loaded", "_fingerprint"
 
 
 def fingerprint(dataset: Dataset) -> str | None:
@@ -22,6 +23,8 @@ def fingerprint(dataset: Dataset) -> str | None:
 
     There is none for samples of which only the number is known, as at a server of real sites.
     """
+    if _KNOWN in vars(dataset):
+        return str(vars(dataset)[_KNOWN])
     inputs = dataset.inputs.detach()
     if inputs.untyped_storage().nbytes() < inputs.nbytes:  # one value stands for all
         return None
@@ -35,3 +38,16 @@ def fingerprint(dataset: Dataset) -> str | None:
         digest.update(len(positions).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(positions, dtype="<i8").tobytes())
     return digest.hexdigest()
+
+
+def remember(dataset: Dataset, found: str | None) -> None:
+    """Note the fingerprint that samples had when they were loaded."""
+    vars(dataset)[_WHEN_LOADED] = found
+
+
+def untouched(dataset: Dataset) -> Dataset:
+    """Let the fingerprint stand that was found while loading, if it was: nobody has had the samples in hand since."""
+    found = vars(dataset).get(_WHEN_LOADED)
+    if found is not None:
+        vars(dataset)[_KNOWN] = found
+    return dataset

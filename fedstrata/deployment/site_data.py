@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedstrata.data import Split
+from fedstrata.data.decoded import nothing_kept
 from fedstrata.deployment.own_parameters import with_own_parameters
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
@@ -51,7 +52,11 @@ class SiteData:
         return self.ingredients.make_method(experiment)
 
     def prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
-        """Load the site's samples and build the model."""
+        """Load the site's samples and build the model; no copy of the samples is left anywhere on the disk."""
+        with nothing_kept():
+            return self._prepare(experiment, number, sites)
+
+    def _prepare(self, experiment: Experiment, number: int, sites: int) -> Prepared:
         self.make_method(experiment)
         experiment = with_own_parameters(experiment, self.own, self._given())
         experiment = replace(

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedstrata.engines import cpu_pooling
 from fedstrata.errors import FedStrataWarning
 from fedstrata.private_torch import for_all_clients
 
@@ -29,7 +30,7 @@ Operations = dict[Callable[..., Any], Callable[..., Any]]
 def stacked_operations(device: torch.device) -> Operations:
     """Tell which torch functions to replace on a device.
 
-    On a CPU the generic rules for images are the faster ones, but for attention there is none.
+    On a CPU the generic rules for images are the faster ones, but for pooling, and for attention there is none.
     """
     return CORRECTED_OPERATIONS | (GPU_OPERATIONS if device.type == "cuda" else CPU_OPERATIONS)
 
@@ -346,6 +347,6 @@ GPU_OPERATIONS: Operations = {
     F.scaled_dot_product_attention: _attention,
 }
 
-CPU_OPERATIONS: Operations = {F.scaled_dot_product_attention: attention}
+CPU_OPERATIONS: Operations = {F.max_pool2d: cpu_pooling.max_pool2d, F.scaled_dot_product_attention: attention}
 
 CORRECTED_OPERATIONS: Operations = {F.embedding: _embedding, F.embedding_bag: _embedding_bag, F.rrelu: _rrelu}

@@ -38,6 +38,7 @@ def build_model(
     classes: int,
     seed: int,
     sample: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> nn.Module:
     """Build a model and check that it turns inputs of this shape into one score per class.
 
@@ -45,7 +46,8 @@ def build_model(
     never changes) or a function that returns a module and takes either nothing or ``(input_shape, classes)``. Weights
     are drawn on the CPU, from ``seed`` alone; the random numbers of the rest of the program are not touched. The check
     uses two samples of zeros, or ``sample``, a batch of inputs, where zeros are no valid input (token numbers). A model
-    that went through ``torch.compile`` is taken as it was before: engines run it in a way of their own.
+    that went through ``torch.compile`` is taken as it was before: engines run it in a way of their own. The model is
+    put on the ``device``, if one is given, and checked there: on a machine with a GPU the cores may be few and slow.
 
     >>> model = build_model("mlp(hidden=16)", (1, 8, 8), classes=10, seed=0)
     >>> sum(parameter.numel() for parameter in model.parameters())
@@ -57,7 +59,11 @@ def build_model(
         model = _construct(source, input_shape, classes)
     model = uncompiled(model)
     name = source.name if isinstance(source, ModelSpec) else type(model).__name__
-    _check(model, name, zero_samples(model, input_shape) if sample is None else sample, classes)
+    if sample is not None:  # on the CPU: on a GPU, a number that an embedding does not have ends the process
+        _check(model, name, sample, classes)
+    model = model if device is None else model.to(device)
+    if sample is None:
+        _check(model, name, zero_samples(model, input_shape), classes)
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from itertools import chain
 from typing import Any
@@ -25,8 +25,23 @@ def zero_samples(model: nn.Module, input_shape: tuple[int, ...], count: int = 2)
 def undisturbed(model: nn.Module, name: str) -> Iterator[nn.Module]:
     """Lend a copy of the model in evaluation mode; whatever it draws and stores is forgotten afterwards."""
     copy = copied(model, name)
-    with torch.random.fork_rng(devices=[]):
+    devices = {tensor.device for tensor in chain(copy.parameters(), copy.buffers()) if tensor.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)), _without_cudnn() if devices else nullcontext():
         yield copy.eval()
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Compute without cuDNN, which takes longer to load than a trial takes, and which nothing else may need.
+
+    Recurrent layers are products then, which can be counted.
+    """
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def copied(model: nn.Module, name: str) -> nn.Module:

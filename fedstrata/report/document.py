@@ -10,12 +10,17 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from importlib import resources
+from importlib import metadata, resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedstrata import files
+from fedstrata.caching import kept_directory
+from fedstrata.errors import FedStrataError
 from fedstrata.report.charts import COLOURS, DARK, LIGHT, Drawing, dash_of, theme_config
 from fedstrata.report.markup import Markup, element, join
 
@@ -83,12 +88,36 @@ def _resource(name: str) -> str:
 def _chart_library() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, of the version for which Altair writes its charts.
 
-    It stands in a function of its own, because its short names at the top level would become names of the page.
+    It stands in a function of its own, because its short names at the top level would become names of the page. To put
+    it together takes longer than all else of a page, so it is kept in the cache.
     """
     import vl_convert
 
-    library: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vega_lite_version())
+    version = vega_lite_version()
+    kept = kept_directory("charts")
+    path = None if kept is None else kept / f"vega-lite-{version}-vl-convert-{metadata.version('vl-convert-python')}.js"
+    library = None if path is None else _kept_script(path)
+    if library is None:
+        library = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version))
+        if path is not None:
+            _keep_script(path, library)
     return re.sub(r"</(script)", r"<\\/\1", f"(function () {{\n{library}\n}})();", flags=re.IGNORECASE)
+
+
+def _kept_script(path: Path) -> str | None:
+    """Read a script whose hash stands in its first line; none where there is no such script, or it is damaged."""
+    try:
+        first, _, script = path.read_bytes().decode("utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return script if first == f"// {_hash(script)}" else None
+
+
+def _keep_script(path: Path, script: str) -> None:
+    """Keep a script, if that is possible."""
+    with suppress(FedStrataError, OSError):
+        files.make_folder(path.parent, private=True)
+        files.write_atomically(path, f"// {_hash(script)}\n{script}", private=True)
 
 
 def vega_lite_version() -> str:

@@ -26,6 +26,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
+from fedstrata.runs.devices import spare_host
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
@@ -144,6 +145,7 @@ class Driver:
             experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared
         )
         plan.set_threads()
+        spare_host(ready.setting.device)
         engine = build_engine(plan, ready.setting, ready.model, ready.data, ready.declared)
         return cls(
             ready.experiment,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedstrata.data import Dataset, Split, datasets, parse_transforms, partitions
 from fedstrata.data.channels import Statistics, statistics_of_clients, with_statistics, with_statistics_of_all
 from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
+from fedstrata.data.contents import untouched
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
 from fedstrata.data.transforms import OTHER_WAYS, Transform, normalisation_in
 from fedstrata.engines.batches import DeviceData, Work
@@ -30,7 +31,7 @@ from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
 from fedstrata.plugins import require_imports
 from fedstrata.private_torch import within
-from fedstrata.runs.devices import DTYPES, choose_device, set_precision
+from fedstrata.runs.devices import DTYPES, choose_device, set_precision, spare_host
 from fedstrata.schedules import schedules
 from fedstrata.scores import Metric, describe_metrics, further_metrics, make_metrics
 from fedstrata.wire import AS_IS
@@ -304,8 +305,10 @@ def make_setting(
     """
     device = choose_device(experiment.device)
     set_precision(experiment.precision, experiment.deterministic)
+    spare_host(device)
     given = experiment.model if ingredients.model is None else ingredients.model
-    model = build_model(given, input_shape, classes, experiment.seed, trial)
+    model = build_model(given, input_shape, classes, experiment.seed, trial, device)
+    trial = None if trial is None else trial.to(device)
     layers = LayerMap.read(model, input_shape, trial)
     loss = losses.make(experiment.loss)
     loss.check(classes)
@@ -315,7 +318,7 @@ def make_setting(
     fewest = max(1, int(experiment.participation * (clients - experiment.late_clients) + 0.5))
     for note in method.notes(Outline(layers, experiment.rounds, optimiser, clients, fewest)):
         warnings.warn(note, FedStrataWarning, stacklevel=2)
-    model = model.to(device=device, dtype=DTYPES[experiment.precision])
+    model = model.to(dtype=DTYPES[experiment.precision])
     initial = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     initial = method.initial(layers, initial, experiment.seed)
     personal = method.personal(layers)
@@ -325,7 +328,7 @@ def make_setting(
     return model, Setting(
         method=method,
         layers=layers,
-        flops=Flops.read(model, input_shape, None if trial is None else trial.to(device)),
+        flops=Flops.read(model, input_shape, trial),
         initial={name: initial[name] for name in (*layers.parameter_names, *layers.buffer_names)},
         personal=personal,
         resident=personal | method.resident(layers),
@@ -364,7 +367,7 @@ def load_data(experiment: Experiment) -> Dataset:
             "of its columns for the class and, if there is one, the owner of a row."
         )
     root = None if experiment.data_root is None else Path(experiment.data_root)
-    return datasets.make(experiment.data).load(root)
+    return untouched(datasets.make(experiment.data).load(root))
 
 
 class NamedData:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets, not_found, pooled, search_places
+from fedstrata.data.decoded import kept
 from fedstrata.data.download import HUB_DATASETS
 from fedstrata.data.formats.cifar_batches import (
     read_binary_batch,
@@ -57,10 +59,13 @@ class Cifar(DatasetSource, ABC):
         """Read Parquet shards, pickled batches or the binary version, whichever is found first."""
         places = search_places(self.name, root)
         for place in places:
-            parts = self._from_parquet(place) or self._from_pickles(place) or self._from_binary(place)
+            shards = self._find_parquet(place)
+            if shards is not None:
+                train, test = shards
+                return kept(str(self), train[0].parent, [*train, *test], partial(self._from_parquet, train, test))
+            parts = self._from_pickles(place) or self._from_binary(place)
             if parts is not None:
-                names = parts[0].class_names or tuple(str(label) for label in range(self.classes))
-                return pooled(str(self), *parts, names, self.statistics)
+                return self._pooled(parts)
         expected = (
             f"Parquet shards (train-*.parquet and test-*.parquet), "
             f"the pickled batches ({self.pickled.folder}/{self.pickled.test}, ...) or"
@@ -68,17 +73,22 @@ class Cifar(DatasetSource, ABC):
         )
         raise not_found(self.name, places, expected)
 
-    def _from_parquet(self, place: Path) -> Parts | None:
+    def _find_parquet(self, place: Path) -> tuple[list[Path], list[Path]] | None:
         for folder in (place, place / "data", place / HUB_DATASETS[self.name].folder):
             if train := find_shards(folder, "train"):
                 test = find_shards(folder, "test")
                 if not test:
                     raise FedStrataError(f"'{folder}' holds training shards but no test-*.parquet; fetch it again.")
-                chosen = choose_shards(train, self.shards), choose_shards(test, None)
-                return read_shards(chosen[0], self.parquet_label, "RGB", 32), read_shards(
-                    chosen[1], self.parquet_label, "RGB", 32
-                )
+                return choose_shards(train, self.shards), choose_shards(test, None)
         return None
+
+    def _from_parquet(self, train: Sequence[Path], test: Sequence[Path]) -> Dataset:
+        first, last = (read_shards(shards, self.parquet_label, "RGB", 32) for shards in (train, test))
+        return self._pooled((first, last))
+
+    def _pooled(self, parts: Parts) -> Dataset:
+        names = parts[0].class_names or tuple(str(label) for label in range(self.classes))
+        return pooled(str(self), *parts, names, self.statistics)
 
     def _from_pickles(self, place: Path) -> Parts | None:
         folder = _batch_folder(place, self.pickled)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets, find_own
+from fedstrata.data.decoded import kept
 from fedstrata.data.formats.images import decode_images
 from fedstrata.data.held_out import groups_of, hold_out_for_testing
 from fedstrata.errors import FedStrataError
@@ -74,6 +76,16 @@ class ImageFolder(DatasetSource):
                 own = images_in(folder.path / name)
                 files += own
                 counts += [(number, names.index(name))] * len(own)
+        return kept(str(self), found, files, partial(self._decoded, found, folders, files, counts, names))
+
+    def _decoded(
+        self,
+        found: Path,
+        folders: Sequence[_Folder],
+        files: Sequence[Path],
+        counts: Sequence[tuple[int, int]],
+        names: tuple[str, ...],
+    ) -> Dataset:
         inputs = torch.from_numpy(decode_images(files, "RGB", self.size, str(found)))
         whose, labels = np.array(counts, dtype=np.int64).T
         sites = None if folders[0].site is None else np.array([folder.site for folder in folders])[whose]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import ClassVar
@@ -12,6 +14,7 @@ import numpy as np
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets, not_found, pooled, search_places
+from fedstrata.data.decoded import kept
 from fedstrata.data.download import HUB_DATASETS
 from fedstrata.data.formats.idx import read_idx
 from fedstrata.data.formats.parquet import choose_shards, find_shards, read_shards
@@ -29,11 +32,20 @@ def find_idx(place: Path, folders: tuple[str, ...], stem: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def read_idx_pair(place: Path, folders: tuple[str, ...], prefix: str) -> Samples | None:
-    """Read the images and the labels of one part, or nothing where there are no such images."""
+def idx_files(place: Path, folders: tuple[str, ...], train: str, test: str) -> list[Path]:
+    """List the files of both parts that are there; none where there are no training images."""
+    stems = [f"{part}-{what}" for part in (train, test) for what in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    found = [find_idx(place, folders, stem) for stem in stems]
+    return [] if found[0] is None else [path for path in found if path is not None]
+
+
+def read_idx_pair(place: Path, folders: tuple[str, ...], prefix: str) -> Samples:
+    """Read the images and the labels of one part."""
     images = find_idx(place, folders, f"{prefix}-images-idx3-ubyte")
     if images is None:
-        return None
+        raise FedStrataError(
+            f"There are training images in '{place}' but no '{prefix}-images-idx3-ubyte'; fetch it again."
+        )
     labels = find_idx(place, folders, f"{prefix}-labels-idx1-ubyte")
     if labels is None:
         raise FedStrataError(f"'{images}' has no companion '{prefix}-labels-idx1-ubyte'; fetch it again.")
@@ -45,17 +57,9 @@ def read_idx_pair(place: Path, folders: tuple[str, ...], prefix: str) -> Samples
     return Samples(pixels[:, None], marks.astype(np.int64))
 
 
-def read_idx_dataset(place: Path, folders: tuple[str, ...], train: str, test: str) -> tuple[Samples, Samples] | None:
-    """Read both parts, or nothing where there are no training images."""
-    first = read_idx_pair(place, folders, train)
-    if first is None:
-        return None
-    last = read_idx_pair(place, folders, test)
-    if last is None:
-        raise FedStrataError(
-            f"There are training images in '{place}' but no '{test}-images-idx3-ubyte'; fetch it again."
-        )
-    return first, last
+def read_idx_dataset(place: Path, folders: tuple[str, ...], train: str, test: str) -> tuple[Samples, Samples]:
+    """Read both parts."""
+    return read_idx_pair(place, folders, train), read_idx_pair(place, folders, test)
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,14 @@ class MnistLike(DatasetSource, ABC):
     def load(self, root: Path | None = None) -> Dataset:
         """Read IDX files or Parquet shards, whichever is found first."""
         places = search_places(self.name, root)
+        folders = ("", "raw", f"{self.folder}/raw")
         for place in places:
-            folders = ("", "raw", f"{self.folder}/raw")
-            parts = read_idx_dataset(place, folders, "train", "t10k") or self._from_parquet(place)
-            if parts is not None:
-                return pooled(str(self), *parts, self.class_names)
+            files = idx_files(place, folders, "train", "t10k")
+            if files:
+                return kept(str(self), place, files, partial(self._from_idx, place, folders))
+            train, test = self._find_parquet(place)
+            if train and test:
+                return kept(str(self), train[0].parent, [*train, *test], partial(self._from_parquet, train, test))
         raise not_found(
             self.name,
             places,
@@ -80,14 +87,19 @@ class MnistLike(DatasetSource, ABC):
             "each with or without .gz, or Parquet shards (train-*.parquet and test-*.parquet)",
         )
 
-    def _from_parquet(self, place: Path) -> tuple[Samples, Samples] | None:
+    def _from_idx(self, place: Path, folders: tuple[str, ...]) -> Dataset:
+        return pooled(str(self), *read_idx_dataset(place, folders, "train", "t10k"), self.class_names)
+
+    def _find_parquet(self, place: Path) -> tuple[list[Path], list[Path]]:
         for folder in (place, place / HUB_DATASETS[self.name].folder):
             train, test = find_shards(folder, "train"), find_shards(folder, "test")
             if train and test:
-                return read_shards(choose_shards(train, None), "label", "L", 28), read_shards(
-                    choose_shards(test, None), "label", "L", 28
-                )
-        return None
+                return choose_shards(train, None), choose_shards(test, None)
+        return [], []
+
+    def _from_parquet(self, train: Sequence[Path], test: Sequence[Path]) -> Dataset:
+        first, last = (read_shards(shards, "label", "L", 28) for shards in (train, test))
+        return pooled(str(self), first, last, self.class_names)
 
 
 @datasets.register("mnist")
@@ -130,6 +142,8 @@ EMNIST_CLASSES: dict[str, tuple[str, ...]] = {
     "mnist": tuple(digits),
 }
 
+_EMNIST_FOLDERS = ("", "raw", "gzip", "EMNIST/raw", "EMNIST/raw/gzip")
+
 
 @datasets.register("emnist")
 @dataclass(frozen=True)
@@ -148,17 +162,20 @@ class Emnist(DatasetSource):
         places = search_places(self.name, root)
         stem = f"emnist-{self.split}"
         for place in places:
-            folders = ("", "raw", "gzip", "EMNIST/raw", "EMNIST/raw/gzip")
-            parts = read_idx_dataset(place, folders, f"{stem}-train", f"{stem}-test")
-            if parts is not None:
-                train, test = (self._upright(part) for part in parts)
-                return pooled(str(self), train, test, EMNIST_CLASSES[self.split])
+            files = idx_files(place, _EMNIST_FOLDERS, f"{stem}-train", f"{stem}-test")
+            if files:
+                return kept(str(self), place, files, partial(self._from_idx, place, stem))
         raise not_found(
             self.name,
             places,
             f"{stem}-train-images-idx3-ubyte, {stem}-train-labels-idx1-ubyte, {stem}-test-images-idx3-ubyte and "
             f"{stem}-test-labels-idx1-ubyte, each with or without .gz, as in gzip.zip of NIST's EMNIST page",
         )
+
+    def _from_idx(self, place: Path, stem: str) -> Dataset:
+        parts = read_idx_dataset(place, _EMNIST_FOLDERS, f"{stem}-train", f"{stem}-test")
+        train, test = (self._upright(part) for part in parts)
+        return pooled(str(self), train, test, EMNIST_CLASSES[self.split])
 
     def _upright(self, samples: Samples) -> Samples:
         first_label = 1 if self.split == "letters" else 0
