@@ -31,6 +31,7 @@ from fedstrata.report.formats import plural
 from fedstrata.report.results import comparison_table
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData, divide
+from fedstrata.runs.signals import Interrupted, noted_stops
 from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, notes
 from fedstrata.spec import split_outside
 
@@ -259,18 +260,21 @@ def plan(
 def perform(planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object] = ()) -> list[Result]:
     """Do what is still to do of the runs, in their order, and return the results of all."""
     called = Callbacks(callbacks)
-    results = []
-    for run in planned:
-        if run.state != "finished":
-            shown.begin(run.name)
-        if run.state == "new" or run.path is None:
-            result = api.carry_out(run.experiment, run.given, run.path, called, shown)
-        elif run.state == "finished":
-            result = api.read_result(run.path)
-        else:
-            result = api.carry_on(run.path, run.given, called, shown)
-        # The data and the clients' state of all runs together would fill the memory.
-        results.append(dataclasses.replace(result, driver=None))
+    results: list[Result] = []
+    with noted_stops() as stop:
+        for run in planned:
+            if run.state != "finished":
+                if stop:  # in the last round of the run before, which has come to its end
+                    raise Interrupted(stop[0], results[-1].summary["rounds"], results[-1].out)
+                shown.begin(run.name)
+            if run.state == "new" or run.path is None:
+                result = api.carry_out(run.experiment, run.given, run.path, called, shown)
+            elif run.state == "finished":
+                result = api.read_result(run.path)
+            else:
+                result = api.carry_on(run.path, run.given, called, shown)
+            # The data and the clients' state of all runs together would fill the memory.
+            results.append(dataclasses.replace(result, driver=None))
     return results
 
 

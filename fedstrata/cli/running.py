@@ -288,16 +288,15 @@ def stoppable(how_to_go_on: str, folder: Path) -> Iterator[None]:
     previous = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except Interrupted as stop:
-        raise Stopped(
-            f"Round {stop.round} is saved in '{stop.out}'; go on with: {how_to_go_on}", 128 + stop.signal_number
-        ) from None
-    except (KeyboardInterrupt, _Terminated) as stop:
-        code = 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
+    except (Interrupted, KeyboardInterrupt, _Terminated) as stop:
+        if isinstance(stop, Interrupted):
+            number, saved = stop.signal_number, stop.saved
+        else:
+            number, saved = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT, ""
         begun = (folder / "experiment.toml").exists() or any(folder.glob("*/experiment.toml"))
+        words = f"{saved}; go on" if saved else "Go on from the last checkpoint"
         raise Stopped(
-            f"Go on from the last checkpoint with: {how_to_go_on}" if begun else "Nothing was begun, nothing is lost.",
-            code,
+            f"{words} with: {how_to_go_on}" if saved or begun else "Nothing was begun, nothing is lost.", 128 + number
         ) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
