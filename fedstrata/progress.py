@@ -129,7 +129,7 @@ class Progress(Callback, ABC):
     def show_end(self, view: RoundView) -> None:
         """Show that a run has ended."""
 
-    def show_leaving(self) -> None:  # noqa: B027 - most displays keep no place for a run
+    def show_leaving(self) -> None:
         """Give up the place where the current run was shown."""
 
     def outcome(self) -> str:
@@ -330,7 +330,7 @@ class Notebook(Progress):
     def _draw(self) -> None:
         self._shown_at = self._clock()
         which = f"run {self.done + 1} of {self.runs}, " if self.runs > 1 else ""
-        told = [f"{run.name}: {run.words}" for run in self.active.values()]
+        told = [f"{run.name}: {run.words}" for run in self.active.values() or [self.current]]
         lines = [f"{which}{told[0]}"] if self.at_a_time == 1 else [f"{self.done} of {self.runs} runs done", *told]
         done = 1 - self.left.rounds / max(self._rounds, 1)
         self._show(f'<progress value="{done:.3f}"></progress> {"<br>".join(map(html.escape, lines))}')

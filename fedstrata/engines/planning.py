@@ -30,6 +30,11 @@ _TRIAL_CLIENTS = 8
 _TRIAL_STEPS = 2
 
 
+def threads_of_this_process() -> int:
+    """Tell how many threads PyTorch takes here, unless a plan says otherwise."""
+    return _THREADS
+
+
 @dataclass(frozen=True)
 class Plan:
     """What was decided: the engine, the number of clients at once, and the threads (none: as many as PyTorch takes)."""

@@ -21,9 +21,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error
     ``others`` are the rounds and folders of those that stopped with it, where several ran at a time.
     """
 
-    def __init__(
-        self, signal_number: int, round: int, out: Path | None, *others: tuple[int, Path | None]
-    ) -> None:
+    def __init__(self, signal_number: int, round: int, out: Path | None, *others: tuple[int, Path | None]) -> None:
         super().__init__(f"stopped after round {round}")
         self.signal_number = signal_number
         self.round = round
@@ -33,7 +31,9 @@ class Interrupted(Exception):  # noqa: N818 - not an error
     @property
     def saved(self) -> str:
         """Tell what is saved where; empty where no run had come to its first round."""
-        places = [f"round {round} is saved in '{out}'" for round, out in ((self.round, self.out), *self.others) if round]
+        places = [
+            f"round {round} is saved in '{out}'" for round, out in ((self.round, self.out), *self.others) if round
+        ]
         return ", ".join(places).replace("round", "Round", 1)
 
 

@@ -78,7 +78,9 @@ def test_a_request_to_stop_in_the_last_round_of_a_run_ends_the_comparison_after_
             ask_to_stop(signal.SIGINT)
 
     with pytest.raises(Interrupted) as stop:
-        comparing.perform(comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path), Silence(2, 8), [ask_in_the_last_round])
+        comparing.perform(
+            comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path), Silence(2, 8), [ask_in_the_last_round]
+        )
     assert stop.value.saved == f"Round 4 is saved in '{tmp_path / 'fedavg-seed0'}'"
     planned = comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path)
     assert [run.state for run in planned] == ["finished", "new"]
