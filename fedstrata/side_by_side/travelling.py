@@ -33,7 +33,9 @@ def obstacle(experiment: Experiment, given: Ingredients, callbacks: Sequence[obj
     if not written:
         return "results come back from these through folders; give out=..."
     if callbacks:
-        return "callbacks are objects of this one; register them in a file that runs import (--import, or imports=[...])"
+        return (
+            "callbacks are objects of this one; register them in a file that runs import (--import, or imports=[...])"
+        )
     objects = {"data": given.dataset, "split": given.split, "model": _own_model(given), "metrics": given.metrics}
     for what, value in objects.items():
         if value is not None:

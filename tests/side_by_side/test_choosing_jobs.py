@@ -31,7 +31,9 @@ def first_class(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", 0, 1.5, True, ""])
 def test_what_is_no_number_of_runs_is_refused(given: Any) -> None:
-    with pytest.raises(FedStrataError, match="is no number of runs at a time; give a whole number from 1 on, or 'auto'"):
+    with pytest.raises(
+        FedStrataError, match="is no number of runs at a time; give a whole number from 1 on, or 'auto'"
+    ):
         read_jobs(given)
 
 
@@ -87,5 +89,7 @@ def test_what_cannot_travel_is_refused_or_done_here_with_a_word(
 @pytest.mark.usefixtures("fresh_methods")
 def test_what_was_registered_in_this_process_only_is_refused(tmp_path: Path) -> None:
     methods.register("mine-alone")(Mine)
-    with pytest.raises(FedStrataError, match="the method 'mine-alone' was registered in this one; register it in a file"):
+    with pytest.raises(
+        FedStrataError, match="the method 'mine-alone' was registered in this one; register it in a file"
+    ):
         fedstrata.compare(["mine-alone", "fedavg"], out=tmp_path, jobs=2, **TINY)
