@@ -4,7 +4,8 @@
     python benchmarks/side_by_side.py --model resnet18 --jobs 1 4  made-up images of 32 x 32 pixels, for a GPU
 
 Each is a ``fedstrata compare`` in a process of its own, in an empty folder; repetitions alternate between the numbers
-of jobs, and the fastest counts. Afterwards the folders of all runs are compared: equal bytes, but for the times.
+of jobs, and the fastest counts. Afterwards the folders of all runs are compared: equal bytes, but for the times. With
+``--mps`` the processes share the GPU through NVIDIA's Multi-Process Service, which is started for the measurement.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +59,11 @@ def main() -> None:
     parser.add_argument("--batch-size", default="16")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="further keys, as of fedstrata compare")
+    parser.add_argument("--mps", action="store_true", help="on a GPU: compute at the same time instead of in turns")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as place, shared_gpu(Path(place), given.mps):
+        folder = Path(place) / "runs"
+        folder.mkdir()
         (folder / "images.py").write_text(IMAGES)
         own = [] if given.model in ("mlp", "cnn") else ["--import", "images.py", "--data", "made-up-images"]
         options = [*own, *(f"--set={text}" for text in given.set), "--no-report", "--quiet", "--engine", "stacked"]
@@ -78,6 +83,22 @@ def main() -> None:
             same = all(contents(folder / f"{jobs}-{number}") == expected for number in range(given.repeat))
             gain = fastest[given.jobs[0]] / one
             print(f"--jobs {jobs:>4}  {one:7.1f} s  {gain:5.2f} times  {'same' if same else 'OTHER'} bytes")
+
+
+@contextmanager
+def shared_gpu(folder: Path, wanted: bool) -> Iterator[None]:
+    """Start the service, where it is wanted, and end it."""
+    if not wanted:
+        yield
+        return
+    for what in ("PIPE", "LOG"):
+        (folder / what).mkdir()
+        os.environ[f"CUDA_MPS_{what}_DIRECTORY"] = str(folder / what)
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False)
 
 
 def compare(folder: Path, arguments: list[str]) -> None:

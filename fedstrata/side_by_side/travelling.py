@@ -16,7 +16,7 @@ from fedstrata.runs.preparing import Ingredients
 from fedstrata.scores import metrics
 from fedstrata.spec import Registry
 
-_KEYS: dict[str, Registry[Any]] = {
+COMPONENTS: dict[str, Registry[Any]] = {
     "method": methods,
     "data": datasets,
     "model": models,
@@ -24,7 +24,7 @@ _KEYS: dict[str, Registry[Any]] = {
     "loss": losses,
     "metrics": metrics,
 }
-"""The keys of an experiment that name components."""
+"""The keys of an experiment that name components, and where these are registered."""
 _INTO_A_FILE = "register it in a file that runs import (--import, or imports=[...])"
 
 
@@ -40,7 +40,7 @@ def obstacle(experiment: Experiment, given: Ingredients, callbacks: Sequence[obj
     for what, value in objects.items():
         if value is not None:
             return f"the {what} given as an object cannot travel there; name it in words"
-    for key, registry in _KEYS.items():
+    for key, registry in COMPONENTS.items():
         for name in re.findall(r"[\w.-]+", getattr(experiment, key) or ""):
             if _only_here(experiment, registry, name):
                 return f"the {registry.kind} '{name}' was registered in this one; {_INTO_A_FILE}"

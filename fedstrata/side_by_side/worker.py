@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -24,10 +24,11 @@ from fedstrata.callbacks import RoundView
 from fedstrata.engines.planning import Plan, SharedMemory
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
-from fedstrata.plugins import load_imports
+from fedstrata.plugins import load_imports, loaded_packages
 from fedstrata.progress import ACCURACIES, Progress
 from fedstrata.runs.preparing import Ingredients, NamedData
 from fedstrata.runs.signals import Interrupted, ask_to_stop, noted_stops
+from fedstrata.side_by_side.travelling import COMPONENTS
 
 Message = dict[str, Any]
 
@@ -142,12 +143,20 @@ def _do(message: Message, data: NamedData, connection: Connection, stop: list[in
     given, out, shown = Ingredients(named=data), Path(message["out"]), Told(connection, stop)
     shared = SharedMemory(message["free"], take)
     refuse_to_begin(stop)
+    load_packages_of(message["packages"])
     if not message["new"]:
         api.carry_on(out, given, (), shown, shared)
         return
     experiment = load_imports(Experiment.from_mapping(message["experiment"]), *map(Path, message["places"]))
     plan = None if message["plan"] is None else Plan(**message["plan"])
     api.carry_out(experiment, given, out, (), shown, plan, shared)
+
+
+def load_packages_of(wanted: Sequence[str]) -> None:
+    """Look through the installed packages for components, where who has started this process has done so."""
+    for registry in COMPONENTS.values():
+        if not set(wanted) <= set(loaded_packages()):
+            registry.names()
 
 
 def describe(error: Exception) -> Mapping[str, Any]:

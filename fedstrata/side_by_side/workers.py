@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import site
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from fedstrata.callbacks import RoundView
 from fedstrata.engines.planning import Plan, SharedMemory, free_memory, threads_of_this_process
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
-from fedstrata.plugins import require_imports
+from fedstrata.plugins import loaded_packages, require_imports
 from fedstrata.progress import Progress
 from fedstrata.runs.devices import choose_device
 from fedstrata.runs.driver import Driver
@@ -49,13 +50,18 @@ class Job:
     plan: Plan | None = None
 
     def message(self, free: float) -> dict[str, Any]:
-        """Write down what a worker must know; files to import are looked for where they were found here."""
+        """Write down what a worker must know.
+
+        Files to import are looked for where they were found here; packages that were looked through are noted in the
+        folder of a run.
+        """
         files = require_imports(self.experiment.imports) if self.new else {}
         return {
             "run": self.name,
             "experiment": self.experiment.to_mapping(),
             "out": str(self.out),
             "new": self.new,
+            "packages": sorted(loaded_packages()),
             "places": list(dict.fromkeys(str(file.path.resolve().parent) for file in files.values())),
             "plan": None if self.plan is None else asdict(self.plan),
             "free": free,
@@ -161,15 +167,22 @@ def environment_of_worker(environment: Mapping[str, str]) -> dict[str, str]:
 
     Threads that spin while they wait would take the time of those of other workers for which they wait, too.
     """
-    own = str(Path(fedstrata.__file__).resolve().parents[1])
-    path = environment.get("PYTHONPATH", "")
     changed = {
         "OMP_NUM_THREADS": str(threads_of_this_process()),
         "OMP_PROC_BIND": "false",
         "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONPATH": os.pathsep.join([own, *filter(None, [path])]),
+        **_path_to_this_package(environment.get("PYTHONPATH")),
     }
     return {name: value for name, value in environment.items() if name != "OMP_PLACES"} | changed
+
+
+def _path_to_this_package(path: str | None) -> dict[str, str]:
+    """Let a worker find the same FedStrata, also where it is not installed."""
+    own = Path(fedstrata.__file__).resolve().parents[1]
+    installed = [*site.getsitepackages(), site.getusersitepackages()]
+    if own in [Path(place).resolve() for place in installed]:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join([str(own), *([path] if path else [])])}
 
 
 class Workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -199,9 +200,11 @@ def test_threads_of_workers_are_as_many_as_here_unbound_and_asleep_while_they_wa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "threads_of_this_process", lambda: 3)
-    made = environment_of_worker({"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "PYTHONPATH": "x", "HOME": "h"})
-    root = str(Path(workers.__file__).parents[2])
-    assert made == {
-        "OMP_NUM_THREADS": "3", "OMP_PROC_BIND": "false", "OMP_WAIT_POLICY": "PASSIVE", "HOME": "h",
-        "PYTHONPATH": f"{root}:x",
-    }  # fmt: skip
+    given = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "PYTHONPATH": "x", "HOME": "h"}
+    root = Path(workers.__file__).parents[2]
+    expected = {"OMP_NUM_THREADS": "3", "OMP_PROC_BIND": "false", "OMP_WAIT_POLICY": "PASSIVE", "HOME": "h"}
+    monkeypatch.setattr("site.getsitepackages", lambda: ["elsewhere"])
+    made = environment_of_worker(given)
+    assert made == {**expected, "PYTHONPATH": f"{root}{os.pathsep}x"}
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(root)])
+    assert environment_of_worker(given) == {**expected, "PYTHONPATH": "x"}
