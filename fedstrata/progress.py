@@ -234,7 +234,7 @@ class Live(Progress):
             self._bars.add_task("", total=None, state="preparing", visible=place == 0) for place in range(at_a_time)
         ]
         self._places: dict[str, TaskID] = {}
-        self._all = self._bars.add_task(f"run 1 of {runs}", total=rounds, state="", visible=runs > 1)
+        self._all = self._bars.add_task(self._which(), total=rounds, state="", visible=runs > 1)
 
     def show_doing(self, words: str) -> None:
         """Name the run, and what is done for it."""

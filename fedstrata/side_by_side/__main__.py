@@ -10,3 +10,4 @@ if __name__ == "__main__":
     from fedstrata.side_by_side.worker import work
 
     work()
+    os._exit(0)  # everything is written and told, and to take PyTorch down takes longer than a short run
