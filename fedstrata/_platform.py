@@ -52,6 +52,11 @@ def limit_threads(torch: Any, threads: int, own: Collection[int]) -> None:
         torch.set_num_threads(threads)
 
 
+PROCESSORS = frozenset(affinity())
+"""The processors that the user lets this process run on: binding ties its first thread to one of them."""
+CHOSEN_THREADS = os.environ.get("OMP_NUM_THREADS")
+"""How many threads the user wants, where they have said so."""
+
 _threads = threads_by_quota()
 if _threads is not None and "torch" in sys.modules and not threads_are_chosen(os.environ):
     limit_threads(sys.modules["torch"], _threads, (physical_cores(), len(affinity())))

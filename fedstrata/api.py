@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedstrata.callbacks import Callbacks
 from fedstrata.data import Dataset, Split, datasets, read_data
-from fedstrata.engines.planning import ENGINES, Plan
+from fedstrata.engines.planning import ENGINES, Plan, SharedMemory
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Part, methods
@@ -139,11 +139,20 @@ def run(
 
 
 def carry_out(
-    experiment: Experiment, given: Ingredients, out: Path | None, callbacks: Iterable[object], shown: Progress
+    experiment: Experiment,
+    given: Ingredients,
+    out: Path | None,
+    callbacks: Iterable[object],
+    shown: Progress,
+    plan: Plan | None = None,
+    shared: SharedMemory | None = None,
 ) -> Result:
-    """Run an experiment whose files are imported, and show how far it has come."""
+    """Run an experiment whose files are imported, and show how far it has come.
+
+    A ``plan`` may have been made before; ``shared`` is given where others run on the same device.
+    """
     called = Callbacks(callbacks)
-    simulation = Driver.prepare(experiment, given, tell=shown.show_doing)
+    simulation = Driver.prepare(experiment, given, plan, shown.show_doing, shared)
     shown.show_doing(f"round 1 of {experiment.rounds}")
     if out is None:
         return _result(simulation, simulation.run(None, [*called, shown]), None)
@@ -202,7 +211,13 @@ def extend(
         return carry_on(Path(out), given, callbacks, shown)
 
 
-def carry_on(out: Path, given: Ingredients, callbacks: Iterable[object], shown: Progress) -> Result:
+def carry_on(
+    out: Path,
+    given: Ingredients,
+    callbacks: Iterable[object],
+    shown: Progress,
+    shared: SharedMemory | None = None,
+) -> Result:
     """Go on with an interrupted run, and show how far it has come."""
     called = Callbacks(callbacks)
     with RunFolder.resume(out) as folder:
@@ -218,7 +233,7 @@ def carry_on(out: Path, given: Ingredients, callbacks: Iterable[object], shown: 
         plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
         experiment = load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
         experiment = experiment.with_changes({"device": environment["device"]})
-        simulation = Driver.prepare(experiment, given, plan, shown.show_doing)
+        simulation = Driver.prepare(experiment, given, plan, shown.show_doing, shared)
         if simulation.experiment.metrics != experiment.metrics:
             raise FedStrataError(
                 f"The run in '{out}' measures {experiment.metrics or 'accuracy and loss'}; go on with the same, not "

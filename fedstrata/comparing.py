@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,10 +17,12 @@ from rich.console import Console
 from torch import nn
 
 from fedstrata import api
+from fedstrata._platform import CHOSEN_THREADS
 from fedstrata.api import Result
 from fedstrata.callbacks import Callbacks
 from fedstrata.data import Split
-from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.engines.planning import free_memory
+from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Part
 from fedstrata.methods import methods as registry
@@ -29,8 +32,14 @@ from fedstrata.progress import Progress, show_if_wanted
 from fedstrata.report import rich_table
 from fedstrata.report.formats import plural
 from fedstrata.report.results import comparison_table
+from fedstrata.runs.devices import choose_device
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData, divide
+from fedstrata.runs.signals import Interrupted, noted_stops
+from fedstrata.side_by_side.how_many import as_many_as_fit, read_jobs, usable_cores
+from fedstrata.side_by_side.travelling import obstacle
+from fedstrata.side_by_side.workers import Job
+from fedstrata.side_by_side.workers import perform as side_by_side
 from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, notes
 from fedstrata.spec import split_outside
 
@@ -178,6 +187,7 @@ def compare(
     out: str | Path | None = None,
     callbacks: Iterable[object] = (),
     progress: bool | None = None,
+    jobs: int | str = 1,
     **changes: Any,
 ) -> Comparison:
     """Run several methods on the same data, each with several seeds, and set the outcome as a table.
@@ -185,6 +195,10 @@ def compare(
     ``methods`` is a list, or a text such as ``"fedavg, fedbn, local"``. Everything else is as in :func:`fedstrata.run`;
     seeds are counted from ``seed`` on. With ``out``, each run has a folder there, and nothing is done twice: an
     interrupted comparison goes on, and a longer list adds to it. Without, nothing is written. The data is loaded once.
+
+    ``jobs`` is how many runs are done at a time, in processes of their own, or ``"auto"``. Their numbers do not depend
+    on it. It takes an ``out``, and what cannot travel to another process, such as objects and callbacks, is refused;
+    with ``"auto"``, runs are then done one after another, with a warning.
 
     >>> comparison = compare("fedavg, local", data="digits", model="mlp", clients=3, rounds=1, epochs=1)
     >>> [row["method"] for row in comparison.to_rows()]
@@ -198,9 +212,11 @@ def compare(
     chosen = load_imports(chosen, Path())
     given = dataclasses.replace(api.make_ingredients(data, split, model, None, metrics), named=NamedData())
     planned = plan(chosen, make_methods(methods), seeds, None if out is None else Path(out), given)
+    called = list(Callbacks(callbacks))
+    at_a_time = choose_jobs(jobs, planned, called)
     to_do = [run for run in planned if run.state != "finished"]
-    with show_if_wanted(progress, len(to_do), sum(run.rounds_left for run in to_do)) as shown:
-        return Comparison(tuple(perform(planned, shown, callbacks)))
+    with show_if_wanted(progress, len(to_do), sum(run.rounds_left for run in to_do), at_a_time) as shown:
+        return Comparison(tuple(perform(planned, shown, called, at_a_time)))
 
 
 def make_methods(given: str | Sequence[str | Method | Part]) -> list[Method]:
@@ -256,21 +272,64 @@ def plan(
     return planned
 
 
-def perform(planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object] = ()) -> list[Result]:
-    """Do what is still to do of the runs, in their order, and return the results of all."""
+def choose_jobs(asked: int | str, planned: Sequence[PlannedRun], callbacks: Sequence[object] = ()) -> int:
+    """Choose how many of the runs to do at a time, no more than there are to do.
+
+    Where some cannot be done in another process, to ask for several at a time is refused; ``auto`` then means one.
+    """
+    number = read_jobs(asked)
+    to_do = [run for run in planned if run.state != "finished"]
+    if number == 1 or len(to_do) < 2:
+        return 1
+    for run in to_do:
+        reason = obstacle(run.experiment, run.given, callbacks, run.path is not None)
+        if reason is not None and number is None:
+            warnings.warn(
+                f"The runs are done one after another, not in other processes: {reason}.", FedStrataWarning, 2
+            )
+            return 1
+        if reason is not None:
+            raise FedStrataError(
+                f"{number} runs at a time are done in other processes, but {reason}, or leave jobs out."
+            )
+    if number is None:
+        device = choose_device(to_do[0].experiment.device)
+        number = as_many_as_fit(device.type, free_memory(device), CHOSEN_THREADS, usable_cores())
+    return min(number, len(to_do))
+
+
+def perform(
+    planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object] = (), at_a_time: int = 1
+) -> list[Result]:
+    """Do what is still to do of the runs, in their order, so many at a time, and return the results of all."""
+    if at_a_time == 1:
+        return _one_after_another(planned, shown, callbacks)
+    jobs = [
+        Job(run.name, run.experiment, run.path, run.state == "new", run.rounds_left)
+        for run in planned
+        if run.state != "finished" and run.path is not None
+    ]
+    side_by_side(jobs, at_a_time, shown, planned[0].given)
+    return [api.read_result(run.path) for run in planned if run.path is not None]
+
+
+def _one_after_another(planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object]) -> list[Result]:
     called = Callbacks(callbacks)
-    results = []
-    for run in planned:
-        if run.state != "finished":
-            shown.begin(run.name)
-        if run.state == "new" or run.path is None:
-            result = api.carry_out(run.experiment, run.given, run.path, called, shown)
-        elif run.state == "finished":
-            result = api.read_result(run.path)
-        else:
-            result = api.carry_on(run.path, run.given, called, shown)
-        # The data and the clients' state of all runs together would fill the memory.
-        results.append(dataclasses.replace(result, driver=None))
+    results: list[Result] = []
+    with noted_stops() as stop:
+        for run in planned:
+            if run.state != "finished":
+                if stop:  # in the last round of the run before, which has come to its end
+                    raise Interrupted(stop[0], results[-1].summary["rounds"], results[-1].out)
+                shown.begin(run.name)
+            if run.state == "new" or run.path is None:
+                result = api.carry_out(run.experiment, run.given, run.path, called, shown)
+            elif run.state == "finished":
+                result = api.read_result(run.path)
+            else:
+                result = api.carry_on(run.path, run.given, called, shown)
+            # The data and the clients' state of all runs together would fill the memory.
+            results.append(dataclasses.replace(result, driver=None))
     return results
 
 

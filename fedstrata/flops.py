@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedstrata.models.trial import forward, undisturbed, zero_samples
+from fedstrata.private_torch import OperationMode
 from fedstrata.stack import Tensors
 
 PASSES = 3
@@ -99,17 +99,17 @@ class Flops:
         return Cost(steps * self.forward, steps * (self.forward - saved))
 
 
-class _Products(TorchDispatchMode):
+class _Products(OperationMode):  # type: ignore[no-untyped-call]
     """Counts the operations of products as they are computed, by the parameter that takes part, or under no name."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted: defaultdict[str, float] = defaultdict(float)
         self._places = [(*_place(parameter), name) for name, parameter in model.named_parameters()]
 
-    def count(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute what was to be computed, and note what it took."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         for factors, count in _OPERATIONS.get(func.overloadpacket, _nothing)(args, result):
             names = (name for factor in factors for name in self._names_of(factor))
             self.counted[next(names, "")] += count
@@ -119,10 +119,6 @@ class _Products(TorchDispatchMode):
         """Name the parameter of which a factor is a view, if it is one; several may lie in one piece of memory."""
         begin, _ = _place(factor)
         return (name for first, last, name in self._places if first <= begin < last)
-
-
-# Not in the class: what stands there PyTorch keeps from its compiler, and imports that, which takes seconds.
-_Products.__torch_dispatch__ = _Products.count  # type: ignore[method-assign,assignment]
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
@@ -47,40 +47,75 @@ class TimeLeft:
         return max(self.rounds, 0) * sum(measured) / len(measured) if measured else None
 
 
-class Progress(Callback, ABC):
-    """Shows the progress of one or more runs, as a callback of each."""
+class Shown:
+    """A run that is under way, as far as it is shown."""
 
-    def __init__(self, runs: int, rounds: int) -> None:
-        self.runs = runs
-        self.left = TimeLeft(rounds)
-        self.done = 0
-        self.name = ""
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.accuracy = math.nan
         self.seconds = 0.0
+        self.left: TimeLeft | None = None
+        self.words = ""
+
+    def note(self, view: RoundView) -> None:
+        """Take note of a round."""
+        self.left = self.left or TimeLeft(view.rounds - view.round + 1)
+        self.left.note(view.seconds)
+        self.seconds += view.seconds
+        self.note_accuracy(view)
+
+    def note_accuracy(self, view: RoundView) -> None:
+        """Take note of the accuracy; in rounds without one the last one stays."""
+        self.accuracy = next((view.metrics[name] for name in ACCURACIES if name in view.metrics), self.accuracy)
+
+
+class Progress(Callback, ABC):
+    """Shows the progress of one or more runs, as a callback of each.
+
+    Where several run at a time, :meth:`turn_to` says of which of them the next words are.
+    """
+
+    def __init__(self, runs: int, rounds: int, at_a_time: int = 1) -> None:
+        self.runs = runs
+        self.at_a_time = at_a_time
+        self.left = TimeLeft(rounds)
+        self.done = 0
+        self.current = Shown("")
+        self.active: dict[str, Shown] = {}
 
     def begin(self, name: str) -> None:
-        """Tell which run comes next."""
-        self.name, self.accuracy, self.seconds = name, math.nan, 0.0
+        """Tell which run comes next, or is now also under way."""
+        if self.at_a_time == 1:
+            self.active.clear()
+        self.current = self.active[name] = Shown(name)
         self.show_doing("preparing")
+
+    def turn_to(self, name: str) -> None:
+        """Tell of which of the runs that are under way the next words are."""
+        self.current = self.active[name]
+
+    def leave(self, rounds: int = 0) -> None:
+        """Show the current run no more; so many rounds of it are not waited for."""
+        self.left.rounds -= rounds
+        self.active.pop(self.current.name, None)
+        self.show_leaving()
 
     def on_round(self, view: RoundView) -> None:
         """Take note of a round."""
         self.left.note(view.seconds)
         if self.runs == 1:  # a run that goes on has fewer rounds to do than it has in all
             self.left.rounds = view.rounds - view.round
-        self.seconds += view.seconds
-        self._note_accuracy(view)
+        self.current.note(view)
         self.show_round(view)
 
     def on_end(self, view: RoundView, summary: Mapping[str, Any]) -> None:
         """Take note of the end of a run; rounds that it did not come to are not waited for any more."""
-        self._note_accuracy(view)
+        self.current.note_accuracy(view)
         self.left.rounds -= view.rounds - view.round if self.runs > 1 else self.left.rounds
         self.done += 1
+        if self.at_a_time > 1:
+            self.active.pop(self.current.name, None)
         self.show_end(view)
-
-    def _note_accuracy(self, view: RoundView) -> None:
-        self.accuracy = next((view.metrics[name] for name in ACCURACIES if name in view.metrics), self.accuracy)
 
     @abstractmethod
     def show_doing(self, words: str) -> None:
@@ -94,9 +129,17 @@ class Progress(Callback, ABC):
     def show_end(self, view: RoundView) -> None:
         """Show that a run has ended."""
 
+    def show_leaving(self) -> None:
+        """Give up the place where the current run was shown."""
+
     def outcome(self) -> str:
         """Tell in a line how a run ended."""
-        return f"{self.name}: accuracy {_percent(self.accuracy)}, {duration(self.seconds)}"
+        return f"{self.current.name}: accuracy {_percent(self.current.accuracy)}, {duration(self.current.seconds)}"
+
+    def seconds_left(self) -> float | None:
+        """Guess the seconds until all runs are done."""
+        seconds = self.left.seconds
+        return None if seconds is None else seconds / max(1, min(self.at_a_time, self.runs - self.done))
 
     def __enter__(self) -> Self:
         return self
@@ -123,29 +166,45 @@ class Silence(Progress):
 class Lines(Progress):
     """Writes a line when a run ends, and now and then on the way there: for log files and pipes.
 
-    What comes before the first round gets a line only where it takes long.
+    What comes before the first round gets a line only where it takes long. A line on the way tells of all runs that are
+    under way.
     """
 
-    def __init__(self, runs: int, rounds: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(runs, rounds)
+    def __init__(
+        self,
+        runs: int,
+        rounds: int,
+        console: Console,
+        at_a_time: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(runs, rounds, at_a_time)
         self._console = console
         self._clock = clock
         self._last_line = clock()
-        self._waiting = Waiting(self._write)
+        self._waiting: dict[str, Waiting] = {}
 
     def show_doing(self, words: str) -> None:
         """Write a line if it takes long."""
-        self._waiting.begin(f"{self.name}: {words}")
+        self._waiting.setdefault(self.current.name, Waiting(self._write)).begin(f"{self.current.name}: {words}")
 
     def show_round(self, view: RoundView) -> None:
         """Write a line if the last one is long ago."""
-        self._waiting.end()
+        self.show_leaving()
+        self.current.words = f"round {view.round}/{view.rounds}, accuracy {_percent(self.current.accuracy)}"
         if self._clock() - self._last_line >= SECONDS_BETWEEN_LINES and view.round < view.rounds:
-            self._write(f"{self.name}: round {view.round}/{view.rounds}, {_state(self.accuracy, self.left)}")
+            told = [f"{run.name}: {run.words}" for run in self.active.values() if run.words]
+            self._write(f"{'; '.join(told)}, {_left(self.seconds_left())}")
 
     def show_end(self, view: RoundView) -> None:
         """Write how the run ended."""
         self._write(self.outcome())
+
+    def show_leaving(self) -> None:
+        """Wait for nothing of the run any more."""
+        waiting = self._waiting.pop(self.current.name, None)
+        if waiting is not None:
+            waiting.end()
 
     def _write(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
@@ -154,14 +213,15 @@ class Lines(Progress):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._waiting.end()
+        for waiting in self._waiting.values():
+            waiting.end()
 
 
 class Live(Progress):
-    """Draws a bar for the current run and, where there are several, one for all of them."""
+    """Draws a bar for each run that is under way and, where there are several, one for all of them."""
 
-    def __init__(self, runs: int, rounds: int, console: Console) -> None:
-        super().__init__(runs, rounds)
+    def __init__(self, runs: int, rounds: int, console: Console, at_a_time: int = 1) -> None:
+        super().__init__(runs, rounds, at_a_time)
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -169,27 +229,53 @@ class Live(Progress):
             TextColumn("{task.fields[state]}", markup=False),
         )
         self._bars = Bars(*columns, console=console, transient=True, refresh_per_second=5)
-        self._run = self._bars.add_task("", total=None, state="preparing")
-        self._all = self._bars.add_task(f"run 1 of {runs}", total=rounds, state="", visible=runs > 1)
+        # Bars stand in the order in which they are made, and that of all runs stands below the others.
+        self._free = [
+            self._bars.add_task("", total=None, state="preparing", visible=place == 0) for place in range(at_a_time)
+        ]
+        self._places: dict[str, TaskID] = {}
+        self._all = self._bars.add_task(self._which(), total=rounds, state="", visible=runs > 1)
 
     def show_doing(self, words: str) -> None:
         """Name the run, and what is done for it."""
-        self._bars.reset(self._run, description=self.name, total=None, state=words)
-        self._bars.update(self._all, description=f"run {self.done + 1} of {self.runs}")
+        name = self.current.name
+        if self.at_a_time == 1 and name not in self._places:
+            self._free.extend(self._places.values())
+            self._places.clear()
+        if name not in self._places:
+            self._places[name] = self._free.pop(0)
+        self._bars.reset(self._places[name], description=name, total=None, state=words, visible=True)
+        self._bars.update(self._all, description=self._which())
 
     def show_round(self, view: RoundView) -> None:
         """Move the bars."""
-        state = f"round {view.round}/{view.rounds}, accuracy {_percent(self.accuracy)}"
-        if self.runs == 1:
-            state = f"round {view.round}/{view.rounds}, {_state(self.accuracy, self.left)}"
-        self._bars.update(self._run, total=view.rounds, completed=view.round, state=state)
-        self._bars.update(self._all, advance=1, state=_left(self.left))
+        state = f"round {view.round}/{view.rounds}, accuracy {_percent(self.current.accuracy)}"
+        if (self.runs == 1 or self.at_a_time > 1) and self.current.left is not None:
+            state = f"{state}, {_left(self.current.left.seconds)}"
+        place = self._places[self.current.name]
+        self._bars.update(place, total=view.rounds, completed=view.round, state=state)
+        self._bars.update(self._all, advance=1, state=_left(self.seconds_left()))
 
     def show_end(self, view: RoundView) -> None:
         """Leave a line for each of several runs."""
         self._bars.update(self._all, advance=view.rounds - view.round)
         if self.runs > 1:
             self._bars.console.print(Text.assemble(("✓ ", "green"), self.outcome()), soft_wrap=True)
+        if self.at_a_time > 1:
+            self.show_leaving()
+
+    def show_leaving(self) -> None:
+        """Make the place free for another run."""
+        place = self._places.pop(self.current.name, None)
+        if place is not None:
+            self._bars.update(place, visible=False)
+            self._free.insert(0, place)
+        self._bars.update(self._all, description=self._which())
+
+    def _which(self) -> str:
+        if self.at_a_time > 1:
+            return f"{self.done} of {self.runs} runs done"
+        return f"run {min(self.done + 1, self.runs)} of {self.runs}"
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -208,9 +294,14 @@ class Notebook(Progress):
     """
 
     def __init__(
-        self, runs: int, rounds: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        runs: int,
+        rounds: int,
+        show: Callable[[str], None],
+        at_a_time: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(runs, rounds)
+        super().__init__(runs, rounds, at_a_time)
         self._show = show
         self._clock = clock
         self._shown_at = -math.inf
@@ -219,43 +310,51 @@ class Notebook(Progress):
 
     def show_doing(self, words: str) -> None:
         """Name the run, and what is done for it."""
-        self._draw(words)
+        self.current.words = words
+        self._draw()
 
     def show_round(self, view: RoundView) -> None:
         """Move the bar, a few times in a second at most."""
+        state = f"accuracy {_percent(self.current.accuracy)}, {_left(self.seconds_left())}"
+        self.current.words = f"round {view.round}/{view.rounds}, {state}"
         if self._clock() - self._shown_at >= _SECONDS_BETWEEN_DRAWINGS:
-            self._draw(f"round {view.round}/{view.rounds}, {_state(self.accuracy, self.left)}")
+            self._draw()
 
     def show_end(self, view: RoundView) -> None:
         """Leave a line."""
-        self._seconds += self.seconds
+        self._seconds += self.current.seconds
         if self.done == self.runs:
             outcome = self.outcome() if self.runs == 1 else f"{self.runs} runs, {duration(self._seconds)}"
             self._show(html.escape(outcome))
 
-    def _draw(self, words: str) -> None:
+    def _draw(self) -> None:
         self._shown_at = self._clock()
         which = f"run {self.done + 1} of {self.runs}, " if self.runs > 1 else ""
+        told = [f"{run.name}: {run.words}" for run in self.active.values() or [self.current]]
+        lines = [f"{which}{told[0]}"] if self.at_a_time == 1 else [f"{self.done} of {self.runs} runs done", *told]
         done = 1 - self.left.rounds / max(self._rounds, 1)
-        self._show(f'<progress value="{done:.3f}"></progress> {html.escape(f"{which}{self.name}: {words}")}')
+        self._show(f'<progress value="{done:.3f}"></progress> {"<br>".join(map(html.escape, lines))}')
 
 
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 
 
-def show_progress(console: Console, runs: int, rounds: int, quiet: bool = False) -> Progress:
+def show_progress(console: Console, runs: int, rounds: int, quiet: bool = False, at_a_time: int = 1) -> Progress:
     """Choose the display: live in a terminal, lines elsewhere, or nothing. ``rounds`` are those of all runs."""
     if quiet:
-        return Silence(runs, rounds)
+        return Silence(runs, rounds, at_a_time)
     if console.is_jupyter:
-        return Notebook(runs, rounds, _below_the_cell())
-    return Live(runs, rounds, console) if console.is_terminal else Lines(runs, rounds, console)
+        return Notebook(runs, rounds, _below_the_cell(), at_a_time)
+    if console.is_terminal:
+        return Live(runs, rounds, console, at_a_time)
+    return Lines(runs, rounds, console, at_a_time)
 
 
-def show_if_wanted(wanted: bool | None, runs: int, rounds: int) -> Progress:
+def show_if_wanted(wanted: bool | None, runs: int, rounds: int, at_a_time: int = 1) -> Progress:
     """Show the progress of runs that Python code begins; where that is left open, in notebooks only."""
     console = Console(stderr=True, highlight=False)
-    return show_progress(console, runs, rounds, quiet=not (console.is_jupyter if wanted is None else wanted))
+    quiet = not (console.is_jupyter if wanted is None else wanted)
+    return show_progress(console, runs, rounds, quiet, at_a_time)
 
 
 def _below_the_cell() -> Callable[[str], None]:
@@ -265,12 +364,8 @@ def _below_the_cell() -> Callable[[str], None]:
     return lambda text: handle.update(ipython.HTML(text))
 
 
-def _state(accuracy: float, left: TimeLeft) -> str:
-    return f"accuracy {_percent(accuracy)}, {_left(left)}"
-
-
-def _left(left: TimeLeft) -> str:
-    return "" if left.seconds is None else f"{duration(left.seconds)} left"
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f"{duration(seconds)} left"
 
 
 def _percent(fraction: float) -> str:

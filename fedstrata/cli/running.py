@@ -53,6 +53,7 @@ def register(app: typer.Typer) -> None:
         (
             "fedstrata compare 'fedavg, fedbn, local' --seeds 3",
             "fedstrata compare 'fedavg, fedprox:0.01, fedprox:0.1' --rounds 50 --out runs/fedprox",
+            "fedstrata compare 'fedavg, fedbn, local' --seeds 5 --jobs auto",
         ),
     )
     add_command(app, resume)
@@ -166,6 +167,14 @@ def compare(
         ),
     ],
     seeds: Annotated[int, typer.Option(help="How many seeds to run each method with, from --seed on.")] = 1,
+    jobs: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="How many runs to do at a time, each in a process of its own; auto: as many as keep the GPU or the "
+            "cores busy. The numbers do not depend on it.",
+        ),
+    ] = "1",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -195,6 +204,7 @@ def compare(
     texts = comparing.read_methods(", ".join(text for text in methods if not text.endswith(".toml")))
     with telling(f"looking for finished runs and loading the data {experiment.data}", quiet):
         planned, folder = planned_runs(experiment, texts, seeds, out)
+    at_a_time = comparing.choose_jobs(jobs, planned)
     to_do = [one for one in planned if one.state != "finished"]
     if len(to_do) < len(planned) and not quiet:
         messages.print(
@@ -203,9 +213,9 @@ def compare(
         )
     with (
         stoppable("the same command", folder),
-        show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet) as progress,
+        show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet, at_a_time) as progress,
     ):
-        comparing.perform(planned, progress)
+        comparing.perform(planned, progress, at_a_time=at_a_time)
     folders = [one.path for one in planned if one.path is not None]
     show_comparison(folders, None if no_report else folder / PAGE, json, quiet, out=folder)
 
@@ -288,16 +298,15 @@ def stoppable(how_to_go_on: str, folder: Path) -> Iterator[None]:
     previous = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except Interrupted as stop:
-        raise Stopped(
-            f"Round {stop.round} is saved in '{stop.out}'; go on with: {how_to_go_on}", 128 + stop.signal_number
-        ) from None
-    except (KeyboardInterrupt, _Terminated) as stop:
-        code = 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
+    except (Interrupted, KeyboardInterrupt, _Terminated) as stop:
+        if isinstance(stop, Interrupted):
+            number, saved = stop.signal_number, stop.saved
+        else:
+            number, saved = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT, ""
         begun = (folder / "experiment.toml").exists() or any(folder.glob("*/experiment.toml"))
+        words = f"{saved}; go on" if saved else "Go on from the last checkpoint"
         raise Stopped(
-            f"Go on from the last checkpoint with: {how_to_go_on}" if begun else "Nothing was begun, nothing is lost.",
-            code,
+            f"{words} with: {how_to_go_on}" if saved or begun else "Nothing was begun, nothing is lost.", 128 + number
         ) from None
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -30,6 +30,11 @@ _TRIAL_CLIENTS = 8
 _TRIAL_STEPS = 2
 
 
+def threads_of_this_process() -> int:
+    """Tell how many threads PyTorch takes here, unless a plan says otherwise."""
+    return _THREADS
+
+
 @dataclass(frozen=True)
 class Plan:
     """What was decided: the engine, the number of clients at once, and the threads (none: as many as PyTorch takes)."""
@@ -43,12 +48,31 @@ class Plan:
         torch.set_num_threads(self.threads or _THREADS)
 
 
+@dataclass(frozen=True)
+class SharedMemory:
+    """The memory for clients on a device that several runs share.
+
+    ``free`` is what there was before the first of them began, by which all plan, as each would alone; ``take`` waits
+    until the others leave as much as a run is going to need.
+    """
+
+    free: float
+    take: Callable[[float], None]
+
+
 def make_plan(
-    asked: str, chunk: int | None, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared
+    asked: str,
+    chunk: int | None,
+    setting: Setting,
+    model: nn.Module,
+    data: DeviceData,
+    declared: Declared,
+    free: float | None = None,
 ) -> Plan:
     """Decide how to run: as asked if possible, else what is faster here.
 
-    A model that cannot be stacked is looped over, with a warning that names the module.
+    A model that cannot be stacked is looped over, with a warning that names the module. ``free`` is the memory for
+    clients, where it is not to be measured.
     """
     if asked == "loop":
         return Plan("loop", 1)
@@ -56,7 +80,7 @@ def make_plan(
     if obstacle is not None:
         warnings.warn(f"The clients are trained one by one: {obstacle}.", FedStrataWarning, stacklevel=2)
         return Plan("loop", 1)
-    at_once = min(chunk or clients_that_fit(setting, model, data), setting.clients)
+    at_once = min(chunk or clients_that_fit(setting, model, data, free), setting.clients)
     if asked == "stacked" or setting.device.type == "cuda":
         return Plan("stacked", at_once)
     trial = range(min(_TRIAL_CLIENTS, at_once))
@@ -106,8 +130,20 @@ def stacking_obstacle(setting: Setting, model: nn.Module, data: DeviceData) -> s
     return None
 
 
-def clients_that_fit(setting: Setting, model: nn.Module, data: DeviceData) -> int:
-    """Estimate how many clients fit the free memory, from what one client's step keeps for its backward pass."""
+def clients_that_fit(setting: Setting, model: nn.Module, data: DeviceData, free: float | None = None) -> int:
+    """Estimate how many clients fit the free memory, which is measured if it is not given."""
+    each = _memory_of_a_client(setting, StackedForward(model), data)
+    return max(1, int((free_memory(setting.device) if free is None else free) // each))
+
+
+def memory_of(plan: Plan, participants: int, setting: Setting, model: nn.Module, data: DeviceData) -> float:
+    """Estimate the bytes that the clients take which are trained at once, of those that take part in a round."""
+    forward = LoopForward(model) if plan.engine == "loop" else StackedForward(model)
+    return min(plan.chunk, participants) * _memory_of_a_client(setting, forward, data)
+
+
+def _memory_of_a_client(setting: Setting, forward: Forward, data: DeviceData) -> float:
+    """Estimate the bytes that training takes for each client, from what a step keeps for its backward pass."""
     kept: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:
@@ -116,15 +152,17 @@ def clients_that_fit(setting: Setting, model: nn.Module, data: DeviceData) -> in
 
     samples = min(setting.work.batch_size, int(data.split.sizes.max()))
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        _trial_step(setting, StackedForward(model), data, clients=1, samples=samples)
+        _trial_step(setting, forward, data, clients=1, samples=samples)
     weights = sum(tensor.nbytes for tensor in setting.initial.values())
     # Beside what the backward pass needs: temporary results about as large, and weights, gradients, momentum, uploads.
-    # The models of others that a client is sent are held twice while they are mixed.
-    per_client = 2 * sum(kept.values()) + (6 + 2 * setting.method.needs.relays) * weights
-    return max(1, int(_free_memory(setting.device) // max(per_client, 1)))
+    # The models of others that a client is sent are held twice while they are mixed. Steps that are replayed have places
+    # of their own for weights, momentum and what a part remembers.
+    places = 2 if setting.replay else 0
+    return max(2 * sum(kept.values()) + (6 + places + 2 * setting.method.needs.relays) * weights, 1)
 
 
-def _free_memory(device: torch.device) -> float:
+def free_memory(device: torch.device) -> float:
+    """Measure how many bytes there are for the clients of a run; the rest is for data, messages and other programs."""
     if device.type == "cuda":
         return 0.7 * torch.cuda.mem_get_info(device)[0]
     known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {})

@@ -19,7 +19,7 @@ from fedstrata.data import Dataset, Split
 from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
-from fedstrata.engines.planning import ENGINES, Plan, build_engine, make_plan
+from fedstrata.engines.planning import ENGINES, Plan, SharedMemory, build_engine, make_plan, memory_of
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
@@ -133,17 +133,23 @@ class Driver:
         ingredients: Ingredients | None = None,
         plan: Plan | None = None,
         tell: Callable[[str], None] = lambda words: None,
+        shared: SharedMemory | None = None,
     ) -> Driver:
         """Prepare a simulation: load and divide the data, build the model, choose the engine; misfits are refused.
 
-        ``tell`` hears in a few words what is being done.
+        ``tell`` hears in a few words what is being done. ``shared`` is given where others run on the same device.
         """
         ready = prepare(experiment, ingredients, tell)
         note_exact_statistics(ready)
         tell("choosing an engine")
+        free = None if shared is None else shared.free
         plan = plan or make_plan(
-            experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared
+            experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared, free
         )
+        if shared is not None:
+            tell("waiting for memory")
+            participants = math.ceil(experiment.participation * ready.setting.clients)
+            shared.take(memory_of(plan, participants, ready.setting, ready.model, ready.data))
         plan.set_threads()
         spare_host(ready.setting.device)
         engine = build_engine(plan, ready.setting, ready.model, ready.data, ready.declared)

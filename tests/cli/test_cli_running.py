@@ -183,6 +183,14 @@ def test_without_a_folder_compare_goes_on_with_the_same_experiment_or_takes_a_ne
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["compare", "compare-2"]
 
 
+@pytest.mark.parametrize("jobs", ["0", "two"])
+def test_compare_takes_a_number_of_runs_at_a_time(call: Call, tmp_path: Path, jobs: str) -> None:
+    sentence = call("compare", "fedavg, local", *TINY, "--rounds", "1", "--jobs", jobs).sentence
+    assert sentence == f"'{jobs}' is no number of runs at a time; give a whole number from 1 on, or 'auto'."
+    assert not (tmp_path / "runs").exists()
+    assert "--jobs N|auto" in call("compare", "--help").out
+
+
 def test_compare_finds_a_bad_method_before_anything_runs(call: Call, tmp_path: Path) -> None:
     assert "Did you mean 'fedprox'?" in call("compare", "local, fedprx", *TINY, "--rounds", "1").sentence
     assert list(tmp_path.iterdir()) == []

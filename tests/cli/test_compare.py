@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from fedstrata import comparing
+from fedstrata.callbacks import RoundView
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import methods
 from fedstrata.progress import Silence
+from fedstrata.runs.signals import Interrupted, ask_to_stop
 
 TINY = Experiment(model="mlp(hidden=8)", clients=3, epochs=1, rounds=4, engine="stacked", checkpoint_every=1)
 
@@ -67,3 +70,19 @@ def test_what_decides_no_number_does_not_make_another_experiment(tmp_path: Path)
     comparing.perform(comparing.plan(TINY, ["fedavg"], 1, tmp_path), Silence(1, 4))
     changed = TINY.with_changes({"checkpoint_every": 2, "data_root": "elsewhere"})
     assert comparing.plan(changed, ["fedavg"], 1, tmp_path)[0].state == "finished"
+
+
+def test_a_request_to_stop_in_the_last_round_of_a_run_ends_the_comparison_after_it(tmp_path: Path) -> None:
+    def ask_in_the_last_round(view: RoundView) -> None:
+        if view.round == view.rounds:
+            ask_to_stop(signal.SIGINT)
+
+    with pytest.raises(Interrupted) as stop:
+        comparing.perform(
+            comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path), Silence(2, 8), [ask_in_the_last_round]
+        )
+    assert stop.value.saved == f"Round 4 is saved in '{tmp_path / 'fedavg-seed0'}'"
+    planned = comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path)
+    assert [run.state for run in planned] == ["finished", "new"]
+    last = comparing.perform(planned[1:], Silence(1, 4), [ask_in_the_last_round])
+    assert last[0].summary["rounds"] == 4

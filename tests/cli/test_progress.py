@@ -134,3 +134,63 @@ def test_rounds_that_a_run_did_not_come_to_are_not_waited_for() -> None:
     progress.on_round(update(1))
     progress.on_end(update(1), {"stopped": "enough"})
     assert (progress.left.rounds, progress.left.seconds) == (4, 8.0)
+
+
+def test_runs_side_by_side_have_a_bar_each_and_one_for_all() -> None:
+    file = io.StringIO()
+    with Live(3, 12, Console(file=file, force_terminal=True, width=100, color_system=None), at_a_time=2) as progress:
+        progress.begin("fedavg, seed 0")
+        progress.begin("local, seed 0")
+        progress.turn_to("fedavg, seed 0")
+        progress.on_round(update(1, accuracy=0.5, seconds=2.0))
+        progress.turn_to("local, seed 0")
+        progress.on_round(update(1, accuracy=0.75, seconds=4.0))
+        progress.turn_to("fedavg, seed 0")
+        progress.on_round(update(2, accuracy=0.625, seconds=2.0))
+        shown = {task.description: task.fields["state"] for task in progress._bars.tasks if task.visible}
+        assert shown == {
+            "fedavg, seed 0": "round 2/4, accuracy 62.5 %, 4.0 s left",
+            "local, seed 0": "round 1/4, accuracy 75.0 %, 12 s left",
+            "0 of 3 runs done": "14 s left",  # nine rounds of three seconds, two at a time
+        }
+        progress.on_end(update(2), {"stopped": "enough"})
+        progress.begin("fedbn, seed 0")
+        assert [task.description for task in progress._bars.tasks if task.visible] == [
+            "fedbn, seed 0", "local, seed 0", "1 of 3 runs done",
+        ]  # fmt: skip
+        progress.turn_to("local, seed 0")
+        progress.leave(rounds=3)
+        assert [task.description for task in progress._bars.tasks if task.visible] == [
+            "fedbn, seed 0", "1 of 3 runs done",
+        ]  # fmt: skip
+    assert "✓ fedavg, seed 0: accuracy 50.0 %, 4.0 s" in file.getvalue()
+    assert progress.left.rounds == 12 - 3 - 2 - 3
+
+
+def test_a_line_tells_of_all_runs_side_by_side() -> None:
+    console, now = Console(file=io.StringIO(), width=200), [0.0]
+    with Lines(2, 8, console, at_a_time=2, clock=lambda: now[0]) as progress:
+        for name in ("fedavg, seed 0", "local, seed 0"):
+            progress.begin(name)
+        progress.on_round(update(1, accuracy=0.25))
+        now[0] = 11.0
+        progress.turn_to("fedavg, seed 0")
+        progress.on_round(update(1, accuracy=0.5))
+        progress.on_end(update(4, accuracy=0.75), {})
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "fedavg, seed 0: round 1/4, accuracy 50.0 %; local, seed 0: round 1/4, accuracy 25.0 %, 6.0 s left",
+        "fedavg, seed 0: accuracy 75.0 %, 2.0 s",
+    ]
+
+
+def test_a_notebook_lists_all_runs_side_by_side() -> None:
+    shown: list[str] = []
+    progress = Notebook(3, 12, shown.append, at_a_time=2, clock=lambda: float(len(shown)))
+    progress.begin("fedavg, seed 0")
+    progress.begin("<b>, seed 0")
+    progress.turn_to("fedavg, seed 0")
+    progress.on_round(update(1))
+    assert shown[-1] == (
+        '<progress value="0.083"></progress> 0 of 3 runs done<br>'
+        "fedavg, seed 0: round 1/4, accuracy 50.0 %, 11 s left<br>&lt;b&gt;, seed 0: preparing"
+    )

@@ -195,11 +195,11 @@ def test_time_is_measured_per_client_and_leaves_no_trace():
 
 
 def fitting(world, memory, monkeypatch):
-    monkeypatch.setattr(planning, "_free_memory", lambda device: memory)
+    monkeypatch.setattr(planning, "free_memory", lambda device: memory)
     return clients_that_fit(world.setting, world.model, world.data)
 
 
-def test_the_chunk_follows_the_free_memory(monkeypatch):
+def test_the_chunk_follows_thefree_memory(monkeypatch):
     world = world_of(nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 3)), batch_size=4)
     assert fitting(world, 0, monkeypatch) == 1
     some, twice = fitting(world, 10**6, monkeypatch), fitting(world, 2 * 10**6, monkeypatch)
@@ -208,15 +208,15 @@ def test_the_chunk_follows_the_free_memory(monkeypatch):
     assert fitting(world_of(world.model, batch_size=9), 10**6, monkeypatch) < some
     plan = plan_of(world, "stacked")
     assert plan.chunk == min(some, len(SIZES))
-    monkeypatch.setattr(planning, "_free_memory", lambda device: 0)
+    monkeypatch.setattr(planning, "free_memory", lambda device: 0)
     assert plan_of(world, "stacked") == Plan("stacked", 1)
 
 
-def test_free_memory_of_a_cpu_is_known_or_assumed(monkeypatch):
-    known = planning._free_memory(torch.device("cpu"))
+def testfree_memory_of_a_cpu_is_known_or_assumed(monkeypatch):
+    known = planning.free_memory(torch.device("cpu"))
     assert 0 < known <= 4 * 2**30
     monkeypatch.setattr(os, "sysconf_names", {}, raising=False)
-    assert planning._free_memory(torch.device("cpu")) == 0.4 * 2**32
+    assert planning.free_memory(torch.device("cpu")) == 0.4 * 2**32
 
 
 def test_the_engine_is_built_as_planned():

@@ -1,0 +1,358 @@
+"""Who starts workers, gives them runs, shows how far they have come, and ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+import subprocess
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import IO, Any
+
+import fedstrata
+from fedstrata import _platform
+from fedstrata.callbacks import RoundView
+from fedstrata.engines.planning import Plan, SharedMemory, free_memory, threads_of_this_process
+from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.experiment import Experiment
+from fedstrata.plugins import loaded_packages, require_imports
+from fedstrata.progress import Progress
+from fedstrata.runs.devices import choose_device
+from fedstrata.runs.driver import Driver
+from fedstrata.runs.preparing import Ingredients
+from fedstrata.runs.signals import Interrupted, stop_requests
+
+_SECONDS_TO_END = 10.0
+
+
+class RunFailedError(Exception):
+    """A run in another process has met an error that no sentence explains."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to do: a new one, or one to go on with from its folder."""
+
+    name: str
+    experiment: Experiment
+    out: Path
+    new: bool
+    rounds_left: int
+    plan: Plan | None = None
+
+    def message(self, free: float) -> dict[str, Any]:
+        """Write down what a worker must know.
+
+        Files to import are looked for where they were found here; packages that were looked through are noted in the
+        folder of a run.
+        """
+        files = require_imports(self.experiment.imports) if self.new else {}
+        return {
+            "run": self.name,
+            "experiment": self.experiment.to_mapping(),
+            "out": str(self.out),
+            "new": self.new,
+            "packages": sorted(loaded_packages()),
+            "places": list(dict.fromkeys(str(file.path.resolve().parent) for file in files.values())),
+            "plan": None if self.plan is None else asdict(self.plan),
+            "free": free,
+        }
+
+
+def perform(jobs: Sequence[Job], at_a_time: int, shown: Progress, given: Ingredients) -> None:
+    """Do some runs, so many at a time.
+
+    Where one fails, the others are done all the same, and its error is raised in the end.
+    """
+    free = free_memory(choose_device(jobs[0].experiment.device))
+    told: set[str] = set()
+    planned = _plan_ahead(jobs, SharedMemory(free, lambda needed: None), shown, given, told)
+    with stop_requests() as stop, Workers(planned, min(at_a_time, len(jobs)), free, shown, told) as workers:
+        workers.finish(stop)
+
+
+def _plan_ahead(
+    jobs: Sequence[Job], shared: SharedMemory, shown: Progress, given: Ingredients, told: set[str]
+) -> list[Job]:
+    """Choose engines where that takes a measurement, before others keep the machine busy: once for all seeds."""
+    plans: dict[Experiment, Plan | None] = {}
+    planned = []
+    for job in jobs:
+        measured = job.experiment.engine == "auto" and choose_device(job.experiment.device).type == "cpu"
+        if job.new and measured:
+            same = job.experiment.with_changes({"seed": 0})
+            if same not in plans:
+                shown.begin(job.name)
+                plans[same] = _plan(job, shared, shown, given, told)
+                shown.leave()
+            job = replace(job, plan=plans[same])
+        planned.append(job)
+    return planned
+
+
+def _plan(job: Job, shared: SharedMemory, shown: Progress, given: Ingredients, told: set[str]) -> Plan | None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FedStrataWarning)
+        try:
+            plan = Driver.prepare(job.experiment, replace(given, method=None), None, shown.show_doing, shared).plan
+        except FedStrataError:
+            return None  # the worker meets the same mistake
+    for one in caught:
+        if issubclass(one.category, FedStrataWarning):
+            _warn_once(job.name, str(one.message), told)
+    return plan
+
+
+def _warn_once(name: str, text: str, told: set[str]) -> None:
+    if text not in told:
+        told.add(text)
+        warnings.warn(f"{name}: {text}", FedStrataWarning, stacklevel=3)
+
+
+class Worker:
+    """A process that does one run after another."""
+
+    def __init__(self, events: SimpleQueue[tuple[Worker, dict[str, Any] | None]]) -> None:
+        processors = ",".join(map(str, sorted(_platform.PROCESSORS)))
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedstrata.side_by_side", processors],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment_of_worker(os.environ),
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C in a terminal is for the one who has started it
+        )
+        self.job: Job | None = None
+        self.rounds_left = 0
+        self.needed: float | None = None
+        """The memory that it has asked for, and has or waits for."""
+        self._events = events
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, **message: Any) -> None:
+        """Send a message; one who is gone is heard of elsewhere."""
+        with suppress(OSError, ValueError):
+            self._input.write(f"{json.dumps(message)}\n")
+            self._input.flush()
+
+    def end(self) -> None:
+        """Let it end, since there is nothing more to do."""
+        with suppress(OSError):
+            self._input.close()
+
+    @property
+    def _input(self) -> IO[str]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._events.put((self, json.loads(line)))
+        self._events.put((self, None))
+
+
+def environment_of_worker(environment: Mapping[str, str]) -> dict[str, str]:
+    """Prepare the environment of a worker: as many threads as here, on any core, asleep while they wait.
+
+    Threads that spin while they wait would take the time of those of other workers for which they wait, too.
+    """
+    changed = {
+        "OMP_NUM_THREADS": str(threads_of_this_process()),
+        "OMP_PROC_BIND": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        **_path_to_this_package(environment.get("PYTHONPATH")),
+    }
+    return {name: value for name, value in environment.items() if name != "OMP_PLACES"} | changed
+
+
+def _path_to_this_package(path: str | None) -> dict[str, str]:
+    """Let a worker find the same FedStrata, also where it is not installed."""
+    own = Path(fedstrata.__file__).resolve().parents[1]
+    installed = [*site.getsitepackages(), site.getusersitepackages()]
+    if own in [Path(place).resolve() for place in installed]:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join([str(own), *([path] if path else [])])}
+
+
+class Workers:
+    """The workers of some runs, and what is still to do."""
+
+    def __init__(self, jobs: Sequence[Job], at_a_time: int, free: float, shown: Progress, told: set[str]) -> None:
+        self.to_do = deque(jobs)
+        self.jobs = jobs
+        self.at_a_time = at_a_time
+        self.free = free
+        self.shown = shown
+        self.told = told
+        self.workers: list[Worker] = []
+        self.waiting: deque[Worker] = deque()
+        self.failed: dict[str, Exception] = {}
+        self.interrupted: list[tuple[int, Path]] = []
+        self.stopping: int | None = None
+        self._events: SimpleQueue[tuple[Worker, dict[str, Any] | None]] = SimpleQueue()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            worker.end()
+            if kind is not None and not issubclass(kind, Interrupted):
+                worker.process.kill()
+        for worker in self.workers:
+            try:
+                worker.process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+
+    @property
+    def active(self) -> list[Worker]:
+        """Those that do a run."""
+        return [worker for worker in self.workers if worker.job is not None]
+
+    def finish(self, stop: Sequence[int]) -> None:
+        """Do all that is to do, unless a signal comes."""
+        while self.active or (self.to_do and self.stopping is None):
+            if self.stopping is None:
+                self._give_out()
+            with suppress(Empty):
+                self._hear(*self._events.get(timeout=0.2))
+            if stop:
+                self._stop(stop[0])
+        if self.stopping is not None and (self.interrupted or self.to_do):
+            first = self.interrupted[0] if self.interrupted else (0, None)
+            raise Interrupted(self.stopping, *first, *self.interrupted[1:])
+        self._raise_first()
+
+    def _give_out(self) -> None:
+        while self.to_do and len(self.active) < self.at_a_time:
+            idle = [worker for worker in self.workers if worker.job is None]
+            worker = idle[0] if idle else Worker(self._events)
+            if not idle:
+                self.workers.append(worker)
+            job = self.to_do.popleft()
+            worker.job, worker.rounds_left = job, job.rounds_left
+            self.shown.begin(job.name)
+            worker.send(**job.message(self.free))
+
+    def _hear(self, worker: Worker, message: Mapping[str, Any] | None) -> None:
+        job = worker.job
+        if job is None:
+            if message is None:
+                self.workers.remove(worker)
+            return
+        if job.name in self.shown.active:
+            self.shown.turn_to(job.name)
+        match message:
+            case None:
+                self.workers.remove(worker)
+                self._fail(worker, _ended(job.name, worker.process.wait()))
+            case {"doing": words}:
+                self.shown.show_doing(words)
+            case {"round": values}:
+                worker.rounds_left -= 1
+                self.shown.on_round(RoundView(**values))
+            case {"end": values}:
+                self.shown.on_end(RoundView(**values), {})
+            case {"warning": text}:
+                _warn_once(job.name, text, self.told)
+            case {"printed": line}:
+                print(f"{job.name}: {line}", file=sys.stderr)
+            case {"needed": needed}:
+                worker.needed = needed
+                self.waiting.append(worker)
+            case {"interrupted": round, "signal": number}:
+                if round:
+                    self.interrupted.append((round, job.out))
+                else:
+                    self.to_do.append(job)
+                self._leave(worker)
+                self._stop(number)
+            case {"failed": told}:
+                self._fail(worker, as_error(job.name, told))
+            case {"done": _}:
+                self._free(worker)
+        self._grant()
+
+    def _free(self, worker: Worker) -> None:
+        worker.job = worker.needed = None
+        if worker in self.waiting:
+            self.waiting.remove(worker)
+
+    def _leave(self, worker: Worker) -> None:
+        self.shown.leave(worker.rounds_left)
+        self._free(worker)
+
+    def _fail(self, worker: Worker, error: Exception) -> None:
+        assert worker.job is not None
+        self.failed[worker.job.name] = error
+        self._leave(worker)
+        text = str(error)
+        if (self.active or self.to_do) and text not in self.told:
+            self.told.add(text)
+            warnings.warn(f"A run has failed, and the others go on. {text}", FedStrataWarning, stacklevel=3)
+
+    def _grant(self) -> None:
+        """Let those begin that wait for memory, in their order, while there is enough, or when nobody else has any."""
+        while self.waiting:
+            first = self.waiting[0]
+            taken = sum(
+                worker.needed for worker in self.workers if worker.needed is not None and worker not in self.waiting
+            )
+            if taken and taken + (first.needed or 0) > self.free:
+                return
+            self.waiting.popleft().send(granted=True)
+
+    def _stop(self, number: int) -> None:
+        if self.stopping is None:
+            self.stopping = number
+            for worker in self.active:
+                worker.send(stop=number)
+
+    def _raise_first(self) -> None:
+        failed = [self.failed[job.name] for job in self.jobs if job.name in self.failed]
+        if len(failed) > 1:
+            others = f"{len(failed)} of {len(self.jobs)} runs have failed"
+            warnings.warn(f"{others}; those that have not are finished.", FedStrataWarning, stacklevel=3)
+        if failed:
+            raise failed[0]
+
+
+def as_error(name: str, told: Mapping[str, Any]) -> Exception:
+    """Make an error of what a worker tells of its own."""
+    match told["kind"]:
+        case "mistake":
+            return FedStrataError(f"{name}: {told['text']}")
+        case "memory":
+            return FedStrataError(
+                f"{name}: there is not enough memory; do fewer runs at a time with --jobs, train fewer clients at once "
+                "with --chunk, or use a smaller --batch-size."
+            )
+        case "system" if told["system"][0] is not None:
+            number, reason, path = told["system"]
+            return OSError(number, f"{name}: {reason}", path)
+    error = RunFailedError(f"{name}: {told['text']}")
+    error.add_note(told["trace"])
+    return error
+
+
+def _ended(name: str, code: int) -> FedStrataError:
+    how = f"by the signal {-code}" if code < 0 else f"with the code {code}"
+    return FedStrataError(
+        f"{name}: the process that did it has ended {how}, as where memory is short; the same command goes on from the "
+        "last checkpoint, with fewer --jobs perhaps."
+    )
