@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedstrata.errors import FedStrataWarning
+from fedstrata.fused import take_tail
+from fedstrata.kernels.finding import find_kernels
 from fedstrata.private_torch import for_all_clients
 
 Operations = dict[Callable[..., Any], Callable[..., Any]]
@@ -32,6 +35,11 @@ def stacked_operations(device: torch.device) -> Operations:
     On a CPU the generic rules for images are the faster ones, but for attention there is none.
     """
     return CORRECTED_OPERATIONS | (GPU_OPERATIONS if device.type == "cuda" else CPU_OPERATIONS)
+
+
+def fuses(operations: Operations, around: Operations | None) -> bool:
+    """Tell whether norms may take along what follows them: where they are replaced here, and nobody watches a part."""
+    return operations.get(F.batch_norm) is _batch_norm and not (around or {}).keys() & _FUSED_PARTS
 
 
 class StackedConvolution(torch.autograd.Function):
@@ -144,27 +152,64 @@ def _batch_norm_stack(
     variance: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
+    added: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
+    rectified: bool,
 ) -> Tensor:
     stacked = inputs.transpose(1, 2)
     clients, channels = stacked.shape[:2]
     # Views, since running statistics are updated in place; weights may be the same for all clients, without a copy.
     mean, variance = (None if tensor is None else tensor.view(-1) for tensor in (mean, variance))
     weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
-    flat = stacked.reshape(1, clients * channels, -1)
-    normalised = F.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps)
+    flat = stacked.reshape(clients * channels, -1)
+    norms = _norm_kernels() if inputs.is_cuda and len(flat) >= _FEWEST_ROWS and (training or mean is not None) else None
+    if norms is None:
+        normalised = F.batch_norm(flat[None], mean, variance, weight, bias, training, momentum, eps)
+        return _tail(normalised.view(stacked.shape).transpose(1, 2), added, rectified)
+    beside = None if added is None else added.transpose(1, 2).reshape(flat.shape)
+    normalised = norms.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps, beside, rectified)
     return normalised.view(stacked.shape).transpose(1, 2)
 
 
-def _group_norm_stack(inputs: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> Tensor:
-    stacked = inputs.transpose(0, 1)
-    batch, clients, channels = stacked.shape[:3]
+def _group_norm_stack(
+    inputs: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    added: Tensor | None,
+    groups: int,
+    eps: float,
+    dtype: torch.dtype,
+    rectified: bool,
+) -> Tensor:
+    clients, batch, channels = inputs.shape[:3]
     weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
+    norms = _norm_kernels() if inputs.is_cuda else None
+    if norms is not None and channels <= groups * norms.MOST_CHANNELS:
+        stacked = inputs.transpose(1, 2)
+        flat = stacked.reshape(clients, channels, batch, -1)
+        beside = None if added is None else added.transpose(1, 2).reshape(flat.shape)
+        outputs: Tensor = norms.group_norm(flat, groups, weight, bias, eps, beside, rectified, dtype)
+        return outputs.view(stacked.shape).transpose(1, 2)
+    stacked = inputs.to(dtype).transpose(0, 1)
     flat = stacked.reshape(batch, clients * channels, *stacked.shape[3:])
     normalised = F.group_norm(flat, clients * groups, weight, bias, eps)
-    return normalised.reshape(stacked.shape).transpose(0, 1)
+    return _tail(normalised.reshape(stacked.shape).transpose(0, 1), added, rectified)
+
+
+def _tail(normalised: Tensor, added: Tensor | None, rectified: bool) -> Tensor:
+    outputs = normalised if added is None else normalised + added
+    return F.relu(outputs) if rectified else outputs
+
+
+def _norm_kernels() -> ModuleType | None:
+    def trial(norms: ModuleType) -> None:
+        rows = torch.ones(2, 64, device="cuda")
+        norms.batch_norm(rows, None, None, None, None, True, 0.1, 1e-5)
+        norms.group_norm(rows.view(1, 2, 4, 16), 1, None, None, 1e-5)
+
+    return find_kernels("norms", "norms", trial)
 
 
 def _max_pool_stack(images: Tensor, options: tuple[Any, ...]) -> Tensor:
@@ -207,16 +252,19 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    tensors = input, running_mean, running_var, weight, bias
-    return for_all_clients(_batch_norm_stack, tensors, training, momentum, eps)
+    tail = take_tail()
+    tensors = input, running_mean, running_var, weight, bias, tail.added if tail else None
+    return for_all_clients(_batch_norm_stack, tensors, training, momentum, eps, tail is not None)
 
 
 def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    if torch.is_autocast_enabled(input.device.type):
-        input = input.float()  # statistics of a group need more digits than bfloat16 has
-    return for_all_clients(_group_norm_stack, (input, weight, bias), num_groups, eps)
+    tail = take_tail()
+    # Under autocast group norm returns float32, as it does in PyTorch.
+    dtype = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
+    tensors = input, weight, bias, tail.added if tail else None
+    return for_all_clients(_group_norm_stack, tensors, num_groups, eps, dtype, tail is not None)
 
 
 def _max_pool2d(
@@ -336,6 +384,16 @@ def _rrelu(
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
+
+_FEWEST_ROWS = 64
+"""Fewer channels than this, of all clients together, would leave most of a GPU idle if each were one program."""
+
+_FUSED_PARTS: frozenset[Callable[..., Any]] = frozenset(
+    (
+        F.batch_norm, torch.batch_norm, F.group_norm, torch.group_norm, F.relu, torch.relu, torch.relu_, Tensor.relu,
+        Tensor.relu_, torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__,
+    )
+)  # fmt: skip
 
 GPU_OPERATIONS: Operations = {
     torch.conv2d: _conv2d,
