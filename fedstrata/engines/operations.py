@@ -215,8 +215,20 @@ def _norm_kernels() -> ModuleType | None:
 def _max_pool_stack(images: Tensor, options: tuple[Any, ...]) -> Tensor:
     stacked = images.transpose(1, 2)
     clients, channels, batch = stacked.shape[:3]
+    kernel, stride, padding = (_pair(option) for option in (options[0], options[1] or options[0], options[2]))
+    pooling = _pooling_kernels() if images.is_cuda and _pair(options[3]) == (1, 1) and not options[4] else None
+    if pooling is not None and pooling.takes(stacked, kernel, stride, padding):
+        outputs: Tensor = pooling.max_pool(stacked.flatten(0, 2), kernel, stride, padding)
+        return outputs.view(clients, channels, batch, *outputs.shape[1:]).transpose(1, 2)
     pooled: Tensor = F.max_pool2d(stacked.reshape(clients * channels, *stacked.shape[2:]), *options)
     return pooled.view(clients, channels, batch, *pooled.shape[2:]).transpose(1, 2)
+
+
+def _pooling_kernels() -> ModuleType | None:
+    def trial(pooling: ModuleType) -> None:
+        pooling.max_pool(torch.ones(2, 4, 4, device="cuda"), (2, 2), (2, 2), (0, 0))
+
+    return find_kernels("pooling", "pooling", trial)
 
 
 def _attention_stack(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
