@@ -1,6 +1,7 @@
 """Max-pooling that remembers which pixel of its window won, in one byte, and finds its way back without atomics.
 
-On the way back each pixel asks the windows that hold it whether it won them, in a fixed order: so its gradient is
+The sizes are known when a kernel is compiled, so that places are found by multiplications rather than divisions. On
+the way back each pixel asks the windows that hold it whether it won them, in a fixed order: so its gradient is
 written once and repeats bit for bit.
 """
 
@@ -22,22 +23,24 @@ Pair = tuple[int, int]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _pool(  # type: ignore[no-untyped-def]
-    images, pooled, winners, count, height, width, rows, across, stride_down, stride_across, pad_down, pad_across,
+    images, pooled, winners, count,
+    HEIGHT: constexpr, WIDTH: constexpr, ROWS: constexpr, ACROSS: constexpr,  # noqa: N803
+    STRIDE_DOWN: constexpr, STRIDE_ACROSS: constexpr, PAD_DOWN: constexpr, PAD_ACROSS: constexpr,  # noqa: N803
     KERNEL_HEIGHT: constexpr, KERNEL_WIDTH: constexpr, BLOCK: constexpr,  # noqa: N803
 ):  # fmt: skip
     places = language.program_id(0) * BLOCK + language.arange(0, BLOCK)
     inside = places < count
-    top = places // across % rows * stride_down - pad_down
-    left = places % across * stride_across - pad_across
-    image = images + places // (rows * across) * (height * width)
+    top = places // ACROSS % ROWS * STRIDE_DOWN - PAD_DOWN
+    left = places % ACROSS * STRIDE_ACROSS - PAD_ACROSS
+    image = images + places // (ROWS * ACROSS) * (HEIGHT * WIDTH)
     best = language.full([BLOCK], float("-inf"), dtype=pooled.dtype.element_ty)
     winner = language.full([BLOCK], 255, dtype=language.int32)
     for down in language.static_range(KERNEL_HEIGHT):
         for right in language.static_range(KERNEL_WIDTH):
             y = top + down
             x = left + right
-            pixel = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-            value = language.load(image + y * width + x, mask=pixel, other=float("-inf"))
+            pixel = inside & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
+            value = language.load(image + y * WIDTH + x, mask=pixel, other=float("-inf"))
             better = pixel & ((value > best) | (value != value) | (winner == 255))
             best = language.where(better, value, best)
             winner = language.where(better, down * KERNEL_WIDTH + right, winner)
@@ -47,25 +50,27 @@ def _pool(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _pool_back(  # type: ignore[no-untyped-def]
-    gradients, winners, for_images, count, height, width, rows, across, stride_down, stride_across,
-    pad_down, pad_across, TYPE: constexpr, KERNEL_HEIGHT: constexpr, KERNEL_WIDTH: constexpr,  # noqa: N803
+    gradients, winners, for_images, count,
+    HEIGHT: constexpr, WIDTH: constexpr, ROWS: constexpr, ACROSS: constexpr,  # noqa: N803
+    STRIDE_DOWN: constexpr, STRIDE_ACROSS: constexpr, PAD_DOWN: constexpr, PAD_ACROSS: constexpr,  # noqa: N803
+    TYPE: constexpr, KERNEL_HEIGHT: constexpr, KERNEL_WIDTH: constexpr,  # noqa: N803
     WINDOWS_DOWN: constexpr, WINDOWS_ACROSS: constexpr, BLOCK: constexpr,  # noqa: N803
 ):  # fmt: skip
     places = language.program_id(0) * BLOCK + language.arange(0, BLOCK)
     inside = places < count
-    y = places // width % height + pad_down
-    x = places % width + pad_across
-    plane = places // (height * width) * (rows * across)
+    y = places // WIDTH % HEIGHT + PAD_DOWN
+    x = places % WIDTH + PAD_ACROSS
+    plane = places // (HEIGHT * WIDTH) * (ROWS * ACROSS)
     total = language.zeros([BLOCK], dtype=TYPE)
     for up in language.static_range(WINDOWS_DOWN):
         for back in language.static_range(WINDOWS_ACROSS):
-            row = y // stride_down - up
-            column = x // stride_across - back
-            down = y - row * stride_down
-            right = x - column * stride_across
-            held = inside & (row >= 0) & (row < rows) & (column >= 0) & (column < across)
+            row = y // STRIDE_DOWN - up
+            column = x // STRIDE_ACROSS - back
+            down = y - row * STRIDE_DOWN
+            right = x - column * STRIDE_ACROSS
+            held = inside & (row >= 0) & (row < ROWS) & (column >= 0) & (column < ACROSS)
             held = held & (down < KERNEL_HEIGHT) & (right < KERNEL_WIDTH)
-            window = plane + row * across + column
+            window = plane + row * ACROSS + column
             won = language.load(winners + window, mask=held, other=255).to(language.int32)
             mine = held & (won == down * KERNEL_WIDTH + right)
             total += language.load(gradients + window, mask=mine, other=0.0).to(TYPE)
