@@ -18,9 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedstrata.data import from_arrays
+from fedstrata.data.pictures import make_inputs
+from fedstrata.data.transforms import Transform, parse_transforms
 from fedstrata.engines import operations
 from fedstrata.kernels import finding
 from fedstrata.optimisers import optimisers
+from fedstrata.rng import client_keys
 
 
 @dataclass(frozen=True)
@@ -43,19 +47,28 @@ class Row:
         )
 
 
-def milliseconds(call: Callable[[], object], repeats: int = 12) -> float:
-    """Time a call on the device: the median of several."""
-    for _ in range(3):
-        call()
+def milliseconds(call: Callable[[], object], repeats: int = 12, calls: int = 4) -> float:
+    """Time a call on the device alone, without its launches: recorded several times in a CUDA graph; the median."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
     times = []
-    for _ in range(repeats):
+    for _ in range(repeats + 2):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        call()
+        graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times)[repeats // 2]
+        times.append(begin.elapsed_time(end) / calls)
+    return sorted(times[2:])[repeats // 2]
 
 
 def without_kernels(*files: str) -> None:
@@ -101,18 +114,14 @@ def both_ways(
     for kernel in (False, True):
         (with_kernels if kernel else without_kernels)(file)
         outputs = call(*given)
-        gradients = torch.autograd.grad(outputs, learned, gradient, retain_graph=True)
+        gradients = torch.autograd.grad(outputs, learned, gradient)
         if kernel:
             errors = distance([outputs], [exact]), distance(gradients, exact_gradients)
             again = torch.autograd.grad(call(*given), learned, gradient)
             assert all(map(torch.equal, gradients, again)), f"{name} does not repeat bit for bit"
-        with torch.no_grad():
-            forwards = milliseconds(lambda: call(*given))
-        backwards = milliseconds(
-            lambda outputs=outputs: torch.autograd.grad(outputs, learned, gradient, retain_graph=True)
-        )
-        times[kernel] = forwards, backwards
         del outputs, gradients
+        forwards = milliseconds(lambda: call(*given))
+        times[kernel] = forwards, milliseconds(lambda: torch.autograd.grad(call(*given), learned, gradient)) - forwards
     read = sum(tensor.nbytes for tensor in learned)
     moved = read + gradient.nbytes, read + gradient.nbytes + extra_back + read
     return [
@@ -136,8 +145,7 @@ def norm_rows(dtype: torch.dtype) -> list[Row]:
         weight, bias = (torch.rand(100, channels, device="cuda") + 0.5 for _ in range(2))
 
         def batch_norm(images: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None) -> Tensor:
-            running = (torch.zeros(weight.shape, device="cuda", dtype=weight.dtype) for _ in range(2))
-            return operations._batch_norm_stack(images, *running, weight, bias, other, True, 0.1, 1e-5, True)
+            return operations._batch_norm_stack(images, None, None, weight, bias, other, True, 0.1, 1e-5, True)
 
         name = f"batch norm{' + add' if added else ''} + relu, 100 x {channels} x 100 x {side}^2, {kind}"
         rows += both_ways(name, "norms", batch_norm, (images, weight, bias, other))
@@ -206,6 +214,28 @@ def optimiser_rows() -> list[Row]:
     return rows
 
 
+def picture_rows() -> list[Row]:
+    """Time the making of 100 batches of 100 images of CIFAR's size."""
+    samples = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    dataset = from_arrays(samples[:40].cpu(), torch.arange(40) % 4, name="random")
+    positions = torch.randint(0, len(samples), (100, 100), device="cuda")
+    keys = client_keys(0, 1, range(100), "transforms", "cuda")
+    step = torch.zeros((), dtype=torch.int64, device="cuda")
+    rows = []
+    for text in ("normalise:imagenet", "flip+crop+normalise:imagenet"):
+
+        def make(chosen: Sequence[Transform] = parse_transforms(text)) -> Tensor:
+            return make_inputs(chosen, samples, positions, torch.float32, dataset, keys, step)
+
+        without_kernels("pictures")
+        exact, plain = make(), milliseconds(make)
+        with_kernels("pictures")
+        made, kernel = make(), milliseconds(make)
+        moved = made.nbytes + made.numel()
+        rows.append(Row(f"{text}, 100 x 100 x 3 x 32^2", plain, kernel, moved, 0.0 if torch.equal(made, exact) else 1.0))
+    return rows
+
+
 def main() -> None:
     """Print the table."""
     if not torch.cuda.is_available():
@@ -218,7 +248,7 @@ def main() -> None:
             for row in measure(dtype):
                 row.show(speed)
             torch.cuda.empty_cache()
-    for row in optimiser_rows():
+    for row in (*optimiser_rows(), *picture_rows()):
         row.show(speed)
 
 

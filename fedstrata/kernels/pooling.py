@@ -16,7 +16,9 @@ from triton.language import constexpr
 
 from fedstrata.kernels.launching import exact_type, on_device_of
 
-_BLOCK = 1024
+_BLOCK = 256
+"""As many numbers as threads: neighbours in a row then read neighbours, whatever the stride."""
+_WARPS = 8
 
 Pair = tuple[int, int]
 
@@ -89,8 +91,9 @@ class _MaxPool(torch.autograd.Function):
         winners = images.new_empty(planes, rows, across, dtype=torch.uint8)
         with on_device_of(images):
             _pool[(triton.cdiv(pooled.numel(), _BLOCK),)](
-                images, pooled, winners, pooled.numel(), height, width, rows, across, *stride, *padding, *kernel, _BLOCK
-            )
+                images, pooled, winners, pooled.numel(), height, width, rows, across, *stride, *padding, *kernel,
+                _BLOCK, num_warps=_WARPS,
+            )  # fmt: skip
         ctx.save_for_backward(winners)
         ctx.geometry = images.shape, kernel, stride, padding
         return pooled
@@ -106,7 +109,7 @@ class _MaxPool(torch.autograd.Function):
         with on_device_of(gradients):
             _pool_back[(triton.cdiv(for_images.numel(), _BLOCK),)](
                 gradients, winners, for_images, for_images.numel(), *shape[1:], *winners.shape[1:], *stride, *padding,
-                exact_type(gradients.dtype), *kernel, *windows, _BLOCK,
+                exact_type(gradients.dtype), *kernel, *windows, _BLOCK, num_warps=_WARPS,
             )  # fmt: skip
         return for_images, None, None, None
 
