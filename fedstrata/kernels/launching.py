@@ -3,7 +3,6 @@
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import triton
 import triton.language as language
 from torch import Tensor
 
@@ -18,7 +17,6 @@ def exact_type(dtype: torch.dtype) -> language.dtype:
     return language.float64 if dtype == torch.float64 else language.float32
 
 
-def block_and_warps(count: int, largest: int, each: int = 16) -> tuple[int, int]:
-    """Choose how many of ``count`` numbers a program takes at once, and the warps in which each thread has ``each``."""
-    block = min(largest, max(64, triton.next_power_of_2(count)))
-    return block, min(32, max(1, block // (32 * each)))
+def warps_for(count: int) -> int:
+    """Choose the warps of a program that holds ``count`` numbers at once: 16 for each thread."""
+    return min(16, max(1, count // 512))

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton.language import constexpr
 
-from fedstrata.kernels.launching import block_and_warps, exact_type, on_device_of
+from fedstrata.kernels.launching import exact_type, on_device_of, warps_for
 
-LARGEST = 4096
+LARGEST = 8192
 """The most numbers that a program holds at once."""
 MOST_CHANNELS = 1024
 """The most channels of a group that a program can hold."""
@@ -143,7 +143,7 @@ def _batch_backward(  # type: ignore[no-untyped-def]
             first = index * BLOCK
             here = start + first + places
             within = first + places < count
-            value = language.load(inputs + here, mask=within, other=0.0).to(TYPE)
+            value = language.load(inputs + here, mask=within, other=0.0, eviction_policy="evict_last").to(TYPE)
             gradient = language.load(gradients + here, mask=within, other=0.0).to(TYPE)
             apart = language.where(within, value - mean, 0.0)
             gradient = _passed(gradient, apart, outputs, here, within, scale, shift, RECTIFIED)
@@ -171,10 +171,12 @@ def _batch_backward(  # type: ignore[no-untyped-def]
                 first = (BLOCKS - 1 - index) * BLOCK
                 here = start + first + places
                 within = first + places < count
-                apart = language.load(inputs + here, mask=within, other=0.0).to(TYPE) - mean
+                value = language.load(inputs + here, mask=within, other=0.0, eviction_policy="evict_first").to(TYPE)
                 gradient = language.load(gradients + here, mask=within, other=0.0).to(TYPE)
+                apart = value - mean
                 gradient = _passed(gradient, apart, outputs, here, within, scale, shift, RECTIFIED)
-                language.store(for_inputs + here, (gradient - level - apart * slope) * scale, mask=within)
+                result = (gradient - level - apart * slope) * scale
+                language.store(for_inputs + here, result, mask=within, eviction_policy="evict_first")
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -198,11 +200,11 @@ class _BatchNorm(torch.autograd.Function):
         outputs = torch.empty_like(inputs, dtype=dtype)
         exact = torch.float64 if inputs.dtype == torch.float64 else torch.float32
         means, inverses = inputs.new_empty(2, rows, dtype=exact).unbind()
-        block, warps = block_and_warps(count, LARGEST)
+        block = _block(count, inputs)
         with on_device_of(inputs):
             _batch_forward[(rows,)](
                 inputs, added, outputs, weight, bias, *running, means, inverses, count, momentum, eps, training,
-                rectified, exact_type(exact), block, triton.cdiv(count, block), num_warps=warps,
+                rectified, exact_type(exact), block, triton.cdiv(count, block), num_warps=warps_for(block),
             )  # fmt: skip
         needed = outputs if rectified and added is not None else None
         ctx.save_for_backward(inputs, needed, weight, bias, means, inverses)
@@ -224,14 +226,20 @@ class _BatchNorm(torch.autograd.Function):
             for_weight = torch.empty_like(weight)
         if bias is not None and ctx.needs_input_grad[3]:
             for_bias = torch.empty_like(bias)
-        block, warps = block_and_warps(count, LARGEST)
+        block = _block(count, inputs)
         with on_device_of(inputs):
             _batch_backward[(rows,)](
                 gradients, inputs, outputs, weight, bias, means, inverses, for_inputs,
                 for_added if rectified else None, for_weight, for_bias, count, training, rectified,
-                exact_type(inputs.dtype), block, triton.cdiv(count, block), num_warps=warps,
+                exact_type(inputs.dtype), block, triton.cdiv(count, block), num_warps=warps_for(block),
             )  # fmt: skip
         return for_inputs, for_added, for_weight, for_bias, None, None, None, None, None, None
+
+
+def _block(count: int, inputs: Tensor) -> int:
+    """Choose how many numbers of a row a program holds at once: all, or as many as were fastest on an H200."""
+    whole = max(64, triton.next_power_of_2(count))
+    return whole if whole <= LARGEST else LARGEST if inputs.element_size() == 4 else LARGEST // 2
 
 
 def batch_norm(
@@ -454,8 +462,8 @@ class _GroupNorm(torch.autograd.Function):
 def _tile(channels: int, pixels: int) -> tuple[int, int, int]:
     """Choose the channels and pixels that a program holds at once, and its warps."""
     lines = triton.next_power_of_2(channels)
-    block = min(max(LARGEST // lines, 4), triton.next_power_of_2(pixels))
-    return lines, block, min(32, max(1, lines * block // 512))
+    block = min(max(LARGEST // 2 // lines, 4), triton.next_power_of_2(pixels))
+    return lines, block, warps_for(lines * block)
 
 
 def group_norm(

@@ -16,9 +16,10 @@ from triton.language import constexpr
 
 from fedstrata.kernels.launching import exact_type, on_device_of
 
-_BLOCK = 256
-"""As many numbers as threads: neighbours in a row then read neighbours, whatever the stride."""
-_WARPS = 8
+_POOLED = 128
+"""As many outputs as threads: neighbours then read neighbours, whatever the stride."""
+_BACK = 1024
+"""On the way back neighbours read the same anyway, and a thread writes four pixels at once."""
 
 Pair = tuple[int, int]
 
@@ -90,9 +91,9 @@ class _MaxPool(torch.autograd.Function):
         pooled = images.new_empty(planes, rows, across)
         winners = images.new_empty(planes, rows, across, dtype=torch.uint8)
         with on_device_of(images):
-            _pool[(triton.cdiv(pooled.numel(), _BLOCK),)](
+            _pool[(triton.cdiv(pooled.numel(), _POOLED),)](
                 images, pooled, winners, pooled.numel(), height, width, rows, across, *stride, *padding, *kernel,
-                _BLOCK, num_warps=_WARPS,
+                _POOLED,
             )  # fmt: skip
         ctx.save_for_backward(winners)
         ctx.geometry = images.shape, kernel, stride, padding
@@ -107,9 +108,9 @@ class _MaxPool(torch.autograd.Function):
         for_images = gradients.new_empty(shape)
         windows = tuple(triton.cdiv(size, step) for size, step in zip(kernel, stride, strict=True))
         with on_device_of(gradients):
-            _pool_back[(triton.cdiv(for_images.numel(), _BLOCK),)](
+            _pool_back[(triton.cdiv(for_images.numel(), _BACK),)](
                 gradients, winners, for_images, for_images.numel(), *shape[1:], *winners.shape[1:], *stride, *padding,
-                exact_type(gradients.dtype), *kernel, *windows, _BLOCK, num_warps=_WARPS,
+                exact_type(gradients.dtype), *kernel, *windows, _BACK,
             )  # fmt: skip
         return for_images, None, None, None
 
@@ -118,7 +119,7 @@ def takes(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> bool:
     """Tell whether the kernel can pool these images: few pixels in a window, and places that fit 32 bits."""
     small = kernel[0] * kernel[1] < 255 and 2 * padding[0] <= kernel[0] and 2 * padding[1] <= kernel[1]
     fits = images.shape[-2] + 2 * padding[0] >= kernel[0] and images.shape[-1] + 2 * padding[1] >= kernel[1]
-    return small and fits and min(stride) > 0 and images.is_floating_point() and 0 < images.numel() < 2**31 - _BLOCK
+    return small and fits and min(stride) > 0 and images.is_floating_point() and 0 < images.numel() < 2**31 - _BACK
 
 
 def max_pool(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
