@@ -5,7 +5,8 @@ Convolutions have a script of their own. Run on a machine with a GPU:
     python benchmarks/kernels.py
 
 Each line tells the time of the operations without the kernel, of the kernel, and the floor: the bytes that must move,
-each input read once and each output written once, at the bandwidth that a large product with a number reaches, which is measured first.
+each input read once and each output written once, at the bandwidth that doubling a large tensor reaches, which is
+measured first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedstrata.data import from_arrays
@@ -148,7 +148,7 @@ def norm_rows(dtype: torch.dtype) -> list[Row]:
             return operations._batch_norm_stack(images, None, None, weight, bias, other, True, 0.1, 1e-5, True)
 
         name = f"batch norm{' + add' if added else ''} + relu, 100 x {channels} x 100 x {side}^2, {kind}"
-        rows += both_ways(name, "norms", batch_norm, (images, weight, bias, other))
+        rows += both_ways(name, "batch_norm", batch_norm, (images, weight, bias, other))
     if dtype == torch.bfloat16:
         return rows
     for channels, side, added in ((64, 32, False), (64, 32, True), (128, 16, True), (256, 8, True), (512, 4, True)):
@@ -160,7 +160,7 @@ def norm_rows(dtype: torch.dtype) -> list[Row]:
             return operations._group_norm_stack(images, weight, bias, other, 32, 1e-5, images.dtype, True)
 
         name = f"group norm{' + add' if added else ''} + relu, 10 x {channels} x 16 x {side}^2, {kind}"
-        rows += both_ways(name, "norms", group_norm, (images, weight, bias, other))
+        rows += both_ways(name, "group_norm", group_norm, (images, weight, bias, other))
     return rows
 
 
@@ -232,7 +232,9 @@ def picture_rows() -> list[Row]:
         with_kernels("pictures")
         made, kernel = make(), milliseconds(make)
         moved = made.nbytes + made.numel()
-        rows.append(Row(f"{text}, 100 x 100 x 3 x 32^2", plain, kernel, moved, 0.0 if torch.equal(made, exact) else 1.0))
+        rows.append(
+            Row(f"{text}, 100 x 100 x 3 x 32^2", plain, kernel, moved, 0.0 if torch.equal(made, exact) else 1.0)
+        )
     return rows
 
 

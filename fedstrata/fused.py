@@ -1,8 +1,8 @@
 """A norm, an addition and a rectifier, said as one, so that an engine may compute them as one.
 
-Models call :func:`norm_rectified`. By itself it calls the modules one after another. Inside of :func:`fusing` the tensor
-to add is announced before the norm is called; who answers for ``F.batch_norm`` or ``F.group_norm`` there may take it
-(:func:`take_tail`) and return the final outputs. Whatever is not taken is computed as ever.
+Models call :func:`norm_rectified`. By itself it calls the modules one after another. Inside of :func:`fusing` what is
+to be added is announced before the norm is called; who answers for ``F.batch_norm`` or ``F.group_norm`` there may take
+it (:func:`take_tail`) and return the final outputs. Whatever is not taken is computed as ever.
 """
 
 from __future__ import annotations

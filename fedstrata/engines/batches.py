@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.split import Split
 from fedstrata.data.pictures import make_inputs
+from fedstrata.data.split import Split
 from fedstrata.data.transforms import Own, Transform
 from fedstrata.rng import client_keys, permutation
 

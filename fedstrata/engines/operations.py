@@ -164,13 +164,14 @@ def _batch_norm_stack(
     mean, variance = (None if tensor is None else tensor.view(-1) for tensor in (mean, variance))
     weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
     flat = stacked.reshape(clients * channels, -1)
-    norms = _norm_kernels() if inputs.is_cuda and len(flat) >= _FEWEST_ROWS and (training or mean is not None) else None
-    if norms is None:
+    suits = inputs.is_cuda and len(flat) >= _FEWEST_ROWS and (training or mean is not None)
+    kernels = find_kernels("batch_norm", "batch norm", _try_batch_norm) if suits else None
+    if kernels is None:
         normalised = F.batch_norm(flat[None], mean, variance, weight, bias, training, momentum, eps)
         return _tail(normalised.view(stacked.shape).transpose(1, 2), added, rectified)
     beside = None if added is None else added.transpose(1, 2).reshape(flat.shape)
-    normalised = norms.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps, beside, rectified)
-    return normalised.view(stacked.shape).transpose(1, 2)
+    outputs: Tensor = kernels.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps, beside, rectified)
+    return outputs.view(stacked.shape).transpose(1, 2)
 
 
 def _group_norm_stack(
@@ -185,12 +186,12 @@ def _group_norm_stack(
 ) -> Tensor:
     clients, batch, channels = inputs.shape[:3]
     weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
-    norms = _norm_kernels() if inputs.is_cuda else None
-    if norms is not None and channels <= groups * norms.MOST_CHANNELS:
+    kernels = find_kernels("group_norm", "group norm", _try_group_norm) if inputs.is_cuda else None
+    if kernels is not None and channels <= groups * kernels.MOST_CHANNELS:
         stacked = inputs.transpose(1, 2)
         flat = stacked.reshape(clients, channels, batch, -1)
         beside = None if added is None else added.transpose(1, 2).reshape(flat.shape)
-        outputs: Tensor = norms.group_norm(flat, groups, weight, bias, eps, beside, rectified, dtype)
+        outputs: Tensor = kernels.group_norm(flat, groups, weight, bias, eps, beside, rectified, dtype)
         return outputs.view(stacked.shape).transpose(1, 2)
     stacked = inputs.to(dtype).transpose(0, 1)
     flat = stacked.reshape(batch, clients * channels, *stacked.shape[3:])
@@ -203,32 +204,29 @@ def _tail(normalised: Tensor, added: Tensor | None, rectified: bool) -> Tensor:
     return F.relu(outputs) if rectified else outputs
 
 
-def _norm_kernels() -> ModuleType | None:
-    def trial(norms: ModuleType) -> None:
-        rows = torch.ones(2, 64, device="cuda")
-        norms.batch_norm(rows, None, None, None, None, True, 0.1, 1e-5)
-        norms.group_norm(rows.view(1, 2, 4, 16), 1, None, None, 1e-5)
+def _try_batch_norm(kernels: ModuleType) -> None:
+    kernels.batch_norm(torch.ones(2, 64, device="cuda"), None, None, None, None, True, 0.1, 1e-5)
 
-    return find_kernels("norms", "norms", trial)
+
+def _try_group_norm(kernels: ModuleType) -> None:
+    kernels.group_norm(torch.ones(1, 2, 4, 16, device="cuda"), 1, None, None, 1e-5)
 
 
 def _max_pool_stack(images: Tensor, options: tuple[Any, ...]) -> Tensor:
     stacked = images.transpose(1, 2)
     clients, channels, batch = stacked.shape[:3]
     kernel, stride, padding = (_pair(option) for option in (options[0], options[1] or options[0], options[2]))
-    pooling = _pooling_kernels() if images.is_cuda and _pair(options[3]) == (1, 1) and not options[4] else None
-    if pooling is not None and pooling.takes(stacked, kernel, stride, padding):
-        outputs: Tensor = pooling.max_pool(stacked.flatten(0, 2), kernel, stride, padding)
+    suits = images.is_cuda and _pair(options[3]) == (1, 1) and not options[4]
+    kernels = find_kernels("pooling", "pooling", _try_pooling) if suits else None
+    if kernels is not None and kernels.takes(stacked, kernel, stride, padding):
+        outputs: Tensor = kernels.max_pool(stacked.flatten(0, 2), kernel, stride, padding)
         return outputs.view(clients, channels, batch, *outputs.shape[1:]).transpose(1, 2)
     pooled: Tensor = F.max_pool2d(stacked.reshape(clients * channels, *stacked.shape[2:]), *options)
     return pooled.view(clients, channels, batch, *pooled.shape[2:]).transpose(1, 2)
 
 
-def _pooling_kernels() -> ModuleType | None:
-    def trial(pooling: ModuleType) -> None:
-        pooling.max_pool(torch.ones(2, 4, 4, device="cuda"), (2, 2), (2, 2), (0, 0))
-
-    return find_kernels("pooling", "pooling", trial)
+def _try_pooling(kernels: ModuleType) -> None:
+    kernels.max_pool(torch.ones(2, 4, 4, device="cuda"), (2, 2), (2, 2), (0, 0))
 
 
 def _attention_stack(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:

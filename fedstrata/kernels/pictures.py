@@ -74,7 +74,7 @@ def pictures(
     crop: tuple[int, tuple[int, int]] | None = None,
     flip_first: bool = True,
 ) -> Tensor:
-    """Make images ``[K, B, channels, height, width]`` of bytes ``[n, channels, height, width]`` at positions ``[K, B]``.
+    """Make images ``[K, B, channels, height, width]`` of the bytes ``[n, ...]`` at positions ``[K, B]``.
 
     ``table`` ``[1 or K, channels, 256]`` says what becomes of each byte; ``flip`` is the probability and the sub-key of
     mirroring, ``crop`` the padding and the sub-key of cropping. What comes from outside an image is that of the byte 0.

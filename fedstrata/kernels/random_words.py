@@ -11,7 +11,7 @@ from fedstrata.kernels.launching import on_device_of
 _BLOCK = 1024
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def four_words(key0, key1, counter, stream):  # type: ignore[no-untyped-def]
     """Draw the words of one counter; all arguments are of type uint32."""
     nothing = (counter ^ counter) + (key0 ^ key0)

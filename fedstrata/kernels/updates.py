@@ -37,10 +37,7 @@ def _sgd(  # type: ignore[no-untyped-def]
     if velocities is not None:
         velocity = MOMENTUM * language.load(velocities + places, mask=inside, other=0.0).to(TYPE) + direction
         language.store(velocities + places, velocity, mask=inside)
-        if NESTEROV:
-            direction = direction + MOMENTUM * velocity
-        else:
-            direction = velocity
+        direction = direction + MOMENTUM * velocity if NESTEROV else velocity
     language.store(weights + places, weight - language.load(rate).to(TYPE) * direction, mask=inside)
 
 
@@ -74,8 +71,9 @@ def _adam(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["column"])  # type: ignore[untyped-decorator]
 def _squares(  # type: ignore[no-untyped-def]
-    values, sums, count, blocks, column, columns, TYPE: constexpr, BLOCK: constexpr  # noqa: N803
-):
+    values, sums, count, blocks, column, columns,
+    TYPE: constexpr, BLOCK: constexpr,  # noqa: N803
+):  # fmt: skip
     program = language.program_id(0)
     client = (program // blocks).to(language.int64)
     block = program % blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -54,12 +55,17 @@ def convolution_unit(
 
 
 class ConvolutionUnit(nn.Sequential):
-    """A convolution, a norm, ReLU and perhaps a pooling: a chain in which an engine may compute norm and ReLU as one."""
+    """A convolution, a norm, ReLU and perhaps a pooling; an engine may compute norm and ReLU as one."""
+
+    conv: nn.Module
+    norm: nn.Module
+    relu: nn.Module
+    pool: nn.Module
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Run the modules one after another."""
         outputs = norm_rectified(self.norm, self.relu, self.conv(inputs))
-        return self.pool(outputs) if hasattr(self, "pool") else outputs
+        return cast(Tensor, self.pool(outputs)) if hasattr(self, "pool") else outputs
 
 
 class GlobalAverage(nn.Module):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from triton_device import DEVICE, assert_same_both_ways, draw
 
 from fedstrata.engines.forward import StackedForward
-from fedstrata.kernels import norms
+from fedstrata.kernels import batch_norm, group_norm
 from fedstrata.models import build_model
 
 ROWS, SAMPLES = 3, 2
@@ -18,7 +18,8 @@ TAILS = [(False, False), (True, False), (False, True), (True, True)]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Let a row of a hundred numbers be a long one."""
-    monkeypatch.setattr(norms, "LARGEST", 64)
+    for kernels in (batch_norm, group_norm):
+        monkeypatch.setattr(kernels, "LARGEST", 64)
 
 
 @pytest.mark.parametrize(("added", "rectified"), TAILS)
@@ -30,7 +31,7 @@ def test_batch_norm_with_what_follows(count, added, rectified, small_blocks):
     for training in (True, False):
         running = [torch.ones(ROWS, dtype=torch.float64, device=DEVICE) for _ in range(4)]
         options = weight, bias, training, 0.3, 1e-3
-        ours = norms.batch_norm(inputs, *running[:2], *options, beside, rectified)
+        ours = batch_norm.batch_norm(inputs, *running[:2], *options, beside, rectified)
         theirs = F.batch_norm(inputs[None], *running[2:], *options)[0]
         theirs = theirs if beside is None else theirs + beside
         assert_same_both_ways(ours, F.relu(theirs) if rectified else theirs, learned)
@@ -41,7 +42,7 @@ def test_batch_norm_with_what_follows(count, added, rectified, small_blocks):
 def test_batch_norm_by_hand():
     rows = torch.tensor([[1.0, 2.0, 3.0, 6.0]], device=DEVICE)
     mean, variance = torch.zeros(1, device=DEVICE), torch.zeros(1, device=DEVICE)
-    outputs = norms.batch_norm(rows, mean, variance, None, None, True, 0.5, 0.5, rectified=True)
+    outputs = batch_norm.batch_norm(rows, mean, variance, None, None, True, 0.5, 0.5, rectified=True)
     torch.testing.assert_close(outputs.cpu(), torch.tensor([[0.0, 0.0, 0.0, 3 / 2]]))  # 3.5 + 0.5 is 2 squared
     assert (mean.item(), round(variance.item(), 5)) == (1.5, round(14 / 3 / 2, 5))
 
@@ -49,11 +50,11 @@ def test_batch_norm_by_hand():
 def test_variances_far_from_zero_keep_their_digits(small_blocks):
     """The difference of the mean square and the squared mean would have none left."""
     inputs = (draw(ROWS, 150, learned=False) + 1e4).float()
-    outputs = norms.batch_norm(inputs, None, None, None, None, True, 0.1, 1e-5)
+    outputs = batch_norm.batch_norm(inputs, None, None, None, None, True, 0.1, 1e-5)
     exact = F.batch_norm(inputs.double()[None], None, None, training=True)[0]
     torch.testing.assert_close(outputs.double(), exact, rtol=1e-3, atol=2e-3)
     images = inputs[:, :144].reshape(1, ROWS, 1, 144).contiguous()
-    outputs = norms.group_norm(images, 1, None, None, 1e-5)
+    outputs = group_norm.group_norm(images, 1, None, None, 1e-5)
     exact = F.group_norm(images.double().transpose(1, 2)[0], 1).transpose(0, 1)[None]
     torch.testing.assert_close(outputs.double(), exact, rtol=1e-3, atol=2e-3)
 
@@ -64,7 +65,7 @@ def test_group_norm_with_what_follows(channels, groups, pixels, added, rectified
     clients, shape = 2, (2, channels, SAMPLES, pixels)
     inputs, beside = draw(*shape), draw(*shape, seed=1) if added else None
     weight, bias = draw(clients * channels, seed=2), draw(clients * channels, seed=3)
-    ours = norms.group_norm(inputs, groups, weight, bias, 1e-3, beside, rectified)
+    ours = group_norm.group_norm(inputs, groups, weight, bias, 1e-3, beside, rectified)
     flat = inputs.permute(2, 0, 1, 3).reshape(SAMPLES, clients * channels, pixels)
     theirs = F.group_norm(flat, clients * groups, weight, bias, 1e-3)
     theirs = theirs.view(SAMPLES, clients, channels, pixels).permute(1, 2, 0, 3)
@@ -76,9 +77,9 @@ def test_group_norm_with_what_follows(channels, groups, pixels, added, rectified
 def test_types_of_results():
     """Batch norm keeps bfloat16, group norm under autocast returns float32; parameters may be wider than inputs."""
     inputs, weight = draw(2, 8, dtype=torch.bfloat16), draw(2, seed=1, dtype=torch.float32)
-    outputs = norms.batch_norm(inputs, None, None, weight, weight, True, 0.1, 1e-5, rectified=True)
+    outputs = batch_norm.batch_norm(inputs, None, None, weight, weight, True, 0.1, 1e-5, rectified=True)
     assert outputs.dtype == torch.bfloat16
-    wide = norms.group_norm(inputs.view(1, 2, 2, 4), 2, weight, weight, 1e-5, dtype=torch.float32)
+    wide = group_norm.group_norm(inputs.view(1, 2, 2, 4), 2, weight, weight, 1e-5, dtype=torch.float32)
     assert wide.dtype == torch.float32
     for result in (outputs, wide):
         for_inputs, for_weight = torch.autograd.grad(result.float().square().sum(), (inputs, weight))

@@ -20,7 +20,9 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, learned
     return numbers.to(DEVICE, dtype).requires_grad_(learned)
 
 
-def assert_same_both_ways(ours: torch.Tensor, theirs: torch.Tensor, learned: list[torch.Tensor], **close: float) -> None:
+def assert_same_both_ways(
+    ours: torch.Tensor, theirs: torch.Tensor, learned: list[torch.Tensor], **close: float
+) -> None:
     """Compare results, and the gradients of what was learned."""
     torch.testing.assert_close(ours, theirs, **close)
     slope = draw(*ours.shape, seed=99, dtype=ours.dtype, learned=False)
