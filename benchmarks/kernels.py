@@ -3,6 +3,7 @@
 Convolutions have a script of their own. Run on a machine with a GPU:
 
     python benchmarks/kernels.py
+    python benchmarks/kernels.py pooling pictures       only some of: norms, pooling, optimisers, pictures
 
 Each line tells the time of the operations without the kernel, of the kernel, and the floor: the bytes that must move,
 each input read once and each output written once, at the bandwidth that doubling a large tensor reaches, which is
@@ -14,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -114,14 +116,16 @@ def both_ways(
     for kernel in (False, True):
         (with_kernels if kernel else without_kernels)(file)
         outputs = call(*given)
-        gradients = torch.autograd.grad(outputs, learned, gradient)
+        own = torch.empty_like(outputs).copy_(gradient)  # as it lies where the next layer's gradient comes from
+        gradients = torch.autograd.grad(outputs, learned, own)
         if kernel:
             errors = distance([outputs], [exact]), distance(gradients, exact_gradients)
-            again = torch.autograd.grad(call(*given), learned, gradient)
+            again = torch.autograd.grad(call(*given), learned, own)
             assert all(map(torch.equal, gradients, again)), f"{name} does not repeat bit for bit"
         del outputs, gradients
         forwards = milliseconds(lambda: call(*given))
-        times[kernel] = forwards, milliseconds(lambda: torch.autograd.grad(call(*given), learned, gradient)) - forwards
+        both = milliseconds(lambda own=own: torch.autograd.grad(call(*given), learned, own))
+        times[kernel] = forwards, both - forwards
     read = sum(tensor.nbytes for tensor in learned)
     moved = read + gradient.nbytes, read + gradient.nbytes + extra_back + read
     return [
@@ -245,14 +249,17 @@ def main() -> None:
     speed = bandwidth()
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}: {speed / 1e12:.2f} TB/s at most")
     print(f"{'milliseconds':58} {'plain':>8} {'kernel':>8} {'floor':>8} {'ratio':>6} {'error':>9}")
-    for dtype in (torch.float32, torch.bfloat16):
-        for measure in (norm_rows, pooling_rows):
-            for row in measure(dtype):
+    tables: dict[str, list[Callable[[], list[Row]]]] = {
+        "norms": [partial(norm_rows, torch.float32), partial(norm_rows, torch.bfloat16)],
+        "pooling": [partial(pooling_rows, torch.float32), partial(pooling_rows, torch.bfloat16)],
+        "optimisers": [optimiser_rows],
+        "pictures": [picture_rows],
+    }
+    for name in sys.argv[1:] or tables:
+        for measure in tables[name]:
+            for row in measure():
                 row.show(speed)
             torch.cuda.empty_cache()
-    for measure in (optimiser_rows, picture_rows):
-        for row in measure():
-            row.show(speed)
 
 
 if __name__ == "__main__":

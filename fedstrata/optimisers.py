@@ -132,7 +132,8 @@ class SGD(Optimiser):
             for_each.add_(velocity, direction)
             direction = list(for_each.add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
         if isinstance(learning_rate, Tensor):  # this rounds as the sum with a constant does
-            for_each.addcmul_(moving, direction, [(-learning_rate).to(tensor.dtype) for tensor in moving])
+            back = {dtype: (-learning_rate).to(dtype) for dtype in {tensor.dtype for tensor in moving}}
+            for_each.addcmul_(moving, direction, [back[tensor.dtype] for tensor in moving])
         else:
             for_each.add_(moving, direction, alpha=-learning_rate)
 

@@ -91,8 +91,9 @@ def test_types_of_results():
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
 @pytest.mark.parametrize("name", ["resnet8", "resnet18", "cnn(norm=group)"])
 def test_models_on_a_gpu_compute_what_they_do_on_a_cpu(name):
-    model = build_model(name, (3, 32, 32), 10, seed=0).double()
-    images, clients = draw(40, 2, 3, 32, 32, learned=False).cpu(), 40
+    clients, shape = 4, (3, 16, 16)
+    model = build_model(name, shape, 10, seed=0).double()
+    images = draw(clients, 2, *shape, learned=False).cpu()
     results = []
     for device in ("cpu", "cuda", "cuda"):
         model.to(device)
