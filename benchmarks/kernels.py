@@ -23,7 +23,7 @@ from torch import Tensor
 from fedstrata.data import from_arrays
 from fedstrata.data.pictures import make_inputs
 from fedstrata.data.transforms import Transform, parse_transforms
-from fedstrata.engines import operations
+from fedstrata.engines import norms, operations
 from fedstrata.kernels import finding
 from fedstrata.optimisers import optimisers
 from fedstrata.rng import client_keys
@@ -149,7 +149,7 @@ def norm_rows(dtype: torch.dtype) -> list[Row]:
         weight, bias = (torch.rand(100, channels, device="cuda") + 0.5 for _ in range(2))
 
         def batch_norm(images: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None) -> Tensor:
-            return operations._batch_norm_stack(images, None, None, weight, bias, other, True, 0.1, 1e-5, True)
+            return norms._batch_norm_stack(images, None, None, weight, bias, other, True, 0.1, 1e-5, True)
 
         name = f"batch norm{' + add' if added else ''} + relu, 100 x {channels} x 100 x {side}^2, {kind}"
         rows += both_ways(name, "batch_norm", batch_norm, (images, weight, bias, other))
@@ -161,7 +161,7 @@ def norm_rows(dtype: torch.dtype) -> list[Row]:
         weight, bias = (torch.rand(10, channels, device="cuda") + 0.5 for _ in range(2))
 
         def group_norm(images: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None) -> Tensor:
-            return operations._group_norm_stack(images, weight, bias, other, 32, 1e-5, images.dtype, True)
+            return norms._group_norm_stack(images, weight, bias, other, 32, 1e-5, images.dtype, True)
 
         name = f"group norm{' + add' if added else ''} + relu, 10 x {channels} x 16 x {side}^2, {kind}"
         rows += both_ways(name, "group_norm", group_norm, (images, weight, bias, other))

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
-from fedstrata.engines.operations import Operations, attention, fuses, stacked_operations
+from fedstrata.engines.norms import fuses
+from fedstrata.engines.operations import Operations, attention, stacked_operations
 from fedstrata.errors import FedStrataError
 from fedstrata.fused import fusing
 from fedstrata.private_torch import opened

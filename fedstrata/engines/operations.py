@@ -2,8 +2,8 @@
 
 ``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their
 speed. Here images of all clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one
-batched matrix product over unfolded windows, batch norm and group norm are one fused call over ``K * channels``
-channels, and pooling needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``.
+batched matrix product over unfolded windows, norms are one call over ``K * channels`` channels (``norms.py``), and
+pooling needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedstrata.engines.norms import batch_norm, group_norm
 from fedstrata.errors import FedStrataWarning
-from fedstrata.fused import take_tail
 from fedstrata.kernels.finding import find_kernels
 from fedstrata.private_torch import for_all_clients
 
@@ -35,11 +35,6 @@ def stacked_operations(device: torch.device) -> Operations:
     On a CPU the generic rules for images are the faster ones, but for attention there is none.
     """
     return CORRECTED_OPERATIONS | (GPU_OPERATIONS if device.type == "cuda" else CPU_OPERATIONS)
-
-
-def fuses(operations: Operations, around: Operations | None) -> bool:
-    """Tell whether norms may take along what follows them: where they are replaced here, and nobody watches a part."""
-    return operations.get(F.batch_norm) is _batch_norm and not (around or {}).keys() & _FUSED_PARTS
 
 
 class StackedConvolution(torch.autograd.Function):
@@ -146,72 +141,6 @@ def _convolve_stack(images: Tensor, weights: Tensor, stride: tuple[int, int], pa
     return outputs.transpose(1, 2)
 
 
-def _batch_norm_stack(
-    inputs: Tensor,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    added: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    rectified: bool,
-) -> Tensor:
-    stacked = inputs.transpose(1, 2)
-    clients, channels = stacked.shape[:2]
-    # Views, since running statistics are updated in place; weights may be the same for all clients, without a copy.
-    mean, variance = (None if tensor is None else tensor.view(-1) for tensor in (mean, variance))
-    weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
-    flat = stacked.reshape(clients * channels, -1)
-    suits = inputs.is_cuda and len(flat) >= _FEWEST_ROWS and (training or mean is not None)
-    kernels = find_kernels("batch_norm", "batch norm", _try_batch_norm) if suits else None
-    if kernels is None:
-        normalised = F.batch_norm(flat[None], mean, variance, weight, bias, training, momentum, eps)
-        return _tail(normalised.view(stacked.shape).transpose(1, 2), added, rectified)
-    beside = None if added is None else added.transpose(1, 2).reshape(flat.shape)
-    outputs: Tensor = kernels.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps, beside, rectified)
-    return outputs.view(stacked.shape).transpose(1, 2)
-
-
-def _group_norm_stack(
-    inputs: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    added: Tensor | None,
-    groups: int,
-    eps: float,
-    dtype: torch.dtype,
-    rectified: bool,
-) -> Tensor:
-    clients, batch, channels = inputs.shape[:3]
-    weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
-    kernels = find_kernels("group_norm", "group norm", _try_group_norm) if inputs.is_cuda else None
-    if kernels is not None and channels <= groups * kernels.MOST_CHANNELS:
-        stacked = inputs.transpose(1, 2)
-        flat = stacked.reshape(clients, channels, batch, -1)
-        beside = None if added is None else added.transpose(1, 2).reshape(flat.shape)
-        outputs: Tensor = kernels.group_norm(flat, groups, weight, bias, eps, beside, rectified, dtype)
-        return outputs.view(stacked.shape).transpose(1, 2)
-    stacked = inputs.to(dtype).transpose(0, 1)
-    flat = stacked.reshape(batch, clients * channels, *stacked.shape[3:])
-    normalised = F.group_norm(flat, clients * groups, weight, bias, eps)
-    return _tail(normalised.reshape(stacked.shape).transpose(0, 1), added, rectified)
-
-
-def _tail(normalised: Tensor, added: Tensor | None, rectified: bool) -> Tensor:
-    outputs = normalised if added is None else normalised + added
-    return F.relu(outputs) if rectified else outputs
-
-
-def _try_batch_norm(kernels: ModuleType) -> None:
-    kernels.batch_norm(torch.ones(2, 64, device="cuda"), None, None, None, None, True, 0.1, 1e-5)
-
-
-def _try_group_norm(kernels: ModuleType) -> None:
-    kernels.group_norm(torch.ones(1, 2, 4, 16, device="cuda"), 1, None, None, 1e-5)
-
-
 def _max_pool_stack(images: Tensor, options: tuple[Any, ...]) -> Tensor:
     stacked = images.transpose(1, 2)
     clients, channels, batch = stacked.shape[:3]
@@ -250,31 +179,6 @@ def _conv2d(
         input, weight = input.to(working), weight.to(working)
     outputs = for_all_clients(_convolve_stack, (input, weight), _pair(stride), _pair(padding))
     return outputs if bias is None else outputs + bias.to(outputs.dtype)[:, None, None]
-
-
-def _batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    tail = take_tail()
-    tensors = input, running_mean, running_var, weight, bias, tail.added if tail else None
-    return for_all_clients(_batch_norm_stack, tensors, training, momentum, eps, tail is not None)
-
-
-def _group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    tail = take_tail()
-    # Under autocast group norm returns float32, as it does in PyTorch.
-    dtype = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
-    tensors = input, weight, bias, tail.added if tail else None
-    return for_all_clients(_group_norm_stack, tensors, num_groups, eps, dtype, tail is not None)
 
 
 def _max_pool2d(
@@ -395,21 +299,11 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
-_FEWEST_ROWS = 64
-"""Fewer channels than this, of all clients together, would leave most of a GPU idle if each were one program."""
-
-_FUSED_PARTS: frozenset[Callable[..., Any]] = frozenset(
-    (
-        F.batch_norm, torch.batch_norm, F.group_norm, torch.group_norm, F.relu, torch.relu, torch.relu_, Tensor.relu,
-        Tensor.relu_, torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__,
-    )
-)  # fmt: skip
-
 GPU_OPERATIONS: Operations = {
     torch.conv2d: _conv2d,
     F.conv2d: _conv2d,
-    F.batch_norm: _batch_norm,
-    F.group_norm: _group_norm,
+    F.batch_norm: batch_norm,
+    F.group_norm: group_norm,
     F.max_pool2d: _max_pool2d,
     F.scaled_dot_product_attention: _attention,
 }

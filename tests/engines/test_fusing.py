@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstrata.engines import operations
+from fedstrata.engines import norms
 from fedstrata.engines.forward import LoopForward, StackedForward
 from fedstrata.engines.operations import GPU_OPERATIONS
 from fedstrata.fused import fusing, norm_rectified
@@ -33,13 +33,13 @@ class TwoBlocks(nn.Module):
 def tails(monkeypatch):
     """Note what norms took along: whether something was added, and whether it was rectified."""
     seen = []
-    computed = operations._tail
+    computed = norms._tail
 
     def note(normalised, added, rectified):
         seen.append((added is not None, rectified))
         return computed(normalised, added, rectified)
 
-    monkeypatch.setattr(operations, "_tail", note)
+    monkeypatch.setattr(norms, "_tail", note)
     return seen
 
 
