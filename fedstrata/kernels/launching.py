@@ -9,7 +9,8 @@ from torch import Tensor
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Launch where a tensor lies; Triton's interpreter takes tensors on a CPU, where there is nothing to choose."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    elsewhere = tensor.is_cuda and tensor.device.index != torch.cuda.current_device()
+    return torch.cuda.device(tensor.device) if elsewhere else nullcontext()
 
 
 def exact_type(dtype: torch.dtype) -> language.dtype:
