@@ -80,7 +80,7 @@ def _kernel() -> Callable[..., tuple[Tensor, tuple[int, int, int]]]:
     if find_spec("triton") is None:
         return unfolded_windows
     try:
-        from fedstrata.kernels import windows
+        from fedstrata.kernels.windows import windows
 
         windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
     except Exception as error:
