@@ -111,15 +111,14 @@ def _product_for_weights(  # type: ignore[no-untyped-def]
     row_count, column_count, place_count, places_each, height, width,
     gradient_client_step, gradient_row_step, gradient_sample_step,
     client_step, channel_step, sample_step, step_down, step_across, pad_down, pad_across,
-    split_step, client_columns,
+    split_step, client_columns, splits,
     GRID_HEIGHT: constexpr, GRID_WIDTH: constexpr,  # noqa: N803
     TAPS_DOWN: constexpr, TAPS_ACROSS: constexpr, PRECISION: constexpr,  # noqa: N803
     IN_ORDER: constexpr,  # noqa: N803
     ROWS: constexpr, COLUMNS: constexpr, INNER: constexpr,  # noqa: N803
-    SPLITS: constexpr,  # noqa: N803
 ):  # fmt: skip
-    client = (language.program_id(2) // SPLITS).to(language.int64)
-    split = language.program_id(2) % SPLITS
+    client = (language.program_id(2) // splits).to(language.int64)
+    split = language.program_id(2) % splits
     row = language.program_id(1) * ROWS + language.arange(0, ROWS)
     column = language.program_id(0) * COLUMNS + language.arange(0, COLUMNS)
     channel = column // (TAPS_DOWN * TAPS_ACROSS)
@@ -239,9 +238,9 @@ def for_weights(
             gradient, images, parts,
             outputs, columns, places, places_each, height, width,
             *gradient.stride()[:3], *images.stride()[:3], *stride, *padding,
-            clients * outputs * columns, outputs * columns,
+            clients * outputs * columns, outputs * columns, splits,
             rows, across, *kernel, precision, gradient.stride(2) == rows * across,
-            tile.rows, tile.columns, tile.inner, splits, num_warps=tile.warps, num_stages=tile.stages,
+            tile.rows, tile.columns, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     total = parts[0] if splits == 1 else parts.sum(0).to(images.dtype)
     return total.view(clients, outputs, channels, *kernel)
