@@ -125,7 +125,8 @@ def measure(name: str, precision: str) -> None:
                 error = computed[direction](way)[0].double() - right[direction]
                 errors[way] = float(error.norm() / right[direction].norm())
                 times[way] = milliseconds_on_gpu(partial(computed[direction], way))
-            rule = rule_by_shape(direction, images.shape, weights.shape, (layer.stride,) * 2, images.dtype)
+            geometry = (layer.stride, layer.stride), (layer.padding, layer.padding)
+            rule = rule_by_shape(direction, images.shape, weights.shape, *geometry, images.dtype)
             least = floor(images, weights, gradient, precision)
             worst = max(errors.values())
             line = "  ".join(f"{way} {times[way]:.3f}" for way in WAYS)

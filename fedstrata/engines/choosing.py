@@ -13,6 +13,7 @@ import json
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -104,9 +105,15 @@ def quickest(seconds: Mapping[str, float]) -> str:
     return min(seconds, key=seconds.__getitem__)
 
 
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """Return always the same stream: matrix products keep memory for each that they ever ran on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def milliseconds_on_gpu(work: Callable[[], object]) -> float:
     """Time work on the current GPU, from a recording of it, so that what the host needs to launch it does not count."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()

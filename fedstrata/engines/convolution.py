@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from importlib.util import find_spec
@@ -33,6 +33,7 @@ WAYS = ("windows", "implicit", "grouped")
 _WORTH_MEASURING = 5e8
 """Multiplications of one convolution; below, the choice hardly matters."""
 _MOST_TAPS = 15
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _broken: list[str] = []
 
 
@@ -79,69 +80,96 @@ class StackedConvolution(torch.autograd.Function):
 
 def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Choice:
     """Choose for the forward pass and the weights together: they may share their windows."""
-    rule = {
-        part: rule_by_shape(part, images.shape, weights.shape, stride, images.dtype) for part in ("forward", "weights")
-    }
     if not images.is_cuda or not _implicit_works(weights.shape):
         return {"forward": "windows", "weights": "windows"}
-    rule = {
-        part: rule_by_shape(part, images.shape, weights.shape, stride, images.dtype) for part in ("forward", "weights")
-    }
-    case = _case("forward", images.shape, weights.shape, stride, padding, images.dtype)
 
     def measure() -> Choice:
         gradient = forward_by("windows", images, weights, stride, padding)
         forward = {way: _timed(partial(forward_by, way, images, weights, stride, padding)) for way in WAYS}
         back = {way: _timed(partial(weights_by, way, gradient, images, weights.shape, stride, padding)) for way in WAYS}
-        unfolding = _timed(lambda: windows_of(images, (weights.shape[3], weights.shape[4]), stride, padding))
-        together = {
-            f"{one} {other}": forward[one] + back[other] - (unfolding if one == other == "windows" else 0.0)
-            for one in WAYS
-            for other in WAYS
-        }
-        return dict(zip(("forward", "weights"), quickest(together).split(), strict=True))
+        kernel = (weights.shape[3], weights.shape[4])
+        return quickest_pair(forward, back, _timed(partial(windows_of, images, kernel, stride, padding)))
 
-    return _chosen(case, images, weights, gradient_places(images.shape, weights.shape, stride, padding), measure, rule)
+    case = case_of("forward", images.shape, weights.shape, stride, padding, images.dtype)
+    rule = {
+        part: rule_by_shape(part, images.shape, weights.shape, stride, padding, images.dtype)
+        for part in ("forward", "weights")
+    }
+    places = places_of(images.shape, weights.shape, stride, padding)
+    return _chosen(case, images.device, weights.numel() * places, measure, rule)
 
 
 def _choice_back(gradient: Tensor, weights: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> str:
     if not gradient.is_cuda or not _implicit_works(weights.shape):
         return "windows"
-    case = _case("images", shape, weights.shape, stride, padding, gradient.dtype)
 
     def measure() -> Choice:
-        ways = {way: _timed(partial(images_by, way, gradient, weights, shape, stride, padding)) for way in WAYS}
-        return {"images": quickest(ways)}
+        times = {way: _timed(partial(images_by, way, gradient, weights, shape, stride, padding)) for way in WAYS}
+        return {"images": quickest(times)}
 
-    rule = {"images": rule_by_shape("images", shape, weights.shape, stride, gradient.dtype)}
-    return _chosen(case, gradient, weights, gradient[0, 0].numel(), measure, rule)["images"]
+    case = case_of("images", shape, weights.shape, stride, padding, gradient.dtype)
+    rule = {"images": rule_by_shape("images", shape, weights.shape, stride, padding, gradient.dtype)}
+    return _chosen(case, gradient.device, weights.numel() * gradient[0, 0].numel(), measure, rule)["images"]
 
 
-def rule_by_shape(part: str, images: torch.Size, weights: torch.Size, stride: Pair, dtype: torch.dtype) -> str:
-    """Tell which way was the quickest for such a shape on an H200, without measuring here."""
-    height, width = images[3:]
-    if not _on_tensor_cores(dtype) or weights[3] * weights[4] == 1:
+def quickest_pair(forward: Mapping[str, float], weights: Mapping[str, float], unfolding: float) -> Choice:
+    """Choose the ways forward and for the weights by the sum of their times; windows for both are unfolded once.
+
+    >>> quickest_pair({"windows": 5.0, "implicit": 4.0}, {"windows": 5.0, "implicit": 4.0}, unfolding=3.0)
+    {'forward': 'windows', 'weights': 'windows'}
+    """
+    times = {
+        (one, other): forward[one] + weights[other] - (unfolding if one == other == "windows" else 0.0)
+        for one in forward
+        for other in weights
+    }
+    one, other = min(times, key=times.__getitem__)
+    return {"forward": one, "weights": other}
+
+
+def rule_by_shape(
+    part: str, images: torch.Size, weights: torch.Size, stride: Pair, padding: Pair, dtype: torch.dtype
+) -> str:
+    """Tell which way was the quickest for such shapes on an H200, without measuring here.
+
+    Windows cost most where each pixel lies in many of them. The implicit way rearranges the weights, which pays off
+    where a client has far more places than outputs; for the images the other way does so, too.
+    """
+    taps, steps = weights[3] * weights[4], stride[0] * stride[1]
+    if dtype not in _KERNEL_DTYPES:
         return "windows"
-    return "implicit" if height * width >= 16 or (part == "images" and stride != (1, 1)) else "windows"
+    if part == "images":
+        return "implicit" if taps > 1 and taps >= steps else "windows"
+    many = places_of(images, weights, stride, padding) >= 10 * weights[1]
+    return "implicit" if taps >= 4 * steps and many else "windows"
 
 
-def gradient_places(images: torch.Size, weights: torch.Size, stride: Pair, padding: Pair) -> int:
+def places_of(images: torch.Size, weights: torch.Size, stride: Pair, padding: Pair) -> int:
     """Count the places ``B * H' * W'`` of the windows of one client."""
     rows = (images[3] + 2 * padding[0] - weights[3]) // stride[0] + 1
     across = (images[4] + 2 * padding[1] - weights[4]) // stride[1] + 1
     return int(images[2] * rows * across)
 
 
+def case_of(part: str, images: torch.Size, weights: torch.Size, stride: Pair, padding: Pair, dtype: torch.dtype) -> str:
+    """Describe in one line what a measurement holds for.
+
+    Clients and samples are rounded up to powers of two: groups shrink within an epoch, and last batches are smaller.
+    """
+    rounded = tuple(1 << (size - 1).bit_length() if axis in (0, 2) else size for axis, size in enumerate(images))
+    shapes = "x".join(map(str, rounded)), "x".join(map(str, weights[1:]))
+    return f"{part} {_precision(dtype)} {shapes[0]} by {shapes[1]} stride {stride} padding {padding}"
+
+
 def _chosen(
-    case: str, one: Tensor, weights: Tensor, places: int, measure: Callable[[], Choice], rule: Choice
+    case: str, device: torch.device, multiplications: int, measure: Callable[[], Choice], rule: Choice
 ) -> Choice:
-    if torch.are_deterministic_algorithms_enabled() or weights.numel() * places < _WORTH_MEASURING:
+    if torch.are_deterministic_algorithms_enabled() or multiplications < _WORTH_MEASURING:
         return rule
-    choices = _choices(one.device)
+    choices = _choices(device)
     if torch.cuda.is_current_stream_capturing():
         return choices.remembered(case) or rule
-    with torch.cuda.device(one.device), torch.no_grad():
-        return choices.choose(case, measure)
+    return choices.choose(case, measure)
 
 
 @cache
@@ -149,15 +177,11 @@ def _choices(device: torch.device) -> Choices:
     return Choices(choices_file("convolutions", torch.cuda.get_device_name(device)), WAYS)
 
 
-def _case(part: str, images: torch.Size, weights: torch.Size, stride: Pair, padding: Pair, dtype: torch.dtype) -> str:
-    shapes = "x".join(map(str, images)), "x".join(map(str, weights[1:]))
-    return f"{part} {_precision(dtype)} {shapes[0]} by {shapes[1]} stride {stride} padding {padding}"
-
-
 def _timed(work: Callable[[], object]) -> float:
     """Time a way; one that does not work here, or that lacks memory, is never the quickest."""
     try:
-        return milliseconds_on_gpu(work)
+        with torch.no_grad():
+            return milliseconds_on_gpu(work)
     except RuntimeError:
         return math.inf
 
@@ -166,10 +190,6 @@ def _precision(dtype: torch.dtype) -> str:
     if dtype != torch.float32:
         return str(dtype).removeprefix("torch.")
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32"
-
-
-def _on_tensor_cores(dtype: torch.dtype) -> bool:
-    return _precision(dtype) in ("tf32", "bfloat16", "float16")
 
 
 @cache
@@ -253,12 +273,12 @@ def _attempted(work: Callable[[], Tensor], instead: Callable[[], Tensor]) -> Ten
 
 
 def _can_be_implicit(images: Tensor) -> bool:
-    return not _broken and images.is_cuda and images.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return not _broken and images.is_cuda and images.dtype in _KERNEL_DTYPES
 
 
 def _kernel_precision(dtype: torch.dtype) -> str:
     """Name Triton's way of multiplying: without tf32, three products for each make up for its missing bits."""
-    return "tf32" if _on_tensor_cores(dtype) else "tf32x3"
+    return "tf32x3" if _precision(dtype) == "float32" else "tf32"
 
 
 def _repeatable() -> AbstractContextManager[None]:

@@ -15,7 +15,6 @@ before. For the weights, where the order in memory does not suit them, each fact
 instead, of which three products are taken: that is more exact than tf32.
 """
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -24,13 +23,21 @@ import triton.language as language
 from torch import Tensor
 from triton.language import constexpr
 
+from fedstrata.kernels.rearranging import (
+    collected,
+    filling,
+    in_planes,
+    line_of,
+    on_gpu_of,
+    rearranged_images,
+    rearranged_weights,
+)
+
 Pair = tuple[int, int]
-_FEW = 32
-"""So many numbers of one line of a window, or fewer, are unfolded into the channels."""
 
 _PLAIN = (
-    "channels", "plane", "batch", "height", "width", "across", "out_height", "out_width", "step_down", "step_across",
-    "stride_across", "pad_down", "pad_across", "weight_taps", "weight_wide", "row_count", "splits", "split_step",
+    "row_count", "batch", "height", "width", "out_height", "out_width", "step_down", "step_across", "pad_down",
+    "pad_across", "weight_taps", "weight_wide", "splits",
 )  # fmt: skip
 """Sizes for which there is no kernel of their own, since each takes a second to compile."""
 
@@ -47,78 +54,12 @@ class Tile:
     splits: int = 1
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _rounded(values, NARROW: constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-    if NARROW:
-        bits = values.to(language.int32, bitcast=True)
-        nearest = ((bits + 0x1000) & -0x2000).to(language.float32, bitcast=True)
-        values = language.where(values == values, nearest, values)
-    return values
-
-
-@triton.jit(do_not_specialize=_PLAIN)  # type: ignore[untyped-decorator]
-def _rearrange_images(  # type: ignore[no-untyped-def] # Triton reads the annotations: there may be no others
-    images, rearranged, channels, pixel_count, plane, width, stride_across, pad_across,
-    client_step, channel_step, sample_step,
-    CHANNELS: constexpr, UNFOLDED: constexpr, HEIGHT: constexpr, ACROSS: constexpr, EACH: constexpr,  # noqa: N803
-    FLAT: constexpr, NARROW: constexpr,  # noqa: N803
-    PARTED: constexpr, SOME: constexpr, PIXELS: constexpr,  # noqa: N803
-):  # fmt: skip
-    client = language.program_id(2).to(language.int64)
-    channel = language.program_id(1) * SOME + language.arange(0, SOME)
-    pixel = language.program_id(0) * PIXELS + language.arange(0, PIXELS)
-    here = (pixel < pixel_count)[None, :]
-    if UNFOLDED:
-        x = (pixel % ACROSS * stride_across - pad_across)[None, :] + (channel // EACH)[:, None]
-        line = pixel // ACROSS
-        place = (line // HEIGHT * sample_step + line % HEIGHT * width)[None, :] + x
-        place += (channel % EACH * channel_step)[:, None]
-        known = here & (channel < EACH * UNFOLDED)[:, None] & (x.to(language.uint32) < width)
-    else:
-        spot = pixel if FLAT else pixel // plane * sample_step + pixel % plane
-        place = (channel * channel_step)[:, None] + spot[None, :]
-        known = here & (channel < channels)[:, None]
-    values = language.load(images + client * client_step + place, mask=known, other=0.0)
-    values = language.trans(_rounded(values, NARROW))
-    target = rearranged + client * pixel_count * CHANNELS + (pixel[:, None] * CHANNELS + channel[None, :])
-    here = (pixel < pixel_count)[:, None] & (channel < CHANNELS)[None, :]
-    if PARTED:
-        coarse = values.to(language.bfloat16)
-        rest = language.num_programs(2).to(language.int64) * pixel_count * CHANNELS
-        language.store(target, coarse, mask=here)
-        language.store(target + rest, (values - coarse.to(language.float32)).to(language.bfloat16), mask=here)
-    else:
-        language.store(target, values, mask=here)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _rearrange_weights(  # type: ignore[no-untyped-def]
-    weights, rearranged, count, channels, client_step, row_step, channel_step,
-    TALL: constexpr, WIDE: constexpr, CHANNELS: constexpr, UNFOLDED: constexpr, NARROW: constexpr,  # noqa: N803
-    BLOCK: constexpr,  # noqa: N803
-):  # fmt: skip
-    client = language.program_id(1).to(language.int64)
-    place = language.program_id(0) * BLOCK + language.arange(0, BLOCK)
-    channel = place % CHANNELS
-    if UNFOLDED:
-        tap = place // CHANNELS % TALL * WIDE + channel // channels
-        row = place // (CHANNELS * TALL)
-        known = (place < count) & (channel < channels * WIDE)
-        channel = channel % channels
-    else:
-        tap = place // CHANNELS % (TALL * WIDE)
-        row = place // (CHANNELS * TALL * WIDE)
-        known = (place < count) & (channel < channels)
-    source = row * row_step + channel * channel_step + tap
-    values = language.load(weights + client * client_step + source, mask=known, other=0.0)
-    language.store(rearranged + client * count + place, _rounded(values, NARROW), mask=place < count)
-
-
 @triton.jit(do_not_specialize=_PLAIN)  # type: ignore[untyped-decorator]
 def _product(  # type: ignore[no-untyped-def]
     weights, images, outputs, row_count, batch, height, width, out_height, out_width, step_down, step_across,
     pad_down, pad_across, weight_taps, weight_wide, output_client_step, output_row_step,
-    CLASSES_DOWN: constexpr, CLASSES_ACROSS: constexpr, TALL: constexpr, WIDE: constexpr,  # noqa: N803
+    CLASSES_DOWN: constexpr, CLASSES_ACROSS: constexpr, EVEN_HEIGHT: constexpr, EVEN_WIDTH: constexpr,  # noqa: N803
+    TALL: constexpr, WIDE: constexpr,  # noqa: N803
     CHANNELS: constexpr, BACK: constexpr, PRECISION: constexpr,  # noqa: N803
     ROWS: constexpr, COLUMNS: constexpr, INNER: constexpr,  # noqa: N803
 ):  # fmt: skip
@@ -127,13 +68,18 @@ def _product(  # type: ignore[no-untyped-def]
     kind = language.program_id(0) % (CLASSES_DOWN * CLASSES_ACROSS)
     start_down = kind // CLASSES_ACROSS
     start_across = kind % CLASSES_ACROSS
-    grid_height = (out_height - start_down + CLASSES_DOWN - 1) // CLASSES_DOWN
-    grid_width = (out_width - start_across + CLASSES_ACROSS - 1) // CLASSES_ACROSS
-    place_count = batch * grid_height * grid_width
+    if EVEN_HEIGHT:
+        grid_height = EVEN_HEIGHT
+        grid_width = EVEN_WIDTH
+        place_count = batch * (EVEN_HEIGHT * EVEN_WIDTH)
+    else:
+        grid_height = (out_height - start_down + CLASSES_DOWN - 1) // CLASSES_DOWN
+        grid_width = (out_width - start_across + CLASSES_ACROSS - 1) // CLASSES_ACROSS
+        place_count = batch * grid_height * grid_width
+        grid_height = language.maximum(grid_height, 1)
+        grid_width = language.maximum(grid_width, 1)
     first_place = language.program_id(0) // (CLASSES_DOWN * CLASSES_ACROSS) * COLUMNS
     place = first_place + language.arange(0, COLUMNS)
-    grid_height = language.maximum(grid_height, 1)
-    grid_width = language.maximum(grid_width, 1)
     across = place % grid_width
     line = place // grid_width
     down = line % grid_height
@@ -217,65 +163,65 @@ def _product_for_weights(  # type: ignore[no-untyped-def]
     split = language.program_id(2) % splits
     row = language.program_id(1) * ROWS + language.arange(0, ROWS)
     first_column = language.program_id(0) * COLUMNS
-    tap = first_column // CHANNELS
-    tap_down = tap // WIDE
-    tap_across = tap % WIDE
-    channel = language.multiple_of(first_column % CHANNELS, COLUMNS) + language.arange(0, COLUMNS)
+    column = first_column + language.arange(0, COLUMNS)
+    if CHANNELS % COLUMNS == 0:
+        tap_down = first_column // CHANNELS // WIDE
+        tap_across = first_column // CHANNELS % WIDE
+        channel = language.multiple_of(first_column % CHANNELS, COLUMNS) + language.arange(0, COLUMNS)
+        offset = ((tap_down * width + tap_across) * CHANNELS + channel)[None, :]
+    else:
+        tap_down = (column // CHANNELS // WIDE)[None, :]
+        tap_across = (column // CHANNELS % WIDE)[None, :]
+        offset = (tap_down * width + tap_across) * CHANNELS + (column % CHANNELS)[None, :]
+        offset = language.max_contiguous(language.multiple_of(offset, (1, 8)), (1, 8))
     pixels = batch.to(language.int64) * height * width * CHANNELS
-    image = images + client * pixels + channel[None, :]
+    image = images + client * pixels
     rest = (language.num_programs(2) // splits).to(language.int64) * pixels
     slope = gradient + client * gradient_client_step
     slope += (language.minimum(row, row_count - 1) * gradient_row_step)[:, None]
-    total = language.full((ROWS, COLUMNS), 0.0, language.float32)
+    if ROWS < 64:
+        total = language.full((COLUMNS, ROWS), 0.0, language.float32)
+    else:
+        total = language.full((ROWS, COLUMNS), 0.0, language.float32)
     first = split * places_each
     last = language.minimum(first + places_each, batch * (GRID_HEIGHT * GRID_WIDTH))
     for start in range(first, last, INNER):
         place = start + language.arange(0, INNER)
         line = place // GRID_WIDTH
-        y = line % GRID_HEIGHT * step_down - pad_down + tap_down
-        x = place % GRID_WIDTH * step_across - pad_across + tap_across
+        y = (line % GRID_HEIGHT * step_down - pad_down)[:, None] + tap_down
+        x = (place % GRID_WIDTH * step_across - pad_across)[:, None] + tap_across
+        inside = (place < last)[:, None] & (y.to(language.uint32) < height) & (x.to(language.uint32) < width)
+        if CHANNELS % COLUMNS != 0:
+            inside = inside & (column < TALL * WIDE * CHANNELS)[None, :]
         sample = line // GRID_HEIGHT
-        inside = (place < last) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        source = image + (((sample * height + y) * width + x) * CHANNELS)[:, None]
-        gathered = language.load(source, mask=inside[:, None], other=0.0)
+        corner = (sample * height + line % GRID_HEIGHT * step_down - pad_down) * width
+        corner += place % GRID_WIDTH * step_across - pad_across
+        source = image + ((corner * CHANNELS)[:, None] + offset)
+        gathered = language.load(source, mask=inside, other=0.0)
         which = place if FLAT else sample * gradient_sample_step + place % (GRID_HEIGHT * GRID_WIDTH)
         slopes = language.load(slope + which[None, :], mask=(place < last)[None, :], other=0.0)
         if PARTED:
-            fine = language.load(source + rest, mask=inside[:, None], other=0.0)
+            remainder = language.load(source + rest, mask=inside, other=0.0)
             coarse = slopes.to(language.bfloat16)
-            total = language.dot((slopes - coarse.to(language.float32)).to(language.bfloat16), gathered, total)
-            total = language.dot(coarse, fine, total)
-            total = language.dot(coarse, gathered, total)
+            fine = (slopes - coarse.to(language.float32)).to(language.bfloat16)
+            if ROWS < 64:
+                total = language.dot(language.trans(gathered), language.trans(fine), total)
+                total = language.dot(language.trans(remainder), language.trans(coarse), total)
+                total = language.dot(language.trans(gathered), language.trans(coarse), total)
+            else:
+                total = language.dot(fine, gathered, total)
+                total = language.dot(coarse, remainder, total)
+                total = language.dot(coarse, gathered, total)
+        elif ROWS < 64:
+            total = language.dot(language.trans(gathered), language.trans(slopes), total, input_precision=PRECISION)
         else:
             total = language.dot(slopes, gathered, total, input_precision=PRECISION)
+    if ROWS < 64:
+        total = language.trans(total)
     count = row_count * (TALL * WIDE * CHANNELS)
     target = parts + (split.to(language.int64) * (language.num_programs(2) // splits) + client) * count
-    target += row[:, None] * (TALL * WIDE * CHANNELS) + (tap * CHANNELS + channel)[None, :]
-    language.store(target, total, mask=(row < row_count)[:, None])
-
-
-@triton.jit(do_not_specialize=_PLAIN)  # type: ignore[untyped-decorator]
-def _collect(  # type: ignore[no-untyped-def]
-    parts, weights, count, channels, splits, split_step,
-    TALL: constexpr, WIDE: constexpr, CHANNELS: constexpr, UNFOLDED: constexpr, BLOCK: constexpr,  # noqa: N803
-):  # fmt: skip
-    client = language.program_id(1).to(language.int64)
-    place = language.program_id(0) * BLOCK + language.arange(0, BLOCK)
-    here = place < count
-    tap = place % (TALL * WIDE)
-    channel = place // (TALL * WIDE) % channels
-    row = place // (TALL * WIDE) // channels
-    if UNFOLDED:
-        source = (row * TALL + tap // WIDE) * CHANNELS + tap % WIDE * channels + channel
-        each = count // (channels * WIDE) * CHANNELS
-    else:
-        source = (row * (TALL * WIDE) + tap) * CHANNELS + channel
-        each = count // channels * CHANNELS
-    source += client * each
-    total = language.load(parts + source, mask=here, other=0.0)
-    for split in range(1, splits):
-        total += language.load(parts + source + split * split_step.to(language.int64), mask=here, other=0.0)
-    language.store(weights + client * count + place, total.to(weights.dtype.element_ty), mask=here)
+    target += row[:, None] * (TALL * WIDE * CHANNELS) + column[None, :]
+    language.store(target, total, mask=(row < row_count)[:, None] & (column < TALL * WIDE * CHANNELS)[None, :])
 
 
 def forward(
@@ -286,14 +232,14 @@ def forward(
     batch, height, width = images.shape[2:]
     size = (height + 2 * padding[0] - tall) // stride[0] + 1, (width + 2 * padding[1] - wide) // stride[1] + 1
     tile = tile or product_tile(
-        clients, outputs, _line(images.shape[1], wide), batch * size[0] * size[1], images.dtype, precision
+        clients, outputs, line_of(images.shape[1], wide), batch * size[0] * size[1], images.dtype, precision
     )
     result = images.new_empty(clients, outputs, batch, *size)
-    laid, unfolded = _rearranged_images(images, tile.inner, wide, stride, padding, size[1], precision)
-    factors = _rearranged_weights(weights, laid.shape[4], unfolded, precision)
-    across = (1, stride[1], padding[1]) if not unfolded else (1, 1, 0)
+    laid, unfolded = rearranged_images(images, tile.inner, wide, stride, padding, size[1], precision)
+    factors = rearranged_weights(weights, laid.shape[4], unfolded, precision)
     _multiply(
-        factors, laid, result, (tall, 1 if unfolded else wide), (stride[0], across[1]), (padding[0], across[2]),
+        factors, laid, result, (tall, 1 if unfolded else wide),
+        (stride[0], 1 if unfolded else stride[1]), (padding[0], 0 if unfolded else padding[1]),
         False, tile, precision,
     )  # fmt: skip
     return result
@@ -316,8 +262,8 @@ def for_images(
         clients * stride[0] * stride[1], channels, gradient.shape[1], places, gradient.dtype, precision
     )
     result = gradient.new_empty(clients, channels, batch, *size)
-    laid, _ = _rearranged_images(gradient, tile.inner, None, stride, padding, 0, precision)
-    factors = _rearranged_weights(weights.transpose(1, 2), laid.shape[4], False, precision)
+    laid, _ = rearranged_images(gradient, tile.inner, None, stride, padding, 0, precision)
+    factors = rearranged_weights(weights.transpose(1, 2), laid.shape[4], False, precision)
     _multiply(factors, laid, result, (tall, wide), stride, padding, True, tile, precision)
     return result
 
@@ -332,14 +278,16 @@ def for_weights(
     tile: Tile | None = None,
 ) -> Tensor:
     """Sum a gradient ``[K, O, B, H', W']`` over the windows of the images: ``[K, O, C, h, w]``."""
-    gradient = _in_planes(gradient)
+    gradient = in_planes(gradient)
     clients, outputs, batch, rows, across = gradient.shape
     channels = images.shape[1]
     places = batch * rows * across
-    tile = tile or weights_tile(clients, outputs, channels, kernel, places, images.dtype)
+    tile = tile or weights_tile(clients, outputs, channels, kernel, places, images.dtype, precision)
     parted = precision == "tf32" and images.dtype == torch.float32
-    laid, unfolded = _rearranged_images(
-        images, tile.columns, kernel[1], stride, padding, across, precision, parted=parted
+    if precision == "tf32x3":
+        precision = "ieee"  # the order in memory suits plain multiplications better
+    laid, unfolded = rearranged_images(
+        images, filling(channels, kernel[1], tile.columns), kernel[1], stride, padding, across, precision, parted
     )
     if unfolded:
         taps, step_across, pad_across = (kernel[0], 1), 1, 0
@@ -349,20 +297,14 @@ def for_weights(
     splits = triton.cdiv(places, places_each)
     columns = taps[0] * taps[1] * laid.shape[4]
     parts = torch.empty(splits, clients, outputs, columns, dtype=torch.float32, device=images.device)
-    weights = images.new_empty(clients, outputs, channels, *kernel)
-    count = weights[0].numel()
-    with _on(images):
-        _product_for_weights[(columns // tile.columns, triton.cdiv(outputs, tile.rows), clients * splits)](
+    with on_gpu_of(images):
+        _product_for_weights[(triton.cdiv(columns, tile.columns), triton.cdiv(outputs, tile.rows), clients * splits)](
             gradient, laid, parts, outputs, batch, places_each, laid.shape[2], laid.shape[3],
             stride[0], step_across, padding[0], pad_across, *gradient.stride()[:3], splits,
             rows, across, *taps, laid.shape[4], gradient.stride(2) == rows * across, parted, precision,
             tile.rows, tile.columns, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        _collect[(triton.cdiv(count, 4096), clients)](
-            parts, weights, count, channels, splits, parts[0].numel(), *kernel, laid.shape[4], unfolded, 4096,
-            num_warps=8,
-        )  # fmt: skip
-    return weights
+    return collected(parts, channels, kernel, laid.shape[4], unfolded, images.dtype)
 
 
 def product_tile(clients: int, rows: int, line: int, places: int, dtype: torch.dtype, precision: str) -> Tile:
@@ -373,73 +315,30 @@ def product_tile(clients: int, rows: int, line: int, places: int, dtype: torch.d
     inner = min(32 if dtype == torch.float32 else 64, max(16, triton.next_power_of_2(line)))
     if rows <= 32:
         return Tile(max(16, triton.next_power_of_2(rows)), 128, inner, 4, 3)
-    if precision != "tf32" and dtype == torch.float32:
-        return Tile(64, 128, inner, 8, 2) if precision == "tf32x3" else Tile(64, 64, 16, 4, 3)
+    if dtype == torch.float32 and precision != "tf32":
+        return Tile(64, 64, inner, 4, 2)
     if rows <= 64:
-        return Tile(64, 128, inner, 4, 3)
+        return Tile(64, 128, inner, 4, 4)
     if clients * triton.cdiv(rows, 128) * triton.cdiv(places, 128) < 264:
         return Tile(64, 64, inner, 4, 4)
     return Tile(128, 128, inner, 8, 3)
 
 
-def weights_tile(clients: int, outputs: int, channels: int, kernel: Pair, places: int, dtype: torch.dtype) -> Tile:
-    """Choose the tile of a gradient for weights, and how many programs share the places."""
-    columns = min(128, max(16, triton.next_power_of_2(_line(channels, kernel[1]))))
+def weights_tile(
+    clients: int, outputs: int, channels: int, kernel: Pair, places: int, dtype: torch.dtype, precision: str
+) -> Tile:
+    """Choose the tile of a gradient for weights, and how many programs share the places: measured on an H200."""
+    line = max(16, triton.next_power_of_2(line_of(channels, kernel[1])))
+    columns, warps = 64 if line == 64 else 128, 4
+    rows = 64 if outputs > 32 else max(16, triton.next_power_of_2(outputs))
     inner = 32 if dtype == torch.float32 else 64
-    rows, warps = (128, 8) if columns == 128 and outputs >= 128 else (64, 4)
-    programs = clients * triton.cdiv(outputs, rows) * triton.cdiv(channels * kernel[0] * kernel[1], columns)
-    splits = max(1, min(264 // programs, places // (8 * inner)))
+    if dtype == torch.float32 and precision != "tf32":
+        columns, inner = 64, 16
+    elif dtype != torch.float32 and columns == 128 and outputs >= 128:
+        rows, warps = 128, 8
+    programs = clients * triton.cdiv(outputs, rows) * triton.cdiv(kernel[0] * kernel[1] * channels, columns)
+    splits = max(1, min(400 // programs, places // (8 * inner)))
     return Tile(rows, columns, inner, warps, 3, splits)
-
-
-def _line(channels: int, wide: int) -> int:
-    """Tell how many numbers of a window lie in one piece: those of one line of the kernel where there are few."""
-    return channels * wide if channels * wide <= _FEW else channels
-
-
-def _rearranged_images(
-    images: Tensor, inner: int, wide: int | None, stride: Pair, padding: Pair, across: int, precision: str,
-    parted: bool = False,
-) -> tuple[Tensor, int]:  # fmt: skip
-    """Bring ``[K, C, B, H, W]`` into the order ``[K, B, H, W, C]``, the channels filled up with zeros.
-
-    Where one line of the kernel, ``wide``, has few numbers, they all become channels: ``[K, B, H, W', w * C]``; the
-    second result is then ``wide``, and else 0.
-    """
-    images = _in_planes(images)
-    clients, channels, batch, height, width = images.shape
-    unfolded = wide if wide is not None and wide > 1 and wide * channels <= _FEW else 0
-    filled = triton.cdiv(channels * (unfolded or 1), inner) * inner
-    kind = torch.bfloat16 if parted else images.dtype
-    shape = clients * (1 + parted), batch, height, across if unfolded else width, filled
-    laid = torch.empty(shape, dtype=kind, device=images.device)
-    some = min(64, triton.next_power_of_2(filled))
-    pixels = 4096 // some
-    count = batch * height * shape[3]
-    narrow = precision == "tf32" and images.dtype == torch.float32 and not parted
-    with _on(images):
-        _rearrange_images[(triton.cdiv(count, pixels), triton.cdiv(filled, some), clients)](
-            images, laid, channels, count, height * width, width, stride[1], padding[1],
-            *images.stride()[:3], filled, unfolded, *((height, across, channels) if unfolded else (1, 1, 1)),
-            images.stride(2) == height * width, narrow, parted, some, pixels,
-        )  # fmt: skip
-    return laid, unfolded
-
-
-def _rearranged_weights(weights: Tensor, filled: int, unfolded: int, precision: str) -> Tensor:
-    """Bring ``[K, M, C, h, w]`` into the order ``[K, M, h, w, C]``, the channels filled up with zeros."""
-    if weights.stride()[3:] != (weights.shape[4], 1):
-        weights = weights.contiguous()
-    clients, rows, channels, tall, wide = weights.shape
-    taps = tall * (1 if unfolded else wide)
-    laid = weights.new_empty(clients, rows, taps, filled)
-    count = rows * taps * filled
-    with _on(weights):
-        _rearrange_weights[(triton.cdiv(count, 4096), clients)](
-            weights, laid, count, channels, *weights.stride()[:3], tall, wide, filled, unfolded,
-            precision == "tf32" and weights.dtype == torch.float32, 4096, num_warps=8,
-        )  # fmt: skip
-    return laid
 
 
 def _multiply(
@@ -449,22 +348,13 @@ def _multiply(
     clients, rows, batch, *size = result.shape
     classes = stride if back else (1, 1)
     places = batch * triton.cdiv(size[0], classes[0]) * triton.cdiv(size[1], classes[1])
+    even = (0, 0)  # where all classes have the same size, the kernel is made for it: it computes many places from it
+    if classes != (1, 1) and size[0] % classes[0] == size[1] % classes[1] == 0:
+        even = (size[0] // classes[0], size[1] // classes[1])
     grid = (triton.cdiv(places, tile.columns) * classes[0] * classes[1], triton.cdiv(rows, tile.rows), clients)
-    with _on(laid):
+    with on_gpu_of(laid):
         _product[grid](
             factors, laid, result, rows, batch, laid.shape[2], laid.shape[3], *size, *stride, *padding,
-            factors.shape[2], taps[1], *result.stride()[:2], *classes, *taps, laid.shape[4], back, precision,
+            factors.shape[2], taps[1], *result.stride()[:2], *classes, *even, *taps, laid.shape[4], back, precision,
             tile.rows, tile.columns, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-
-
-def _on(tensor: Tensor) -> AbstractContextManager[None]:
-    """Launch on a tensor's GPU; tensors of the CPU are for Triton's interpreter."""
-    device: AbstractContextManager[None] = torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
-    return device
-
-
-def _in_planes(images: Tensor) -> Tensor:
-    """Each channel of a sample lies in one piece, and one client's pixels are told apart by 32 bits."""
-    reach = sum((count - 1) * step for count, step in zip(images.shape[1:], images.stride()[1:], strict=True))
-    return images if images.stride()[3:] == (images.shape[4], 1) and reach < 2**31 else images.contiguous()
