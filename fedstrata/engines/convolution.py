@@ -84,11 +84,13 @@ def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair) 
         return {"forward": "windows", "weights": "windows"}
 
     def measure() -> Choice:
-        gradient = forward_by("windows", images, weights, stride, padding)
-        forward = {way: _timed(partial(forward_by, way, images, weights, stride, padding)) for way in WAYS}
-        back = {way: _timed(partial(weights_by, way, gradient, images, weights.shape, stride, padding)) for way in WAYS}
+        gradient = forward_by(rule["forward"], images, weights, stride, padding)
+        forward = {way: _timed(way, partial(forward_by, way, images, weights, stride, padding)) for way in WAYS}
+        back = {
+            way: _timed(way, partial(weights_by, way, gradient, images, weights.shape, stride, padding)) for way in WAYS
+        }
         kernel = (weights.shape[3], weights.shape[4])
-        return quickest_pair(forward, back, _timed(partial(windows_of, images, kernel, stride, padding)))
+        return quickest_pair(forward, back, _timed("windows", partial(windows_of, images, kernel, stride, padding)))
 
     case = case_of("forward", images.shape, weights.shape, stride, padding, images.dtype)
     rule = {
@@ -104,7 +106,7 @@ def _choice_back(gradient: Tensor, weights: Tensor, shape: torch.Size, stride: P
         return "windows"
 
     def measure() -> Choice:
-        times = {way: _timed(partial(images_by, way, gradient, weights, shape, stride, padding)) for way in WAYS}
+        times = {way: _timed(way, partial(images_by, way, gradient, weights, shape, stride, padding)) for way in WAYS}
         return {"images": quickest(times)}
 
     case = case_of("images", shape, weights.shape, stride, padding, gradient.dtype)
@@ -118,11 +120,9 @@ def quickest_pair(forward: Mapping[str, float], weights: Mapping[str, float], un
     >>> quickest_pair({"windows": 5.0, "implicit": 4.0}, {"windows": 5.0, "implicit": 4.0}, unfolding=3.0)
     {'forward': 'windows', 'weights': 'windows'}
     """
-    times = {
-        (one, other): forward[one] + weights[other] - (unfolding if one == other == "windows" else 0.0)
-        for one in forward
-        for other in weights
-    }
+    times = {(one, other): forward[one] + weights[other] for one in forward for other in weights}
+    if math.isfinite(times["windows", "windows"]):
+        times["windows", "windows"] -= unfolding
     one, other = min(times, key=times.__getitem__)
     return {"forward": one, "weights": other}
 
@@ -177,13 +177,14 @@ def _choices(device: torch.device) -> Choices:
     return Choices(choices_file("convolutions", torch.cuda.get_device_name(device)), WAYS)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _timed(way: str, work: Callable[[], object]) -> float:
     """Time a way; one that does not work here, or that lacks memory, is never the quickest."""
     try:
         with torch.no_grad():
-            return milliseconds_on_gpu(work)
+            time = milliseconds_on_gpu(work)
     except RuntimeError:
         return math.inf
+    return math.inf if way == "implicit" and _broken else time
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -101,6 +101,11 @@ def test_the_quickest():
     assert quickest_pair(times, {"windows": 1.0, "implicit": 4.0}, 0.5) == {"forward": "implicit", "weights": "windows"}
 
 
+def test_windows_that_do_not_fit_the_memory_are_not_chosen():
+    times = {"windows": float("inf"), "implicit": 4.0}
+    assert quickest_pair(times, times, float("inf")) == {"forward": "implicit", "weights": "implicit"}
+
+
 def shapes(clients, channels, outputs, batch, size, kernel):
     return torch.Size((clients, channels, batch, size, size)), torch.Size((clients, outputs, channels, kernel, kernel))
 
@@ -154,13 +159,17 @@ def test_nothing_is_measured_while_a_graph_is_recorded(choices, monkeypatch):
     assert chosen(10**9, never) == {"images": "implicit"}
 
 
-def test_a_case_names_all_that_decides(monkeypatch):
+def test_a_case_names_all_that_decides():
     images, weights = shapes(2, 3, 4, 5, 6, 3)
     cases = {case_of("forward", images, weights, (1, 1), (1, 1), dtype) for dtype in (torch.float32, torch.bfloat16)}
     cases |= {case_of("images", images, weights, (1, 1), (1, 1), torch.float32)}
     cases |= {case_of("forward", images, weights, stride, (1, 2), torch.float32) for stride in ((1, 1), (1, 2), (2, 1))}
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    cases |= {case_of("forward", images, weights, (1, 1), (1, 1), torch.float32)}
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        cases |= {case_of("forward", images, weights, (1, 1), (1, 1), torch.float32)}
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
     assert len(cases) == 7
     assert "forward tf32 2x3x8x6x6 by 4x3x3x3 stride (1, 1) padding (1, 1)" in cases
 

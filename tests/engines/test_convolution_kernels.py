@@ -153,6 +153,21 @@ def test_tiles_fit_the_shapes(kernels):
                     assert part.splits >= 1
 
 
+@pytest.fixture
+def multiplications():
+    """Allow tf32 or not, until the test is over."""
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+
+    def allow(tf32):
+        for backend in backends:
+            backend.allow_tf32 = tf32
+
+    yield allow
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed
+
+
 @needs_gpu
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
@@ -160,9 +175,8 @@ def test_tiles_fit_the_shapes(kernels):
     [(torch.float32, False, 2e-6), (torch.float32, True, 1e-3), (torch.bfloat16, True, 1e-2)],
 )
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_on_a_gpu_every_way_is_right_and_repeats_bit_for_bit(geometry, dtype, tf32, tolerance, way, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+def test_on_a_gpu_every_way_is_right_and_repeats_bit_for_bit(geometry, dtype, tf32, tolerance, way, multiplications):
+    multiplications(tf32)
     options = geometry["stride"], geometry["padding"]
     for order in (False, True):
         images, weights, gradient = draw(geometry, 3, 20, "cuda", dtype, order)
