@@ -80,7 +80,7 @@ class StackedConvolution(torch.autograd.Function):
 
 def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Choice:
     """Choose for the forward pass and the weights together: they may share their windows."""
-    if not images.is_cuda or not _implicit_works(weights.shape):
+    if not images.is_cuda or not _has_choice(weights.shape):
         return {"forward": "windows", "weights": "windows"}
 
     def measure() -> Choice:
@@ -102,7 +102,7 @@ def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair) 
 
 
 def _choice_back(gradient: Tensor, weights: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> str:
-    if not gradient.is_cuda or not _implicit_works(weights.shape):
+    if not gradient.is_cuda or not _has_choice(weights.shape):
         return "windows"
 
     def measure() -> Choice:
@@ -198,8 +198,9 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _implicit_works(weights: torch.Size) -> bool:
-    return _has_triton() and not _broken and max(weights[3:]) <= _MOST_TAPS
+def _has_choice(weights: torch.Size) -> bool:
+    """Tell whether there is a choice: kernels of one tap have windows that are the images, and need no other way."""
+    return _has_triton() and not _broken and weights[3] * weights[4] > 1 and max(weights[3:]) <= _MOST_TAPS
 
 
 # The ways ----------------------------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ def for_images(
     )
     result = gradient.new_empty(clients, channels, batch, *size)
     laid, _ = rearranged_images(gradient, tile.inner, None, stride, padding, 0, precision)
-    factors = rearranged_weights(weights.transpose(1, 2), laid.shape[4], False, precision)
+    factors = rearranged_weights(weights.transpose(1, 2), laid.shape[4], 0, precision)
     _multiply(factors, laid, result, (tall, wide), stride, padding, True, tile, precision)
     return result
 
