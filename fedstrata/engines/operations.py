@@ -2,28 +2,24 @@
 
 ``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their
 speed. Here images of all clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one
-batched matrix product over unfolded windows, norms are one call over ``K * channels`` channels (``norms.py``), and
+batched matrix product (``convolution.py``), norms are one call over ``K * channels`` channels (``norms.py``), and
 pooling needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fedstrata.engines import cpu_pooling
+from fedstrata.engines.convolution import StackedConvolution
 from fedstrata.engines.norms import batch_norm, group_norm
-from fedstrata.errors import FedStrataWarning
 from fedstrata.kernels.finding import find_kernels
 from fedstrata.private_torch import for_all_clients
 
@@ -36,105 +32,6 @@ def stacked_operations(device: torch.device) -> Operations:
     On a CPU the generic rules for images are the faster ones, but for pooling, and for attention there is none.
     """
     return CORRECTED_OPERATIONS | (GPU_OPERATIONS if device.type == "cuda" else CPU_OPERATIONS)
-
-
-class StackedConvolution(torch.autograd.Function):
-    """Convolve K clients' images ``[K, C, B, H, W]`` with K clients' weights ``[K, O, C, h, w]``."""
-
-    @staticmethod
-    def forward(ctx: Any, images: Tensor, weights: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-        """Multiply the unfolded windows by the weights: ``[K, O, B, H', W']``."""
-        clients, outputs = weights.shape[:2]
-        columns, batch_height_width = _windows(images, (weights.shape[3], weights.shape[4]), stride, padding)
-        ctx.save_for_backward(columns, weights)
-        ctx.geometry = images.shape, stride, padding
-        return torch.bmm(weights.reshape(clients, outputs, -1), columns).view(clients, outputs, *batch_height_width)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """Return the gradients for the images and the weights."""
-        columns, weights = ctx.saved_tensors
-        shape, stride, padding = ctx.geometry
-        clients, outputs = weights.shape[:2]
-        flat = gradient.reshape(clients, outputs, -1)
-        for_images = for_weights = None
-        if ctx.needs_input_grad[1]:
-            for_weights = torch.bmm(flat, columns.transpose(1, 2)).view(weights.shape)
-        if ctx.needs_input_grad[0]:
-            height, width = weights.shape[3:]
-            if stride == (1, 1) and padding[0] < height and padding[1] < width:
-                for_images = _correlate_back(gradient, weights, padding).view(shape)
-            else:
-                back = torch.bmm(weights.reshape(clients, outputs, -1).transpose(1, 2), flat)
-                for_images = _fold(back, shape, gradient.shape, (height, width), stride, padding)
-        return for_images, for_weights, None, None
-
-
-def _windows(
-    images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> tuple[Tensor, tuple[int, int, int]]:
-    unfold = _kernel() if images.is_cuda else unfolded_windows
-    return unfold(images, kernel, stride, padding)
-
-
-@cache
-def _kernel() -> Callable[..., tuple[Tensor, tuple[int, int, int]]]:
-    """Find the GPU kernel for windows, or the general operation where it cannot be compiled."""
-    if find_spec("triton") is None:
-        return unfolded_windows
-    try:
-        from fedstrata.kernels.windows import windows
-
-        windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[-1][:120]
-        warnings.warn(f"The GPU kernel for convolutions is not used ({reason}).", FedStrataWarning, stacklevel=2)
-        return unfolded_windows
-    return windows
-
-
-def unfolded_windows(
-    images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> tuple[Tensor, tuple[int, int, int]]:
-    """Unfold ``[K, C, B, H, W]`` into columns ``[K, C * h * w, B * H' * W']``, and tell ``(B, H', W')``."""
-    if padding != (0, 0):
-        images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
-    windows = images.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
-    clients, channels, batch, height, width = windows.shape[:5]
-    columns = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(clients, channels * kernel[0] * kernel[1], -1)
-    return columns, (batch, height, width)
-
-
-def _correlate_back(gradient: Tensor, weights: Tensor, padding: tuple[int, int]) -> Tensor:
-    """At stride one the gradient for the images is itself a convolution: of the gradient with the flipped weights."""
-    clients, _, channels, height, width = weights.shape
-    opposite = (height - 1 - padding[0], width - 1 - padding[1])
-    columns, _ = _windows(gradient, (height, width), (1, 1), opposite)
-    flipped = weights.flip(3, 4).transpose(1, 2).reshape(clients, channels, -1)
-    return torch.bmm(flipped, columns)
-
-
-def _fold(
-    columns: Tensor,
-    shape: torch.Size,
-    output: torch.Size,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-) -> Tensor:
-    """Add the columns back to where their windows stood: the adjoint of :func:`_windows`."""
-    clients, channels, batch, height, width = shape
-    padded = columns.new_zeros(clients, channels, batch, height + 2 * padding[0], width + 2 * padding[1])
-    rows, across = output[3:]
-    windows = columns.view(clients, channels, *kernel, batch, rows, across)
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            target = padded[
-                ..., i : i + stride[0] * (rows - 1) + 1 : stride[0], j : j + stride[1] * (across - 1) + 1 : stride[1]
-            ]
-            target += windows[:, :, i, j]
-    return padded[..., padding[0] : padding[0] + height, padding[1] : padding[1] + width]
 
 
 def _convolve_stack(images: Tensor, weights: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:

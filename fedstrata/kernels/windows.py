@@ -1,8 +1,7 @@
-"""Windows of images as columns.
+"""Unfolding windows is a pure copy, but PyTorch's general copy spends most of its time on computing indices.
 
-Unfolding windows is a pure copy, but PyTorch's general copy spends most of its time on computing seven-dimensional
-indices. The kernel reads each pixel from the cache and writes whole rows: a fifth off the time of a training round of
-ResNet-8 (docs/performance.md).
+The kernel reads each pixel from the cache and writes whole rows: a fifth off the time of a training round of ResNet-8
+(docs/performance.md).
 """
 
 import torch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedstrata import rng
-from fedstrata.engines.operations import unfolded_windows
+from fedstrata.engines.convolution import unfolded_windows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -1,0 +1,377 @@
+"""Convolutions of K clients at once: three ways to compute each direction, and which one is taken.
+
+- ``windows``: unfold the images into windows, and one batched matrix product over them. It works everywhere.
+- ``implicit``: products that gather the windows as they go, in Triton (:mod:`fedstrata.kernels.convolution`).
+- ``grouped``: PyTorch's convolution with one group for each client.
+
+On a GPU with Triton the ways of a shape are measured once, when it is first met, and the quickest is kept in a file of
+the cache (:mod:`fedstrata.engines.choosing`): runs on one machine repeat bit for bit. While a CUDA graph is recorded
+nothing is measured, and under ``torch.use_deterministic_algorithms`` (``--deterministic``) never: then a rule by shape
+decides, so that no bit depends on a clock or a file. Small convolutions follow the rule, too.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fedstrata.engines.choosing import Choice, Choices, choices_file, milliseconds_on_gpu, quickest
+from fedstrata.errors import FedStrataWarning
+
+Pair = tuple[int, int]
+WAYS = ("windows", "implicit", "grouped")
+_WORTH_MEASURING = 5e8
+"""Multiplications of one convolution; below, the choice hardly matters."""
+_MOST_TAPS = 15
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_broken: list[str] = []
+
+
+class StackedConvolution(torch.autograd.Function):
+    """Convolve K clients' images ``[K, C, B, H, W]`` with K clients' weights ``[K, O, C, h, w]``."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Tensor:
+        """Return ``[K, O, B, H', W']``; windows are kept for the backward pass only where both directions use them."""
+        geometry = (weights.shape[3], weights.shape[4]), stride, padding
+        choice = _choice_ahead(images, weights, stride, padding)
+        columns = None
+        if choice["forward"] == "windows":
+            columns, places = windows_of(images, *geometry)
+            outputs = _by_windows(columns, weights, places)
+        else:
+            outputs = forward_by(choice["forward"], images, weights, stride, padding)
+        kept = columns if columns is not None and choice["weights"] == "windows" else images
+        ctx.save_for_backward(kept, weights)
+        ctx.geometry = images.shape, stride, padding
+        ctx.way_for_weights, ctx.unfolded = choice["weights"], kept is columns
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """Return the gradients for the images and the weights."""
+        kept, weights = ctx.saved_tensors
+        shape, stride, padding = ctx.geometry
+        for_images = for_weights = None
+        if ctx.needs_input_grad[1]:
+            if ctx.unfolded:
+                for_weights = _weights_by_windows(gradient, kept, weights.shape)
+            else:
+                for_weights = weights_by(ctx.way_for_weights, gradient, kept, weights.shape, stride, padding)
+        if ctx.needs_input_grad[0]:
+            way = _choice_back(gradient, weights, shape, stride, padding)
+            for_images = images_by(way, gradient, weights, shape, stride, padding)
+        return for_images, for_weights, None, None
+
+
+# The choice --------------------------------------------------------------------------------------------------------
+
+
+def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Choice:
+    """Choose for the forward pass and the weights together: they may share their windows."""
+    if not images.is_cuda or not _has_choice(weights.shape):
+        return {"forward": "windows", "weights": "windows"}
+
+    def measure() -> Choice:
+        gradient = forward_by(rule["forward"], images, weights, stride, padding)
+        forward = {way: _timed(way, partial(forward_by, way, images, weights, stride, padding)) for way in WAYS}
+        back = {
+            way: _timed(way, partial(weights_by, way, gradient, images, weights.shape, stride, padding)) for way in WAYS
+        }
+        kernel = (weights.shape[3], weights.shape[4])
+        return quickest_pair(forward, back, _timed("windows", partial(windows_of, images, kernel, stride, padding)))
+
+    case = case_of("forward", images.shape, weights.shape, stride, padding, images.dtype)
+    rule = {
+        part: rule_by_shape(part, images.shape, weights.shape, stride, padding, images.dtype)
+        for part in ("forward", "weights")
+    }
+    places = places_of(images.shape, weights.shape, stride, padding)
+    return _chosen(case, images.device, weights.numel() * places, measure, rule)
+
+
+def _choice_back(gradient: Tensor, weights: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> str:
+    if not gradient.is_cuda or not _has_choice(weights.shape):
+        return "windows"
+
+    def measure() -> Choice:
+        times = {way: _timed(way, partial(images_by, way, gradient, weights, shape, stride, padding)) for way in WAYS}
+        return {"images": quickest(times)}
+
+    case = case_of("images", shape, weights.shape, stride, padding, gradient.dtype)
+    rule = {"images": rule_by_shape("images", shape, weights.shape, stride, padding, gradient.dtype)}
+    return _chosen(case, gradient.device, weights.numel() * gradient[0, 0].numel(), measure, rule)["images"]
+
+
+def quickest_pair(forward: Mapping[str, float], weights: Mapping[str, float], unfolding: float) -> Choice:
+    """Choose the ways forward and for the weights by the sum of their times; windows for both are unfolded once.
+
+    >>> quickest_pair({"windows": 5.0, "implicit": 4.0}, {"windows": 5.0, "implicit": 4.0}, unfolding=3.0)
+    {'forward': 'windows', 'weights': 'windows'}
+    """
+    times = {(one, other): forward[one] + weights[other] for one in forward for other in weights}
+    if math.isfinite(times["windows", "windows"]):
+        times["windows", "windows"] -= unfolding
+    one, other = min(times, key=times.__getitem__)
+    return {"forward": one, "weights": other}
+
+
+def rule_by_shape(
+    part: str, images: torch.Size, weights: torch.Size, stride: Pair, padding: Pair, dtype: torch.dtype
+) -> str:
+    """Tell which way was the quickest for such shapes on an H200, without measuring here.
+
+    Windows cost most where each pixel lies in many of them. The implicit way rearranges the weights, which pays off
+    where a client has far more places than outputs; for the images the other way does so, too.
+    """
+    taps, steps = weights[3] * weights[4], stride[0] * stride[1]
+    if dtype not in _KERNEL_DTYPES:
+        return "windows"
+    if part == "images":
+        return "implicit" if taps > 1 and taps >= steps else "windows"
+    many = places_of(images, weights, stride, padding) >= 10 * weights[1]
+    return "implicit" if taps >= 4 * steps and many else "windows"
+
+
+def places_of(images: torch.Size, weights: torch.Size, stride: Pair, padding: Pair) -> int:
+    """Count the places ``B * H' * W'`` of the windows of one client."""
+    rows = (images[3] + 2 * padding[0] - weights[3]) // stride[0] + 1
+    across = (images[4] + 2 * padding[1] - weights[4]) // stride[1] + 1
+    return int(images[2] * rows * across)
+
+
+def case_of(part: str, images: torch.Size, weights: torch.Size, stride: Pair, padding: Pair, dtype: torch.dtype) -> str:
+    """Describe in one line what a measurement holds for.
+
+    Clients and samples are rounded up to powers of two: groups shrink within an epoch, and last batches are smaller.
+    """
+    rounded = tuple(1 << (size - 1).bit_length() if axis in (0, 2) else size for axis, size in enumerate(images))
+    shapes = "x".join(map(str, rounded)), "x".join(map(str, weights[1:]))
+    return f"{part} {_precision(dtype)} {shapes[0]} by {shapes[1]} stride {stride} padding {padding}"
+
+
+def _chosen(
+    case: str, device: torch.device, multiplications: int, measure: Callable[[], Choice], rule: Choice
+) -> Choice:
+    if torch.are_deterministic_algorithms_enabled() or multiplications < _WORTH_MEASURING:
+        return rule
+    choices = _choices(device)
+    if torch.cuda.is_current_stream_capturing():
+        return choices.remembered(case) or rule
+    return choices.choose(case, measure)
+
+
+@cache
+def _choices(device: torch.device) -> Choices:
+    return Choices(choices_file("convolutions", torch.cuda.get_device_name(device)), WAYS)
+
+
+def _timed(way: str, work: Callable[[], object]) -> float:
+    """Time a way; one that does not work here, or that lacks memory, is never the quickest."""
+    try:
+        with torch.no_grad():
+            time = milliseconds_on_gpu(work)
+    except RuntimeError:
+        return math.inf
+    return math.inf if way == "implicit" and _broken else time
+
+
+def _precision(dtype: torch.dtype) -> str:
+    if dtype != torch.float32:
+        return str(dtype).removeprefix("torch.")
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32"
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _has_choice(weights: torch.Size) -> bool:
+    """Tell whether there is a choice: kernels of one tap have windows that are the images, and need no other way."""
+    return _has_triton() and not _broken and weights[3] * weights[4] > 1 and max(weights[3:]) <= _MOST_TAPS
+
+
+# The ways ----------------------------------------------------------------------------------------------------------
+
+
+def forward_by(way: str, images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    """Convolve in one of the ways."""
+    if way == "implicit" and _can_be_implicit(images):
+        from fedstrata.kernels import convolution
+
+        return _attempted(
+            lambda: convolution.forward(images, weights, stride, padding, _kernel_precision(images.dtype)),
+            lambda: forward_by("windows", images, weights, stride, padding),
+        )
+    if way == "grouped":
+        with _repeatable():
+            outputs = F.conv2d(_joined(images), weights.flatten(0, 1), None, stride, padding, 1, len(weights))
+        return _apart(outputs, len(weights))
+    columns, places = windows_of(images, (weights.shape[3], weights.shape[4]), stride, padding)
+    return _by_windows(columns, weights, places)
+
+
+def weights_by(way: str, gradient: Tensor, images: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
+    """Compute the gradient for weights ``[K, O, C, h, w]`` in one of the ways."""
+    if way == "implicit" and _can_be_implicit(images):
+        from fedstrata.kernels import convolution
+
+        kernel = (shape[3], shape[4])
+        return _attempted(
+            lambda: convolution.for_weights(gradient, images, kernel, stride, padding, _kernel_precision(images.dtype)),
+            lambda: weights_by("windows", gradient, images, shape, stride, padding),
+        )
+    if way == "grouped":
+        nothing = images.new_empty(1).expand(shape[0] * shape[1], *shape[2:])
+        return _grouped_back(gradient, _joined(images), nothing, stride, padding, shape[0], 1).view(shape)
+    columns, _ = windows_of(images, (shape[3], shape[4]), stride, padding)
+    return _weights_by_windows(gradient, columns, shape)
+
+
+def images_by(way: str, gradient: Tensor, weights: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
+    """Compute the gradient for images ``[K, C, B, H, W]`` in one of the ways."""
+    clients, outputs, channels, height, width = weights.shape
+    if way == "implicit" and _can_be_implicit(gradient):
+        from fedstrata.kernels import convolution
+
+        size = (shape[3], shape[4])
+        return _attempted(
+            lambda: convolution.for_images(gradient, weights, size, stride, padding, _kernel_precision(gradient.dtype)),
+            lambda: images_by("windows", gradient, weights, shape, stride, padding),
+        )
+    if way == "grouped":
+        nothing = gradient.new_empty(1).expand(shape[2], clients * channels, *shape[3:])
+        return _apart(_grouped_back(gradient, nothing, weights.flatten(0, 1), stride, padding, clients, 0), clients)
+    if stride == (1, 1) and padding[0] < height and padding[1] < width:
+        return _correlate_back(gradient, weights, padding).view(shape)
+    back = torch.bmm(weights.reshape(clients, outputs, -1).transpose(1, 2), gradient.reshape(clients, outputs, -1))
+    return _fold(back, shape, gradient.shape, (height, width), stride, padding)
+
+
+def _attempted(work: Callable[[], Tensor], instead: Callable[[], Tensor]) -> Tensor:
+    """Run a kernel, or from the first failure on what does the same without it."""
+    try:
+        return work()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[-1][:120]
+        _broken.append(reason)
+        text = f"The GPU kernels for convolutions without windows are not used ({reason})."
+        warnings.warn(text, FedStrataWarning, stacklevel=2)
+        return instead()
+
+
+def _can_be_implicit(images: Tensor) -> bool:
+    return not _broken and images.is_cuda and images.dtype in _KERNEL_DTYPES
+
+
+def _kernel_precision(dtype: torch.dtype) -> str:
+    """Name Triton's way of multiplying: without tf32, three products for each make up for its missing bits."""
+    return "tf32x3" if _precision(dtype) == "float32" else "tf32"
+
+
+def _repeatable() -> AbstractContextManager[None]:
+    """Keep cuDNN to algorithms that add up in one order."""
+    cudnn = torch.backends.cudnn
+    flags: AbstractContextManager[None] = cudnn.flags(True, False, deterministic=True, allow_tf32=cudnn.allow_tf32)
+    return flags
+
+
+def _joined(images: Tensor) -> Tensor:
+    """Lay ``[K, C, B, H, W]`` out as ``[B, K * C, H, W]``."""
+    return images.permute(2, 0, 1, 3, 4).flatten(1, 2)
+
+
+def _apart(joined: Tensor, clients: int) -> Tensor:
+    batch, channels, height, width = joined.shape
+    return joined.view(batch, clients, channels // clients, height, width).permute(1, 2, 0, 3, 4)
+
+
+def _grouped_back(
+    gradient: Tensor, images: Tensor, weights: Tensor, stride: Pair, padding: Pair, clients: int, place: int
+) -> Tensor:
+    wanted = [place == 0, place == 1, False]
+    with _repeatable():
+        gradients = torch.ops.aten.convolution_backward(
+            _joined(gradient), images, weights, None, stride, padding, (1, 1), False, (0, 0), clients, wanted
+        )
+    result: Tensor = gradients[place]
+    return result
+
+
+def windows_of(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, tuple[int, int, int]]:
+    """Unfold ``[K, C, B, H, W]`` into columns ``[K, C * h * w, B * H' * W']``, and tell ``(B, H', W')``."""
+    unfold: Callable[..., tuple[Tensor, tuple[int, int, int]]]
+    unfold = _windows_kernel() if images.is_cuda else unfolded_windows
+    return unfold(images, kernel, stride, padding)
+
+
+@cache
+def _windows_kernel() -> Callable[..., tuple[Tensor, tuple[int, int, int]]]:
+    """Find the GPU kernel for windows, or the general operation where it cannot be compiled."""
+    if not _has_triton():
+        return unfolded_windows
+    try:
+        from fedstrata.kernels.windows import windows
+
+        windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[-1][:120]
+        warnings.warn(f"The GPU kernel for convolutions is not used ({reason}).", FedStrataWarning, stacklevel=2)
+        return unfolded_windows
+    return windows
+
+
+def unfolded_windows(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, tuple[int, int, int]]:
+    """Unfold windows as :func:`windows_of` does, by PyTorch's general copy."""
+    if padding != (0, 0):
+        images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+    windows = images.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+    clients, channels, batch, height, width = windows.shape[:5]
+    columns = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(clients, channels * kernel[0] * kernel[1], -1)
+    return columns, (batch, height, width)
+
+
+def _by_windows(columns: Tensor, weights: Tensor, places: tuple[int, int, int]) -> Tensor:
+    return torch.bmm(weights.reshape(*weights.shape[:2], -1), columns).view(*weights.shape[:2], *places)
+
+
+def _weights_by_windows(gradient: Tensor, columns: Tensor, shape: torch.Size) -> Tensor:
+    return torch.bmm(gradient.reshape(*gradient.shape[:2], -1), columns.transpose(1, 2)).view(shape)
+
+
+def _correlate_back(gradient: Tensor, weights: Tensor, padding: Pair) -> Tensor:
+    """At stride one the gradient for the images is itself a convolution: of the gradient with the flipped weights."""
+    clients, _, channels, height, width = weights.shape
+    opposite = (height - 1 - padding[0], width - 1 - padding[1])
+    columns, _ = windows_of(gradient, (height, width), (1, 1), opposite)
+    flipped = weights.flip(3, 4).transpose(1, 2).reshape(clients, channels, -1)
+    return torch.bmm(flipped, columns)
+
+
+def _fold(columns: Tensor, shape: torch.Size, output: torch.Size, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """Add the columns back to where their windows stood: the adjoint of :func:`windows_of`."""
+    clients, channels, batch, height, width = shape
+    padded = columns.new_zeros(clients, channels, batch, height + 2 * padding[0], width + 2 * padding[1])
+    rows, across = output[3:]
+    windows = columns.view(clients, channels, *kernel, batch, rows, across)
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            target = padded[
+                ..., i : i + stride[0] * (rows - 1) + 1 : stride[0], j : j + stride[1] * (across - 1) + 1 : stride[1]
+            ]
+            target += windows[:, :, i, j]
+    return padded[..., padding[0] : padding[0] + height, padding[1] : padding[1] + width]
