@@ -21,6 +21,8 @@ from fedstrata.engines.stacked import StackedEngine
 READ_BACK = {"tolist", "item", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__", "nonzero"}
 FROM_LISTS = {"tensor", "as_tensor"}
 PARTICIPANTS = (0, 1, 3, 4, 5)
+SIZES = (8, 10, 8, 6, 8, 12)
+"""Unequal, so that some train while others are done."""
 
 
 class Functions(TorchFunctionMode):
@@ -53,7 +55,7 @@ def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
     optimiser = "sgd(learning_rate=0.1, momentum=0.9, clip=1.0, weight_decay=0.01)"
     changes = {"method": method, "batch_size": 4, "epochs": epochs, "optimiser": optimiser, "device": device}
-    dataset, split = samples(60), split_by_size((8,) * 6)
+    dataset, split = samples(60), split_by_size(SIZES)
     world = federation(model, dataset, split, **changes)
     data = DeviceData(dataset, split, (), world.setting.device, torch.float64)
     monkeypatch.setattr(StackedEngine, "_bytes", lambda *arguments: 0)
