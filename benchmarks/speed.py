@@ -4,20 +4,27 @@
     python benchmarks/speed.py --growth            how time and memory grow with the clients (benchmarks/growth.py)
     python benchmarks/speed.py --steps             on a GPU: the time of a step, and how much of it the GPU computes
 
+``--against results/speed-cpu.csv`` (or ``speed-gpu.csv``) says what became slower than the numbers kept there, and
+``--keep`` writes them. What is kept are ratios: of two ways measured side by side, or of the clock to the GPU's work.
+
 Three ways to train the same clients for one round: ``usual`` is the loop that most federated-learning code has (one
 ``nn.Module``, ``torch.optim``, client after client, no messages); ``loop`` is FedStrata's reference engine, which also
 encodes and decodes every message; ``stacked`` trains all clients as one batch of models. Every way does the same local
-steps on the same number of samples. Repetitions alternate between the ways; the median counts.
+steps on the same number of samples. Repetitions alternate between the ways; the median counts. On a CPU every way runs
+with one thread and with all, and the better one counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import csv
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import fedstrata  # noqa: F401 - sets the environment before torch is imported
 
@@ -34,6 +41,10 @@ from fedstrata.experiment import Experiment
 from fedstrata.models import build_model
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
+
+_THREADS = torch.get_num_threads()
+Ratios = dict[tuple[str, str], float]
+"""Numbers that should be high, by the setting and what they are the ratio of."""
 
 
 @dataclass(frozen=True)
@@ -158,45 +169,84 @@ def rounds_of(prepared: Driver) -> Callable[[], None]:
     return lambda: [prepared.engine.round(next(counter), everybody, evaluate=False), None][1]
 
 
-def measure(case: Case, device: str, repetitions: int) -> None:
+_WARM_UP = 3
+"""Rounds that are not counted: in the first ones steps run in Python, and are recorded."""
+
+
+def measure(case: Case, device: str, repetitions: int) -> Ratios:
     """Print one row: the median of each way, and how many times faster than the usual loop."""
     ways = {
         "usual": usual_loop(case, device),
         "loop": rounds_of(simulation(case, "loop", device)),
         "stacked": rounds_of(simulation(case, "stacked", device)),
     }
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for repetition in range(repetitions + 1):
-        for way, one_round in ways.items():
-            spent = seconds(one_round, device)
-            if repetition:  # the first one warms up
-                times[way].append(spent)
-    medians = {way: statistics.median(values) for way, values in times.items()}
-    cells = " | ".join(f"{medians[way]:.3f}" for way in ways)
-    ratios = " | ".join(f"{medians['usual'] / medians[way]:.1f}" for way in ("loop", "stacked"))
-    print(f"| {case.name} | {cells} | {ratios} |", flush=True)
+    medians = dict.fromkeys(ways, math.inf)
+    for threads in {1, _THREADS} if device == "cpu" else {torch.get_num_threads()}:
+        torch.set_num_threads(threads)
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for repetition in range(repetitions + _WARM_UP):
+            for way, one_round in ways.items():
+                spent = seconds(one_round, device)
+                if repetition >= _WARM_UP:
+                    times[way].append(spent)
+        medians = {way: min(medians[way], statistics.median(values)) for way, values in times.items()}
+    ratios = {way: medians["usual"] / medians[way] for way in ("loop", "stacked")}
+    cells = [f"{medians[way]:.3f}" for way in ways] + [f"{ratio:.2f}" for ratio in ratios.values()]
+    print(f"| {case.name} | {' | '.join(cells)} |", flush=True)
+    return {(case.name, f"{way}: times usual"): ratio for way, ratio in ratios.items()}
 
 
-def steps(repetitions: int) -> None:
+def steps(repetitions: int, wanted: Sequence[int]) -> Ratios:
     """Print the time of a step on the clock, and the part of it in which the GPU computes."""
     print(
-        "| model | clients x batch | method, precision | step, ms | GPU busy, ms | launches | peak memory, GiB |\n"
-        "|---|---|---|---|---|---|---|"
+        "| model | clients x batch | method, precision | step, ms | GPU busy, ms | clock / busy | launches "
+        "| peak memory, GiB |\n|---|---|---|---|---|---|---|---|"
     )
-    for case in STEP_CASES:
+    ratios: Ratios = {}
+    for case in [STEP_CASES[number] for number in wanted] if wanted else STEP_CASES:
         prepared = simulation(case, "stacked", "cuda")
         prepared.engine.exchange(1)
         one_round = rounds_of(prepared)
-        one_round()
+        for _ in range(_WARM_UP):
+            one_round()
         torch.cuda.reset_peak_memory_stats()
         spent = statistics.median(seconds(one_round, "cuda") for _ in range(repetitions)) / case.epochs
         busy, launches = device_work(one_round)
+        setting = f"{case.name} | {case.clients} x {case.batch_size} | `{case.method}`, {case.precision}"
+        ratio = spent / (busy / case.epochs)
         print(
-            f"| {case.name} | {case.clients} x {case.batch_size} | `{case.method}`, {case.precision} "
-            f"| {1e3 * spent:.1f} | {1e3 * busy / case.epochs:.1f} | {launches / case.epochs:.0f} "
-            f"| {torch.cuda.max_memory_allocated() / 2**30:.1f} |",
+            f"| {setting} | {1e3 * spent:.1f} | {1e3 * busy / case.epochs:.1f} | {ratio:.2f} "
+            f"| {launches / case.epochs:.0f} | {torch.cuda.max_memory_allocated() / 2**30:.1f} |",
             flush=True,
         )
+        ratios[setting.replace(" | ", ", "), "busy: times clock"] = 1 / ratio
+        del prepared, one_round
+        torch.cuda.empty_cache()
+    return ratios
+
+
+def keep(ratios: Ratios, path: Path) -> None:
+    """Write the ratios into a file, beside those of other settings that are there."""
+    kept = {**(read_kept(path) if path.exists() else {}), **ratios}
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("setting", "ratio", "value"))
+        writer.writerows((*names, f"{value:.3g}") for names, value in sorted(kept.items()))
+
+
+def read_kept(path: Path) -> Ratios:
+    """Read the ratios that were kept."""
+    with path.open(newline="") as file:
+        return {(row["setting"], row["ratio"]): float(row["value"]) for row in csv.DictReader(file)}
+
+
+def slower(ratios: Ratios, kept: Ratios, by: float = 1.1) -> list[str]:
+    """Say which ratios fell, by more than measurements differ."""
+    return [
+        f"{setting}: {what} is {value:.2f}, and was {kept[setting, what]:.2f}"
+        for (setting, what), value in ratios.items()
+        if (setting, what) in kept and value * by < kept[setting, what]
+    ]
 
 
 def device_work(one_round: Callable[[], None]) -> tuple[float, int]:
@@ -215,20 +265,30 @@ def main() -> None:
     )
     parser.add_argument("--steps", action="store_true", help="on a GPU: time of a step, and the GPU's part of it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--case", type=int, action="append", default=[], help="only this one, counted from 0")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--against", type=Path, help="say what became slower than in this file")
+    parser.add_argument("--keep", type=Path, help="write the ratios into this file")
     arguments = parser.parse_args()
-    if arguments.steps:
-        steps(arguments.repetitions)
-        return
     if arguments.growth:
         growth(arguments.device, arguments.repetitions)
         return
-    print(
-        "| setting (seconds a round) | usual | loop | stacked | loop: times usual | stacked: times usual |\n"
-        "|---|---|---|---|---|---|"
-    )
-    for case in CPU_CASES if arguments.device == "cpu" else GPU_CASES:
-        measure(case, arguments.device, arguments.repetitions)
+    if arguments.steps:
+        ratios = steps(arguments.repetitions, arguments.case)
+    else:
+        print(
+            "| setting (seconds a round) | usual | loop | stacked | loop: times usual | stacked: times usual |\n"
+            "|---|---|---|---|---|---|"
+        )
+        cases = CPU_CASES if arguments.device == "cpu" else GPU_CASES
+        ratios = {}
+        for case in [cases[number] for number in arguments.case] or cases:
+            ratios |= measure(case, arguments.device, arguments.repetitions)
+    if arguments.against is not None:
+        found = slower(ratios, read_kept(arguments.against))
+        print("\n".join(("Slower than before:", *found) if found else ("Nothing became slower.",)))
+    if arguments.keep is not None:
+        keep(ratios, arguments.keep)
 
 
 if __name__ == "__main__":

@@ -99,11 +99,11 @@ class Flops:
         return Cost(steps * self.forward, steps * (self.forward - saved))
 
 
-class _Products(OperationMode):  # type: ignore[no-untyped-call]
+class _Products(OperationMode):
     """Counts the operations of products as they are computed, by the parameter that takes part, or under no name."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.counted: defaultdict[str, float] = defaultdict(float)
         self._places = [(*_place(parameter), name) for name, parameter in model.named_parameters()]
 

@@ -1,28 +1,31 @@
 """Local optimisers as operations on stacks: each client has its own state and its own gradient norm.
 
 The arithmetic is that of ``torch.optim`` with the same names. ``update_`` changes the tensors that it is given: the
-training loop owns them.
+training loop owns them. On a GPU one kernel does all of a step to a stack of weights, if it can.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
+from fedstrata.kernels.finding import find_kernels
 from fedstrata.private_torch import for_each
 from fedstrata.spec import Registry, Spec, parameter
 from fedstrata.stack import Tensors, align, squared_norm
 
-optimisers: Registry[Optimiser] = Registry("optimiser")
-
 Rate = float | Tensor
-"""A learning rate: a number, or a tensor without axes, which may hold another one at the next step."""
+"""A learning rate: a number, or a tensor in float64 without axes, which may hold another one at the next step."""
+
+optimisers: Registry[Optimiser] = Registry("optimiser")
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,17 @@ class Optimiser(Spec, ABC):
         """Shorten each client's gradient to the norm ``clip``."""
         if self.clip is None or not gradients:
             return gradients
-        norm = squared_norm(gradients).sqrt()
-        scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+        scale = self.scale(squared_norm(gradients), self.clip)
         return {name: gradient * align(scale, gradient) for name, gradient in gradients.items()}
+
+    @staticmethod
+    def scale(squared: Tensor, clip: float) -> Tensor:
+        """Tell from the squared norms ``[K]`` of gradients by how much to shorten each."""
+        return (clip / (squared.sqrt() + 1e-6)).clamp(max=1.0)
+
+    def scale_by(self, kernels: ModuleType, gradients: Sequence[Tensor]) -> Tensor | None:
+        """Tell the same, with norms that a kernel adds up; None where nothing is clipped."""
+        return None if self.clip is None else self.scale(kernels.squared_norms(gradients), self.clip)
 
 
 @optimisers.register("sgd")
@@ -104,18 +115,25 @@ class SGD(Optimiser):
     def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
         """Make one step in place."""
         moving = [parameters[name] for name in gradients]
-        direction = list(self.clipped(gradients).values())
         if not moving:
             return
+        velocity = [state[f"momentum/{name}"] for name in gradients] if self.momentum else []
+        slopes, kernels = _kernels_for(gradients, moving, velocity)
+        if kernels is not None:
+            scale, rate = self.scale_by(kernels, slopes), _on_device(learning_rate, moving[0])
+            options = self.weight_decay, self.momentum, self.nesterov
+            kernels.sgd_(moving, slopes, velocity or None, scale, rate, *options)
+            return
+        direction = list(self.clipped(gradients).values())
         if self.weight_decay:
             direction = list(for_each.add(direction, moving, alpha=self.weight_decay))
         if self.momentum:
-            velocity = [state[f"momentum/{name}"] for name in gradients]
             for_each.mul_(velocity, self.momentum)
             for_each.add_(velocity, direction)
             direction = list(for_each.add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
-        if isinstance(learning_rate, Tensor):
-            for_each.sub_(moving, for_each.mul(direction, learning_rate))
+        if isinstance(learning_rate, Tensor):  # this rounds as the sum with a constant does
+            back = {dtype: (-learning_rate).to(dtype) for dtype in {tensor.dtype for tensor in moving}}
+            for_each.addcmul_(moving, direction, [back[tensor.dtype] for tensor in moving])
         else:
             for_each.add_(moving, direction, alpha=-learning_rate)
 
@@ -140,16 +158,33 @@ class _AdamFamily(Optimiser):
         }
         return {**moments, **steps}
 
-    def adam_step_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
-        r"""Step by :math:`\eta \hat m / (\sqrt{\hat v} + \epsilon)`, with each client's own bias correction."""
+    def adam_step_(
+        self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate, added: float, shrunk: float
+    ) -> None:
+        r"""Step by :math:`\eta \hat m / (\sqrt{\hat v} + \epsilon)`, with each client's own bias correction.
+
+        Weight decay is ``added`` to the gradients, or the weights are ``shrunk`` by it.
+        """
         if not gradients:
             return
         counters = [state[f"steps/{name}"] for name in gradients]
         for_each.add_(counters, 1)
         steps = torch.stack(counters)
         rates, corrections = learning_rate / (1 - self.beta1**steps), (1 - self.beta2**steps).sqrt()
+        moving = [parameters[name] for name in gradients]
         means, squares = ([state[f"{moment}/{name}"] for name in gradients] for moment in ("mean", "square"))
-        slopes = list(gradients.values())
+        slopes, kernels = _kernels_for(gradients, moving, means, squares)
+        if kernels is not None:
+            scale, rate = self.scale_by(kernels, slopes), _on_device(learning_rate, moving[0])
+            options = (self.beta1, self.beta2), self.epsilon, added, shrunk
+            kernels.adam_(moving, slopes, means, squares, scale, rate, rates, corrections, *options)
+            return
+        if shrunk:
+            for tensor in moving:
+                tensor.mul_(1 - learning_rate * shrunk)
+        slopes = list(self.clipped(gradients).values())
+        if added:
+            slopes = [slope + added * tensor for slope, tensor in zip(slopes, moving, strict=True)]
         for_each.lerp_(means, slopes, 1 - self.beta1)
         for_each.mul_(squares, self.beta2)
         for_each.addcmul_(squares, slopes, slopes, value=1 - self.beta2)
@@ -158,7 +193,32 @@ class _AdamFamily(Optimiser):
         for_each.add_(denominators, self.epsilon)
         updates = for_each.mul(means, [_like(*pair) for pair in zip(rates, means, strict=True)])
         for_each.div_(updates, denominators)
-        for_each.sub_([parameters[name] for name in gradients], updates)
+        for_each.sub_(moving, updates)
+
+
+def _kernels_for(gradients: Tensors, *stacks: Sequence[Tensor]) -> tuple[list[Tensor], ModuleType | None]:
+    """Find kernels that change these stacks on a GPU, and the gradients as they take them: each in one piece."""
+    slopes = list(gradients.values())
+    if not all(tensor.is_cuda for tensors in (slopes, *stacks) for tensor in tensors):
+        return slopes, None
+
+    def trial(kernels: ModuleType) -> None:
+        weights = torch.ones(2, 3, device="cuda")
+        rate = torch.zeros((), dtype=torch.float64, device="cuda")
+        kernels.sgd_([weights], [weights], None, kernels.squared_norms([weights]), rate, 0.0, 0.0, False)
+
+    kernels = find_kernels("updates", "optimiser steps", trial)
+    if kernels is None:
+        return slopes, None
+    pieces = [slope.contiguous() for slope in slopes]
+    return (pieces, kernels) if kernels.takes(*filter(len, stacks), pieces) else (slopes, None)
+
+
+def _on_device(learning_rate: Rate, tensor: Tensor) -> Tensor:
+    """Put a learning rate where a kernel reads it."""
+    if isinstance(learning_rate, Tensor):
+        return learning_rate
+    return torch.full((), learning_rate, dtype=torch.float64, device=tensor.device)
 
 
 def _like(per_client: Tensor, tensor: Tensor) -> Tensor:
@@ -172,10 +232,7 @@ class Adam(_AdamFamily):
 
     def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
         """Make one step in place."""
-        gradients = self.clipped(gradients)
-        if self.weight_decay:
-            gradients = {name: gradient + self.weight_decay * parameters[name] for name, gradient in gradients.items()}
-        self.adam_step_(parameters, gradients, state, learning_rate)
+        self.adam_step_(parameters, gradients, state, learning_rate, added=self.weight_decay, shrunk=0.0)
 
 
 @optimisers.register("adamw")
@@ -187,9 +244,7 @@ class AdamW(_AdamFamily):
 
     def update_(self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate) -> None:
         """Make one step in place."""
-        for name in gradients:
-            parameters[name].mul_(1 - learning_rate * self.weight_decay)
-        self.adam_step_(parameters, self.clipped(gradients), state, learning_rate)
+        self.adam_step_(parameters, gradients, state, learning_rate, added=0.0, shrunk=self.weight_decay)
 
 
 def with_learning_rate(text: str, rate: Any) -> str:

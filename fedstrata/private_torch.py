@@ -189,6 +189,14 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model
 
 
+# Hooks ---------------------------------------------------------------------------------------------------------------
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Tell whether a forward hook looks at what a module returns; where that cannot be told, assume that one does."""
+    return bool(getattr(module, "_forward_hooks", True))
+
+
 # Functions that a mode cannot look into ------------------------------------------------------------------------------
 
 

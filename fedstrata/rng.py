@@ -101,7 +101,7 @@ def _philox_kernel(device: torch.device) -> Callable[[Tensor, Tensor, int], Tens
     keys = torch.tensor([[1, 2], [_WORD, 0x80000000]], device=device)
     streams = torch.tensor([[7], [_WORD]], device=device)
     try:
-        from fedstrata.kernels import philox_words
+        from fedstrata.kernels.random_words import philox_words
 
         same = torch.equal(philox_words(keys, streams[:, 0], 5), _philox_words(keys, streams, 5))
     except Exception as error:

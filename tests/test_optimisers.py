@@ -188,3 +188,25 @@ def test_state_carries_on_where_it_was_kept():
 def test_impossible_optimisers_are_refused(text, reason):
     with pytest.raises(FedStrataError, match=reason):
         optimisers.make(text)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "text",
+    ["sgd", "sgd(momentum=0.9, weight_decay=0.1, nesterov=true)", "sgd(clip=1)", "adam(weight_decay=0.1)", "adamw"],
+)
+def test_a_rate_on_the_device_steps_as_a_constant_does_bit_for_bit(text, dtype):
+    def after_steps(rate):
+        optimiser = optimisers.make(text)
+        draw = torch.Generator().manual_seed(0)
+        parameters = {name: torch.randn(3, *shape, dtype=dtype, generator=draw) for name, shape in SHAPES.items()}
+        parameters["large"] = torch.randn(3, 101, dtype=dtype, generator=draw)
+        state = optimiser.state(parameters)
+        for _ in range(3):
+            gradients = {name: torch.randn(own.shape, dtype=dtype, generator=draw) for name, own in parameters.items()}
+            optimiser.update_(parameters, gradients, state, rate)
+        return parameters | state
+
+    constant, on_device = after_steps(0.0137), after_steps(torch.tensor(0.0137, dtype=torch.float64))
+    for name, tensor in constant.items():
+        assert torch.equal(tensor, on_device[name]), name

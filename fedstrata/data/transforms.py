@@ -43,9 +43,14 @@ class Transform(Spec, ABC):
                 f"'{dataset.name}' have the shape {dataset.input_shape}; leave it out."
             )
 
+    @property
+    def sub_key(self) -> tuple[int, int]:
+        """What turns clients' keys into those of this transform, by exclusive or."""
+        return rng.key(0, "transform", self.name)
+
     def uniform(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, count: int) -> Tensor:
         """Draw ``count`` numbers in [0, 1) for each image, ``[K, B, count]``, from a sub-key of this transform."""
-        first, second = rng.key(0, "transform", self.name)
+        first, second = self.sub_key
         own = torch.stack((keys[..., 0] ^ first, keys[..., 1] ^ second), dim=-1)
         return rng.uniform(own, (inputs.shape[1], count), stream)
 

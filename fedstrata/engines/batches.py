@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.dataset import Dataset
+from fedstrata.data.pictures import make_inputs
 from fedstrata.data.split import Parts, Split
-from fedstrata.data.transforms import Own, Transform, apply_transforms
+from fedstrata.data.transforms import Own, Transform
 from fedstrata.rng import client_keys, permutation
 from fedstrata.transfer import numbers_on, to_device
 
@@ -230,13 +231,9 @@ class DeviceData:
 
         ``clients`` are the numbers of the rows' owners, who may have their own ways to normalise.
         """
-        inputs = self.inputs[positions]
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.to(self.dtype) / 255
-        elif inputs.is_floating_point():
-            inputs = inputs.to(self.dtype)
-        changed = apply_transforms(self.transforms, inputs, self.dataset, keys, step, self._own_of(clients))
-        return changed, self.labels[positions]
+        own = self._own_of(clients)
+        inputs = make_inputs(self.transforms, self.inputs, positions, self.dtype, self.dataset, keys, step, own)
+        return inputs, self.labels[positions]
 
     def _own_of(self, clients: Sequence[int] | Tensor | None) -> Own | None:
         if not self._own:

@@ -28,10 +28,11 @@ from torch import Tensor
 from fedstrata.data.split import Parts
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import Forward
+from fedstrata.engines.replaying import ReplayedFunction
 from fedstrata.engines.setting import Setting
 from fedstrata.losses import cross_entropy
 from fedstrata.scores import compute
-from fedstrata.stack import Tensors, take
+from fedstrata.stack import Stack, Tensors, take, under
 from fedstrata.transfer import to_device
 
 _SAMPLES_AT_ONCE = 2048
@@ -86,6 +87,7 @@ class Evaluator:
     def __init__(self, setting: Setting, data: DeviceData) -> None:
         self.setting = setting
         self.data = data
+        self._replayed = ReplayedFunction(setting.device) if setting.replay else None
 
     def own_models(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Scores:
         """Test each client's model, a stack in the order of ``clients``, on its own test set."""
@@ -100,7 +102,7 @@ class Evaluator:
         if len(tested) < len(ids):
             ids, models = ids[tested], take(models, to_device(tested, self.setting.device))
         correct, losses, chances = _run_own(
-            self.setting, self.data, forward, models, parts, ids, asked=bool(self.setting.metrics)
+            self.setting, self.data, forward, models, parts, ids, bool(self.setting.metrics), self._replayed
         )
         lengths = to_device(parts.sizes[ids], self.setting.device)
         means = torch.stack((_means(correct, lengths), _means(losses, lengths)))
@@ -133,7 +135,7 @@ class Evaluator:
             return Scores((), np.empty(0), np.empty(0)), {}
         stack = {name: tensor.unsqueeze(0) for name, tensor in model.items()}
         asked, positions = bool(self.setting.metrics), to_device(needed[None], self.setting.device)
-        right, losses, chances = _run(self.setting, self.data, forward, stack, positions, asked)
+        right, losses, chances = _run(self.setting, self.data, forward, stack, positions, asked, None, self._replayed)
         correct, loss = torch.cat((right, losses)).cpu().numpy()
         places = Parts(np.searchsorted(needed, own), split.test_sizes)
         tested = np.flatnonzero(places.sizes)
@@ -218,12 +220,13 @@ def _run_own(
     parts: Parts,
     clients: np.ndarray,
     asked: bool,
+    replayed: ReplayedFunction | None = None,
 ) -> _Run:
     """Run the models of K clients, each on its own samples; where these are fewer than the most, some are repeated."""
     sizes = parts.sizes[clients, None]
     padded = parts.flat[parts.begins[clients, None] + np.arange(sizes.max()) % sizes]
     numbers = to_device(clients, setting.device)
-    return _run(setting, data, forward, models, to_device(padded, setting.device), asked, numbers)
+    return _run(setting, data, forward, models, to_device(padded, setting.device), asked, numbers, replayed)
 
 
 def _means(values: Tensor, lengths: Tensor) -> Tensor:
@@ -240,19 +243,34 @@ def _run(
     positions: Tensor,
     asked: bool,
     clients: Tensor | None = None,
+    replayed: ReplayedFunction | None = None,
 ) -> _Run:
     """Run K models on their positions ``[K, n]``, which are samples of these ``clients``."""
-    parameters = {name: models[name] for name in setting.layers.parameter_names}
-    buffers = {name: models[name] for name in setting.layers.buffer_names}
-    keys = torch.zeros(len(positions), 2, dtype=torch.int64, device=setting.device)
-    correct, losses, chances = [], [], []
-    with torch.no_grad():
-        for part in torch.split(positions, max(1, _SAMPLES_AT_ONCE // len(positions)), dim=1):
-            inputs, labels = data.make(part, None, clients=clients)
-            outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
-            correct.append((outputs.argmax(-1) == labels).to(torch.float64))
-            losses.append(cross_entropy(outputs, labels).to(torch.float64))
-            if asked:
-                chances.append(outputs.to(torch.float64).softmax(-1).cpu())
-    found = torch.cat(chances, dim=1).numpy() if chances else None
-    return torch.cat(correct, dim=1), torch.cat(losses, dim=1), found
+
+    def run(given: Stack) -> Tensors:
+        parameters, buffers = (
+            {name: given[f"models/{name}"] for name in names}
+            for names in (setting.layers.parameter_names, setting.layers.buffer_names)
+        )
+        keys = torch.zeros(len(positions), 2, dtype=torch.int64, device=setting.device)
+        found: dict[str, list[Tensor]] = {name: [] for name in ("correct", "losses", *["chances"] * asked)}
+        with torch.no_grad():
+            for part in torch.split(given["positions"], _at_once(setting, len(positions)), dim=1):
+                inputs, labels = data.make(part, None, clients=given.get("clients"))
+                outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
+                found["correct"].append((outputs.argmax(-1) == labels).to(torch.float64))
+                found["losses"].append(cross_entropy(outputs, labels).to(torch.float64))
+                if asked:
+                    found["chances"].append(outputs.to(torch.float64).softmax(-1))
+        return {name: torch.cat(parts, dim=1) for name, parts in found.items()}
+
+    given = under("models", models) | {"positions": positions} | ({} if clients is None else {"clients": clients})
+    result = run(given) if replayed is None else replayed(run, given)
+    chances = result["chances"].cpu().numpy() if asked else None
+    return result["correct"], result["losses"], chances
+
+
+def _at_once(setting: Setting, models: int) -> int:
+    """Tell how many samples of each of so many models are run at once: on a GPU as many as in training, which fit."""
+    few = max(1, _SAMPLES_AT_ONCE // models)
+    return max(few, setting.work.batch_size) if setting.device.type == "cuda" else few

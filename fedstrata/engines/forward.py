@@ -24,8 +24,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
+from fedstrata.engines.norms import fuses
 from fedstrata.engines.operations import Operations, attention, stacked_operations
 from fedstrata.errors import FedStrataError
+from fedstrata.fused import fusing
 from fedstrata.private_torch import opened
 from fedstrata.rng import uniform
 from fedstrata.stack import Tensors, clone
@@ -115,7 +117,7 @@ class StackedForward(Forward):
         def one_client(
             own_parameters: Tensors, own_buffers: Tensors, own_inputs: Tensor, own_key: Tensor
         ) -> tuple[tuple[Tensor, ...], Tensors]:
-            with KeyedRandomness(own_key, operations, around):
+            with KeyedRandomness(own_key, operations, around), fusing(fuses(operations, around)):
                 return call(own_parameters, own_buffers, own_inputs)
 
         outputs, after = vmap(one_client)(dict(parameters), dict(clone(buffers)), inputs, keys)

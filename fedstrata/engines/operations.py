@@ -2,8 +2,8 @@
 
 ``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their
 speed. Here images of all clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one
-batched matrix product over unfolded windows, batch norm and group norm are one fused call over ``K * channels``
-channels, and pooling needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``.
+batched matrix product over unfolded windows, norms are one call over ``K * channels`` channels (``norms.py``), and
+pooling needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedstrata.engines import cpu_pooling
+from fedstrata.engines.norms import batch_norm, group_norm
 from fedstrata.errors import FedStrataWarning
+from fedstrata.kernels.finding import find_kernels
 from fedstrata.private_torch import for_all_clients
 
 Operations = dict[Callable[..., Any], Callable[..., Any]]
@@ -81,7 +84,7 @@ def _kernel() -> Callable[..., tuple[Tensor, tuple[int, int, int]]]:
     if find_spec("triton") is None:
         return unfolded_windows
     try:
-        from fedstrata.kernels import windows
+        from fedstrata.kernels.windows import windows
 
         windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
     except Exception as error:
@@ -139,40 +142,21 @@ def _convolve_stack(images: Tensor, weights: Tensor, stride: tuple[int, int], pa
     return outputs.transpose(1, 2)
 
 
-def _batch_norm_stack(
-    inputs: Tensor,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    stacked = inputs.transpose(1, 2)
-    clients, channels = stacked.shape[:2]
-    # Views, since running statistics are updated in place; weights may be the same for all clients, without a copy.
-    mean, variance = (None if tensor is None else tensor.view(-1) for tensor in (mean, variance))
-    weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
-    flat = stacked.reshape(1, clients * channels, -1)
-    normalised = F.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps)
-    return normalised.view(stacked.shape).transpose(1, 2)
-
-
-def _group_norm_stack(inputs: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> Tensor:
-    stacked = inputs.transpose(0, 1)
-    batch, clients, channels = stacked.shape[:3]
-    weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
-    flat = stacked.reshape(batch, clients * channels, *stacked.shape[3:])
-    normalised = F.group_norm(flat, clients * groups, weight, bias, eps)
-    return normalised.reshape(stacked.shape).transpose(0, 1)
-
-
 def _max_pool_stack(images: Tensor, options: tuple[Any, ...]) -> Tensor:
     stacked = images.transpose(1, 2)
     clients, channels, batch = stacked.shape[:3]
+    kernel, stride, padding = (_pair(option) for option in (options[0], options[1] or options[0], options[2]))
+    suits = images.is_cuda and _pair(options[3]) == (1, 1) and not options[4]
+    kernels = find_kernels("pooling", "pooling", _try_pooling) if suits else None
+    if kernels is not None and kernels.takes(stacked, kernel, stride, padding):
+        outputs: Tensor = kernels.max_pool(stacked.flatten(0, 2), kernel, stride, padding)
+        return outputs.view(clients, channels, batch, *outputs.shape[1:]).transpose(1, 2)
     pooled: Tensor = F.max_pool2d(stacked.reshape(clients * channels, *stacked.shape[2:]), *options)
     return pooled.view(clients, channels, batch, *pooled.shape[2:]).transpose(1, 2)
+
+
+def _try_pooling(kernels: ModuleType) -> None:
+    kernels.max_pool(torch.ones(2, 4, 4, device="cuda"), (2, 2), (2, 2), (0, 0))
 
 
 def _attention_stack(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
@@ -196,28 +180,6 @@ def _conv2d(
         input, weight = input.to(working), weight.to(working)
     outputs = for_all_clients(_convolve_stack, (input, weight), _pair(stride), _pair(padding))
     return outputs if bias is None else outputs + bias.to(outputs.dtype)[:, None, None]
-
-
-def _batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    tensors = input, running_mean, running_var, weight, bias
-    return for_all_clients(_batch_norm_stack, tensors, training, momentum, eps)
-
-
-def _group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    if torch.is_autocast_enabled(input.device.type):
-        input = input.float()  # statistics of a group need more digits than bfloat16 has
-    return for_all_clients(_group_norm_stack, (input, weight, bias), num_groups, eps)
 
 
 def _max_pool2d(
@@ -341,8 +303,8 @@ def _pair(value: Any) -> tuple[int, int]:
 GPU_OPERATIONS: Operations = {
     torch.conv2d: _conv2d,
     F.conv2d: _conv2d,
-    F.batch_norm: _batch_norm,
-    F.group_norm: _group_norm,
+    F.batch_norm: batch_norm,
+    F.group_norm: group_norm,
     F.max_pool2d: _max_pool2d,
     F.scaled_dot_product_attention: _attention,
 }

@@ -155,8 +155,8 @@ def _memory_of_a_client(setting: Setting, forward: Forward, data: DeviceData) ->
         _trial_step(setting, forward, data, clients=1, samples=samples)
     weights = sum(tensor.nbytes for tensor in setting.initial.values())
     # Beside what the backward pass needs: temporary results about as large, and weights, gradients, momentum, uploads.
-    # The models of others that a client is sent are held twice while they are mixed. Steps that are replayed have places
-    # of their own for weights, momentum and what a part remembers.
+    # The models of others that a client is sent are held twice while they are mixed. Steps that are replayed have
+    # places of their own for weights, momentum and what a part remembers.
     places = 2 if setting.replay else 0
     return max(2 * sum(kept.values()) + (6 + places + 2 * setting.method.needs.relays) * weights, 1)
 

@@ -39,15 +39,14 @@ from torch.overrides import TorchFunctionMode
 
 from fedstrata.engines.recording import Recording
 from fedstrata.errors import FedStrataWarning
+from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.views import Clients, Probe
 from fedstrata.rng import client_keys
 from fedstrata.stack import Stack, constant
 
-_WORKSPACES = 6
-"""For how many kinds of training, such as phases and sizes of chunks, places are kept."""
 _RECORDS = 64
-"""How many records are kept for each: of groups of clients, sizes of batches, and rounds that differ."""
+"""For how many kinds of steps, such as those of groups of clients and sizes of batches, there are records."""
 _CHANCES = 4
 """How often a record may turn out to be one for other rounds before it is no longer made."""
 
@@ -390,52 +389,42 @@ class _Known:
     ``tried`` is what was written down of one that ran in Python; once another did the same, the kind is ``settled``.
     """
 
-    rows: Tensor | None
-    positions: Tensor
     tried: Recording | None = None
     settled: bool = False
     records: list[tuple[Conditions, Record]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Group:
-    """The clients of a step: their rows (none: all), the same on the host, and the positions of their samples."""
-
-    rows: Tensor | None
-    members: Sequence[int] | np.ndarray | None
-    positions: Tensor
-
-
-Step = Callable[[Clients, Group], None]
-"""A step of a group of the clients that hooks see."""
+Step = Callable[[Clients], None]
+"""A step of clients as hooks see them, which reads and writes places."""
 
 
 class Replayer:
-    """Runs the steps of one kind of training: the first of each in Python, the later ones from records."""
+    """Runs steps on the same places: the first of each kind in Python, the later ones from records."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, tells: bool = True) -> None:
         self.device = device
+        self.tells = tells
         self.obstacle: str | None = None
         self.replayed = 0
         self._known: OrderedDict[Any, _Known] = OrderedDict()
 
-    def run(self, clients: Clients, group: Group, repeat: int, step: Step, ring: KeyRing) -> None:
-        """Do a step of a group of clients; steps that differ in ``repeat`` do not have to be alike."""
+    def run(
+        self, kind: Any, clients: Clients, members: Sequence[int] | np.ndarray | None, step: Step, ring: KeyRing
+    ) -> None:
+        """Do a step of these members of some clients (none: all of them); all steps of a kind must use the same places.
+
+        ``ring`` has the keys with which its hooks draw.
+        """
         if self.obstacle is not None:
-            step(clients, group)
+            step(clients)
             return
-        kind = (repeat, group.rows is None, group.positions.shape)
         known = self._known.get(kind)
         if known is None:
-            self._observe(kind, clients, group, step)
+            self._observe(kind, clients, step)
             return
         self._known.move_to_end(kind)
-        known.positions.copy_(group.positions)
-        if known.rows is not None and group.rows is not None:
-            known.rows.copy_(group.rows)
-        group = Group(known.rows, group.members, known.positions)
         for conditions, record in known.records:
-            if conditions.hold_for(clients, group.members):
+            if conditions.hold_for(clients, members):
                 record.replay()
                 self.replayed += 1
                 return
@@ -445,13 +434,13 @@ class Replayer:
         made: Record | None
         try:
             if self.device.type == "cuda" and known.settled:
-                made = self._captured(lambda: step(watched, group), conditions)
+                made = self._captured(lambda: step(watched), conditions)
                 if made is None:
-                    step(clients, group)
+                    step(clients)
                 else:
                     made.replay()
             else:
-                made = self._written(known, lambda: step(watched, group))
+                made = self._written(known, lambda: step(watched))
         finally:
             ring.recorded = None
         reason = conditions.refused or self.obstacle
@@ -462,18 +451,21 @@ class Replayer:
         elif made is not None:
             known.records.append((conditions, made))
 
-    def _observe(self, kind: Any, clients: Clients, group: Group, step: Step) -> None:
+    def forget(self, kind: Any) -> None:
+        """Let the records of a kind go, whose places are gone."""
+        self._known.pop(kind, None)
+
+    def _observe(self, kind: Any, clients: Clients, step: Step) -> None:
         """Do a step of a new kind in Python, and see whether it could be recorded."""
         watch, chance = HostWatch(), random.getstate()
         with watch:
-            step(clients, group)
+            step(clients)
         if random.getstate() != chance:
             watch.note("draws from Python's own random numbers")
         if watch.found is not None:
             self._give_up(watch.found)
             return
-        rows = None if group.rows is None else group.rows.clone()
-        self._known[kind] = _Known(rows, group.positions.clone())
+        self._known[kind] = _Known()
         if len(self._known) > _RECORDS:
             self._known.popitem(last=False)
 
@@ -505,8 +497,51 @@ class Replayer:
         """Say once that steps run in Python from now on, and why."""
         self.obstacle = reason
         self._known.clear()
+        if not self.tells:
+            return
         warnings.warn(
             f"Training steps are not recorded and replayed, and take longer: {reason}. The numbers are the same.",
             FedStrataWarning,
             stacklevel=2,
         )
+
+
+class ReplayedFunction:
+    """Calls of functions of tensors that do nothing but return others, recorded and replayed.
+
+    What is given is copied into places first; so much that the copy would take more than ``most`` bytes runs in Python.
+    What stands against it is not told: where a model does, its training steps tell it.
+    """
+
+    def __init__(self, device: torch.device, most: int = 2**30) -> None:
+        self.replayer = Replayer(device, tells=False)
+        self.most = most
+        self._places: OrderedDict[Any, tuple[Stack, Stack]] = OrderedDict()
+
+    def __call__(self, function: Callable[[Stack], Mapping[str, Tensor]], given: Stack) -> Mapping[str, Tensor]:
+        """Compute the function of what is given; all functions that one of these gets must be the same."""
+        if sum(_narrow(tensor).nbytes for tensor in given.values()) > self.most or self.replayer.obstacle is not None:
+            return function(given)
+        kind = shape_of(given)
+        if kind not in self._places:
+            self._places[kind] = hold(given), Stack()
+            if len(self._places) > _FUNCTIONS:
+                self.replayer.forget(self._places.popitem(last=False)[0])
+        self._places.move_to_end(kind)
+        places, results = self._places[kind]
+        fill_(places, given)
+
+        def run(_: Clients) -> None:
+            for name, tensor in function(places).items():
+                if name in results:
+                    results[name].copy_(tensor)
+                else:
+                    results[name] = tensor.clone()
+
+        self.replayer.run(kind, _NOBODY, None, run, KeyRing(_NOBODY))
+        return {name: tensor.clone() for name, tensor in results.items()}
+
+
+_FUNCTIONS = 4
+"""For how many kinds of arguments a function has places."""
+_NOBODY = Clients(0, 0, 0, LayerMap(()), (), 0, torch.empty(0), torch.empty(0), frozenset())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from fedstrata.engines.batches import Batch, DeviceData, Work
 from fedstrata.engines.forward import Forward
-from fedstrata.engines.replaying import Group, KeyRing, Replayer, fill_, hold, shape_of
+from fedstrata.engines.replaying import KeyRing, Replayer, fill_, hold, shape_of
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Clients, LocalStep, Phase, altered
@@ -78,6 +79,7 @@ class Workspace:
     changed: Stack = field(default_factory=Stack)
     gradients: Tensors = field(default_factory=dict)
     summed: Tensors = field(default_factory=dict)
+    batches: dict[Any, Batch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.parameters, self.buffers, self.optimiser = (
@@ -106,6 +108,16 @@ class Workspace:
         self.ring.turn_(begun.view)
         self.clients = _seen(self.view, self.given, self.ring)
 
+    def batch_in_places(self, batch: Batch) -> tuple[Any, Batch]:
+        """Put a batch where others of its kind, for as many clients with as many samples, have been; tell the kind."""
+        kind = batch.rows is None, batch.positions.shape
+        if kind not in self.batches:
+            self.batches[kind] = replace(batch, **{name: own.clone() for name, own in _tensors_of(batch).items()})
+        places = _tensors_of(self.batches[kind])
+        for name, own in _tensors_of(batch).items():
+            places[name].copy_(own)
+        return kind, replace(batch, **places)
+
     def outcome(self, parameter_names: Sequence[str]) -> Trained:
         """Tell what training has left in the places."""
         model = {**{name: self.parameters[name] for name in parameter_names}, **self.buffers}
@@ -117,6 +129,11 @@ class Workspace:
         return Trained(
             model, memory, dict(self.optimiser), self.losses.value(), self.losses.count, dict(self.gradients), mean
         )
+
+
+def _tensors_of(batch: Batch) -> dict[str, Any]:
+    named = {"rows": batch.rows, "positions": batch.positions, "numbers": batch.numbers}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def _seen(view: Clients, given: Stack, ring: KeyRing) -> Clients:
@@ -161,15 +178,12 @@ class Trainer:
 
         for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
             work.number.fill_(batch.step)
-            group = Group(batch.rows, batch.members, batch.positions)
-
-            def step(seen: Clients, group: Group, repeat: int = repeat) -> None:
-                self._step(work, seen, group, phase, repeat)
-
             if replayer is None:
-                step(work.clients, group)
-            else:
-                replayer.run(work.clients, group, repeat, step, work.ring)
+                self._step(work, work.clients, batch, phase, repeat)
+                continue
+            kind, held = work.batch_in_places(batch)
+            step = partial(self._step, work, batch=held, phase=phase, repeat=repeat)
+            replayer.run((repeat, *kind), work.clients, batch.members, step, work.ring)
         trained = work.outcome(self.setting.layers.parameter_names)
         if replayer is None:
             return trained
@@ -243,16 +257,16 @@ class Trainer:
             self.kept.popitem(last=False)
         return self.kept[kind]
 
-    def _step(self, work: Workspace, clients: Clients, group: Group, phase: Phase, repeat: int) -> None:
+    def _step(self, work: Workspace, clients: Clients, batch: Batch, phase: Phase, repeat: int) -> None:
         """Make one step of a group of the clients, in place."""
-        method, layers, rows = self.setting.method, self.setting.layers, group.rows
+        method, layers, rows = self.setting.method, self.setting.layers, batch.rows
         optimiser = phase.optimiser or self.setting.optimiser
-        some, own_state = clients.rows(rows, group.members), take(work.optimiser, rows)
+        some, own_state = clients.rows(rows, batch.members), take(work.optimiser, rows)
         current = {name: tensor.detach() for name, tensor in take(work.parameters, rows).items()}
         for name in work.moving:
             current[name].requires_grad_()
         some = _remembering(some, work.changed, rows, {name: current[name] for name in work.learned})
-        step, loss, after = self._pass(work, some, current, group, phase, repeat)
+        step, loss, after = self._pass(work, some, current, batch, phase, repeat)
         slopes = _slopes(loss, {name: current[name] for name in work.moving})
         with torch.no_grad():
             if method.needs.last_gradients:
@@ -298,12 +312,12 @@ class Trainer:
         return replace(work, epochs=phase.epochs or work.epochs, steps=phase.steps)
 
     def _pass(
-        self, work: Workspace, clients: Clients, parameters: Tensors, group: Group, phase: Phase, repeat: int
+        self, work: Workspace, clients: Clients, parameters: Tensors, batch: Batch, phase: Phase, repeat: int
     ) -> tuple[LocalStep, Tensor, Tensors]:
         """Run the models on a batch: return the step as hooks see it, each client's loss, and the buffers after."""
-        method, layers, rows = self.setting.method, self.setting.layers, group.rows
+        method, layers, rows = self.setting.method, self.setting.layers, batch.rows
         received, buffers, keys = (take(stack, rows) for stack in (work.received, work.buffers, work.keys))
-        inputs, labels = self.data.make(group.positions, keys["transforms"], work.number, clients.numbers)
+        inputs, labels = self.data.make(batch.positions, keys["transforms"], work.number, clients.numbers)
         draws = fold(keys["dropout"], work.number)
 
         def run(model: Tensors, own_buffers: Tensors, training: bool) -> tuple[Tensor, Tensor, Tensors]:

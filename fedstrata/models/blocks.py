@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor, nn
 
 from fedstrata.errors import FedStrataError
+from fedstrata.fused import norm_rectified
 
 Norm = Callable[[int], nn.Module]
 """Makes the norm layer for a number of channels."""
@@ -42,12 +45,27 @@ def convolution_unit(
     pool: nn.Module | None = None,
 ) -> nn.Sequential:
     """Chain a padded convolution, a norm, ReLU and a pooling; norm and pooling may be absent."""
-    return chain(
+    unit = chain(
         conv=nn.Conv2d(inputs, outputs, kernel_size, stride, padding=kernel_size // 2, bias=bias),
         norm=None if norm is None else norm(outputs),
         relu=nn.ReLU(),
         pool=pool,
     )
+    return unit if norm is None else ConvolutionUnit(OrderedDict(unit.named_children()))
+
+
+class ConvolutionUnit(nn.Sequential):
+    """A convolution, a norm, ReLU and perhaps a pooling; an engine may compute norm and ReLU as one."""
+
+    conv: nn.Module
+    norm: nn.Module
+    relu: nn.Module
+    pool: nn.Module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Run the modules one after another."""
+        outputs = norm_rectified(self.norm, self.relu, self.conv(inputs))
+        return cast(Tensor, self.pool(outputs)) if hasattr(self, "pool") else outputs
 
 
 class GlobalAverage(nn.Module):
@@ -77,9 +95,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Add what the convolutions find to what the shortcut carries."""
-        hidden = self.relu(self.norm1(self.conv1(inputs)))
-        outputs: Tensor = self.relu(self.norm2(self.conv2(hidden)) + self.shortcut(inputs))
-        return outputs
+        hidden = norm_rectified(self.norm1, self.relu, self.conv1(inputs))
+        return norm_rectified(self.norm2, self.relu, self.conv2(hidden), lambda: self.shortcut(inputs))
 
 
 def kaiming_convolutions(model: nn.Module) -> nn.Module:

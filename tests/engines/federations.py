@@ -55,7 +55,7 @@ def split_by_size(sizes: Sequence[int], test: Sequence[Sequence[int]] | None = N
 
 def federation(model: nn.Module, dataset: Dataset, split: Split, **changes: Any) -> Federation:
     """Prepare a run in float64, without the engine that the run itself would use."""
-    experiment = Experiment(rounds=2, precision="fp64", transforms="none").with_changes(changes)
+    experiment = Experiment(rounds=2, precision="fp64", transforms="none", replay=False).with_changes(changes)
     ingredients = Ingredients(dataset=dataset, split=split, model=model)
     simulation = Driver.prepare(experiment, ingredients, Plan("loop", 1))
     data = DeviceData(dataset, split, (), CPU, torch.float64)

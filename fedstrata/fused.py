@@ -1,0 +1,77 @@
+"""A norm, an addition and a rectifier, said as one, so that an engine may compute them as one.
+
+Models call :func:`norm_rectified`. By itself it calls the modules one after another. Inside of :func:`fusing` what is
+to be added is announced before the norm is called; who answers for ``F.batch_norm`` or ``F.group_norm`` there may take
+it (:func:`take_tail`) and return the final outputs. Whatever is not taken is computed as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedstrata.private_torch import is_watched
+
+
+@dataclass
+class Tail:
+    """What follows a norm: perhaps an addition, then a rectifier."""
+
+    added: Tensor | None
+    taken: bool = False
+
+
+_fusing: ContextVar[bool] = ContextVar("fusing", default=False)
+_tail: ContextVar[Tail | None] = ContextVar("tail", default=None)
+_NORMS = frozenset((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm))
+
+
+def norm_rectified(
+    norm: nn.Module, rectifier: nn.Module, inputs: Tensor, shortcut: Callable[[], Tensor] | None = None
+) -> Tensor:
+    """Compute ``rectifier(norm(inputs) + shortcut())``.
+
+    The shortcut is called after the norm, as the sum is written; only where they are fused it is called before.
+    """
+    outputs: Tensor
+    if _fusing.get() and type(norm) in _NORMS and type(rectifier) is nn.ReLU and not is_watched(norm):
+        added = None if shortcut is None else shortcut()
+        if added is None or added.shape == inputs.shape:
+            tail = Tail(added)
+            before = _tail.set(tail)
+            try:
+                outputs = norm(inputs)
+            finally:
+                _tail.reset(before)
+            if tail.taken:
+                return outputs
+        else:
+            outputs = norm(inputs)
+    else:
+        outputs = norm(inputs)
+        added = None if shortcut is None else shortcut()
+    outputs = rectifier(outputs if added is None else outputs + added)
+    return outputs
+
+
+@contextmanager
+def fusing(allowed: bool) -> Iterator[None]:
+    """Let norms take along what follows them, or not."""
+    before = _fusing.set(allowed)
+    try:
+        yield
+    finally:
+        _fusing.reset(before)
+
+
+def take_tail() -> Tail | None:
+    """Take what follows the norm that is being computed, if anything does: whoever takes it computes it."""
+    tail = _tail.get()
+    if tail is not None:
+        tail.taken = True
+        _tail.set(None)
+    return tail
