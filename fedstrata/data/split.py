@@ -40,7 +40,11 @@ class Parts(Sequence[np.ndarray]):
         kept = {id(positions): positions for positions in given}
         lengths = np.fromiter(map(len, kept.values()), dtype=np.int64, count=len(kept))
         some = [positions for positions in kept.values() if len(positions)]
-        flat = np.concatenate(some).astype(np.int64, casting="same_kind") if some else np.empty(0, dtype=np.int64)
+        flat = (
+            np.concatenate(some).astype(np.int64, casting="same_kind", copy=False)
+            if some
+            else np.empty(0, dtype=np.int64)
+        )
         if len(kept) == len(given):
             return cls(flat, lengths)
         numbers = {name: number for number, name in enumerate(kept)}

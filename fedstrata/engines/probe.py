@@ -48,15 +48,14 @@ class DataProbe:
         for batch in drawn:
             rows = batch.rows
             keys = fold(dropout if rows is None else dropout[rows], batch.step)
-            inputs, labels = data.make(batch.positions, None, clients=self.clients.rows(rows).numbers)
+            some = self.clients.rows(rows, batch.members)
+            inputs, labels = data.make(batch.positions, None, clients=batch.numbers)
             taken = take({name: model[name] for name in names}, rows)
             own = {name: tensor.detach().requires_grad_() for name, tensor in taken.items()}
-            effective = self.trainer.setting.method.effective(
-                self.clients.rows(rows), own, torch.full((), batch.step, device=data.device)
-            )
+            step = torch.full((), batch.step, device=data.device)
+            effective = self.trainer.setting.method.effective(some, own, step)
             outputs, _ = self.trainer.forward(effective, take(buffers, rows), inputs, keys, training=True)
-            counts = self.clients.rows(rows).label_counts
-            loss = self.trainer.setting.loss(outputs, labels, counts).sum()
+            loss = self.trainer.setting.loss(outputs, labels, some.label_counts).sum()
             for name, gradient in zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True):
                 if all_samples:
                     gradient = gradient * align(self._part(batch), gradient).to(gradient.dtype)
@@ -89,17 +88,17 @@ class DataProbe:
                 positions, draws = positions.reshape(-1, 1), draws.reshape(-1, 1)
             for rows in torch.split(torch.arange(len(owners), device=keys.device), at_once):
                 own = take(model, owners[rows])
-                ids = [self.clients.ids[owner] for owner in owners[rows].tolist()]
-                squares = self._squared_gradients(own, names, positions[rows], kind, draws[rows], ids)
+                numbers = self.clients.numbers[owners[rows]]
+                squares = self._squared_gradients(own, names, positions[rows], kind, draws[rows], numbers)
                 for name in names:
                     total[name].index_add_(0, owners[rows], squares[name] * weight)
         return total
 
     def _squared_gradients(
-        self, model: Tensors, names: Sequence[str], positions: Tensor, kind: str, draws: Tensor, ids: Sequence[int]
+        self, model: Tensors, names: Sequence[str], positions: Tensor, kind: str, draws: Tensor, numbers: Tensor
     ) -> Tensors:
         layers = self.trainer.setting.layers
-        inputs, labels = self.trainer.data.make(positions, None, clients=ids)
+        inputs, labels = self.trainer.data.make(positions, None, clients=numbers)
         parameters = {name: model[name].detach() for name in layers.parameter_names}
         for name in names:
             parameters[name].requires_grad_()
@@ -126,7 +125,7 @@ class DataProbe:
         with torch.no_grad():
             for batch in self._plain(_SAMPLES_AT_ONCE, None):
                 rows = torch.arange(len(counts), device=counts.device) if batch.rows is None else batch.rows
-                inputs, labels = data.make(batch.positions, None, clients=self.clients.rows(batch.rows).numbers)
+                inputs, labels = data.make(batch.positions, None, clients=batch.numbers)
                 none = torch.zeros(len(rows), 2, dtype=torch.int64, device=rows.device)
                 _, features, _ = self.trainer.forward.features(
                     take(parameters, batch.rows), take(buffers, batch.rows), inputs, none, training=False

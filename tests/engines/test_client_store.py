@@ -55,6 +55,7 @@ def test_state_is_taken_and_put_in_any_order(store):
     assert taken["weight"].tolist() == [[0] * 3, new["weight"][1].tolist(), new["weight"][0].tolist()]
     assert taken["mask"].tolist() == [[True], [False], [True]]
     assert store.take((2,))["mask"].tolist() == [[False]]
+    assert store.take((6, 5, 2, 0))["weight"][:, 0].tolist() == [6, *new["weight"][:, 0].tolist(), 0]
     everything = store.everything()
     assert everything["weight"].shape == (CLIENTS, 3)
     assert everything["weight"][[0, 1, 3, 4, 6], 0].tolist() == [0, 1, 3, 4, 6]
