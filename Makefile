@@ -33,7 +33,7 @@ help:
 demo: $(VENV)/report.installed
 	@rm -rf runs/demo
 	$(ONE_THREAD) $(BIN)/fedstrata compare "$(DEMO_METHODS)" $(DEMO_DATA) --model cnn --engine stacked --rounds 10 --seeds 3 \
-		--out runs/demo
+		--jobs auto --out runs/demo
 
 test: lint
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --doctest-modules --doctest-ignore-import-errors tests fedstrata docs/site_pages
