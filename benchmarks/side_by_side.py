@@ -66,7 +66,8 @@ def main() -> None:
         folder.mkdir()
         (folder / "images.py").write_text(IMAGES)
         own = [] if given.model in ("mlp", "cnn") else ["--import", "images.py", "--data", "made-up-images"]
-        options = [*own, *(f"--set={text}" for text in given.set), "--no-report", "--quiet", "--engine", "stacked"]
+        options = [*own, *(f"--set={text}" for text in given.set), "--no-report", "--quiet"]
+        options += ["--engine", "stacked", "--partition", "iid"]
         for key in ("model", "clients", "rounds", "seeds", "batch_size"):
             options += [f"--{key.replace('_', '-')}", getattr(given, key)]
         seconds: dict[str, list[float]] = {jobs: [] for jobs in given.jobs}
