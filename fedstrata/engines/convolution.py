@@ -190,9 +190,7 @@ def _timed(work: Callable[[], Tensor], expected: Tensor, way: str) -> float:
         found = work()
         error = relative_error(found, expected)
         if error > _TOLERANCES[_precision(expected.dtype)]:
-            text = (
-                f"Convolutions by '{way}' are not used for {list(expected.shape)}: their result is off by {error:.1g}."
-            )
+            text = f"Convolutions by '{way}' are not used for {list(expected.shape)}: the result is off by {error:.1g}."
             warnings.warn(text, FedStrataWarning, stacklevel=2)
             return math.inf
         time = milliseconds_on_gpu(work)
