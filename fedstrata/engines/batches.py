@@ -20,7 +20,7 @@ from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.data.transforms import Own, Transform, apply_transforms
-from fedstrata.rng import client_keys, permutation
+from fedstrata.rng import client_keys, permutation, philox_at_once
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ class DeviceData:
             numbers = torch.tensor([clients[row] for row in rows], device=self.device)
             held = self._sizes[numbers][:, None, None]
             most_held = int(held.max())
-            order = permutation(keys[torch.tensor(rows, device=self.device)][:, None, :], most_held, streams, held)
+            own_keys = keys[torch.tensor(rows, device=self.device)][:, None, :]
+            order = permutation(own_keys, most_held, streams, held, draw=philox_at_once)
             if longest != most_held:
                 places = torch.arange(longest, device=self.device).remainder(held).expand(-1, most, -1)
                 order = order.gather(2, places)
