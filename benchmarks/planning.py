@@ -4,8 +4,9 @@
     python benchmarks/planning.py --cases 1 4      some of them
     python benchmarks/planning.py --chunks 4 8     also stacks of fewer clients
 
-A choice is an engine and a number of threads. Rounds of all choices alternate, and the fastest of each counts: the
-choice of ``auto`` is worth the fastest round of the best choice over its own.
+A choice is an engine, how many clients it takes at once, and how many threads PyTorch takes for each. Rounds of all
+choices alternate, and the fastest of each counts: the choice of ``auto`` is worth the fastest round of the best choice
+over its own.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def measure(case: Case, repetitions: int, chunks: list[int], threads: int) -> No
     spent = time.perf_counter() - began - fixed
     sizes = [*dict.fromkeys((*(chunk for chunk in chunks if chunk < case.clients), case.clients))]
     plans = [Plan("stacked", size, count) for size in sizes for count in sorted({1, threads})]
-    plans += [Plan("loop", 1, count) for count in sorted({1, threads})]
+    plans += [Plan("loop", *how) for how in sorted({(1, 1), (1, threads), (threads, 1)})]
     if chosen not in plans:
         plans.append(chosen)
     ways = {plan: rounds_of(prepared(case, plan)) for plan in plans}
@@ -89,8 +90,7 @@ def measure(case: Case, repetitions: int, chunks: list[int], threads: int) -> No
 
 
 def _words(plan: Plan) -> str:
-    engine = plan.engine if plan.engine == "loop" else f"{plan.engine} {plan.chunk}"
-    return f"{engine} x{plan.threads or 'all'}"
+    return f"{plan.engine} of {plan.chunk}, threads: {plan.threads or 'all'}"
 
 
 def main() -> None:

@@ -210,6 +210,8 @@ def _calls_right(way: Callable[[nn.Module], Callable[[State, Tensor], Any]]) -> 
     """Try a way on a model with a tied parameter and a buffer that it replaces."""
 
     class Counting(nn.Module):
+        count: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Linear(1, 1, bias=False, device="cpu")

@@ -103,7 +103,8 @@ def philox_at_once(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor
     streams = stream.numpy() if isinstance(stream, Tensor) else np.array([stream])
     key0, key1 = (keys.numpy()[..., place : place + 1].astype(np.uint64) for place in range(2))
     position = np.arange(-(-count // 4), dtype=np.uint64)
-    zero = np.zeros(np.broadcast_shapes(position.shape, key0.shape, streams.shape), dtype=np.uint64)
+    shape = tuple(np.broadcast_shapes(position.shape, key0.shape, streams.shape))
+    zero = np.zeros(shape, dtype=np.uint64)
     word0, word1, word2, word3 = position + zero, zero, streams.astype(np.uint64) + zero, zero
     half, word = np.uint64(32), np.uint64(_WORD)
     for _ in range(10):
@@ -112,7 +113,7 @@ def philox_at_once(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor
         word2, word3 = (product0 >> half) ^ word3 ^ key1, product0 & word
         key0, key1 = (key0 + np.uint64(0x9E3779B9)) & word, (key1 + np.uint64(0xBB67AE85)) & word
     drawn = np.stack((word0, word1, word2, word3), axis=-1).astype(np.int64)
-    return torch.from_numpy(drawn.reshape(*zero.shape[:-1], 4 * zero.shape[-1]))
+    return torch.from_numpy(drawn.reshape(*shape[:-1], 4 * shape[-1]))
 
 
 @cache

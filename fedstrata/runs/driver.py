@@ -140,8 +140,10 @@ class Driver:
         ready = prepare(experiment, ingredients, tell)
         note_exact_statistics(ready)
         tell("choosing an engine")
+        setting, declared = ready.setting, ready.declared
+        participants = max(1, int(experiment.participation * setting.clients + 0.5))
         plan = plan or make_plan(
-            experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared
+            experiment.engine, experiment.chunk, setting, ready.model, ready.data, declared, participants
         )
         plan.set_threads()
         engine = build_engine(plan, ready.setting, ready.model, ready.data, ready.declared)
