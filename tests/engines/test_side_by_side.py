@@ -53,11 +53,11 @@ def test_answers_come_in_order_and_no_two_share_a_side():
 
 
 def test_threads_of_pytorch_are_those_of_the_one_who_asks():
-    before = torch.get_num_threads()
+    before, sides = torch.get_num_threads(), sides_of(2)
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            assert set(sides_of(2).map(lambda side, item: torch.get_num_threads(), range(4))) == {threads}
+            assert set(sides.map(lambda side, item: torch.get_num_threads(), range(4))) == {threads}
     finally:
         torch.set_num_threads(before)
 
