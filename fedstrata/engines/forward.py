@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any
 
@@ -72,9 +72,12 @@ class Forward(ABC):
     ) -> tuple[Tensor, Tensor, Tensors]:
         """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
         _set_mode(self.model, training)
-        call = _CallWithFeatures(self.model, self.head)
-        (outputs, features), after = self.run(call, (parameters, buffers, inputs, keys), around)
+        (outputs, features), after = self.run(self._call_with_features, (parameters, buffers, inputs, keys), around)
         return outputs, features, after
+
+    @cached_property
+    def _call_with_features(self) -> _CallWithFeatures:
+        return _CallWithFeatures(self.model, self.head)
 
     @abstractmethod
     def run(self, call: _Call, stacks: Stacks, around: Operations | None) -> tuple[tuple[Tensor, ...], Tensors]:
