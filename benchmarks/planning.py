@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 from speed import CPU_CASES, Case, rounds_of, seconds  # sets the environment before torch is imported
 
@@ -25,16 +26,16 @@ from fedstrata.experiment import Experiment
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
 
-UNEQUAL = {
-    "unequal": Case("digits CNN, 30 unequal clients", "cnn", (1, 8, 8), 10, 30, 40, 10),
-    "unequal MLP": Case("MLP, 100 unequal clients", "mlp(hidden=64)", (1, 8, 8), 10, 100, 40, 10),
-}
-CASES = [*CPU_CASES, *UNEQUAL.values()]
+CASES = [
+    *CPU_CASES,
+    Case("digits CNN, 30 unequal clients", "cnn", (1, 8, 8), 10, 30, 40, 10),
+    Case("MLP, 100 unequal clients", "mlp(hidden=64)", (1, 8, 8), 10, 100, 40, 10),
+]
 
 
 def sizes_of(case: Case) -> np.ndarray:
     """Tell how many samples each client has: all the same, or shares drawn from Dir(1), at least two."""
-    if case not in UNEQUAL.values():
+    if "unequal" not in case.name:
         return np.full(case.clients, case.samples)
     shares = np.random.default_rng(0).dirichlet(np.ones(case.clients))
     return np.maximum(2, (shares * case.clients * case.samples).astype(np.int64))
@@ -98,12 +99,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, nargs="+", default=list(range(len(CASES))), help="their numbers, from 0")
     parser.add_argument("--chunks", type=int, nargs="+", default=[], help="also stacks of so many clients")
+    parser.add_argument("--clients", type=int, help="so many clients at the most, where rounds take long")
     parser.add_argument("--repetitions", type=int, default=4)
     arguments = parser.parse_args()
     threads = torch.get_num_threads()
     print("| setting | auto | worth | choosing, s | fastest rounds, s |\n|---|---|---|---|---|")
     for number in arguments.cases:
-        measure(CASES[number], arguments.repetitions, arguments.chunks, threads)
+        case = CASES[number]
+        case = replace(case, clients=min(case.clients, arguments.clients or case.clients))
+        measure(case, arguments.repetitions, arguments.chunks, threads)
 
 
 if __name__ == "__main__":

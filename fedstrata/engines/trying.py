@@ -22,8 +22,11 @@ _STEPS = range(2, 9)
 _TRIAL_SECONDS = 0.1
 """What a trial grows to, in clients, where steps are short."""
 _ALL_SECONDS = 1.0
-_SHARE_OF_RUN = 0.05
-"""What all trials take together, and which share of the run at most; but each of the first two is tried once."""
+_MOST_SECONDS = 5.0
+_SHARE_OF_LONG_RUN, _SHARE_OF_SHORT_RUN = 0.002, 0.05
+"""What all trials take together: about a second, more where that is a small share of a run, less where it is a large
+one. Each of the first two ways is tried once in any case.
+"""
 _CLOSE = 1.5
 """What seems to take so many times longer than the fastest is not tried again."""
 _REPETITIONS = 3
@@ -149,8 +152,9 @@ def fastest(
         return candidate.round_seconds(work, sizes, participants)
 
     def left() -> float:
-        of_run = _SHARE_OF_RUN * rounds * min(map(expected, tried)) if tried else _ALL_SECONDS
-        return min(_ALL_SECONDS, of_run) - (time.perf_counter() - began)
+        run = rounds * min(map(expected, tried))
+        allowed = max(_ALL_SECONDS, min(_MOST_SECONDS, _SHARE_OF_LONG_RUN * run))
+        return min(allowed, _SHARE_OF_SHORT_RUN * run) - (time.perf_counter() - began)
 
     for number, candidate in enumerate(candidates):
         if number < 2 or left() > 0:
