@@ -20,6 +20,9 @@ DEFAULTS = {
 # binding too.
 THREAD_BINDING = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
 
+CORES: frozenset[int] = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
+"""The cores that this process may use; binding leaves the first thread, and those that it starts, with one of them."""
+
 
 def prepare(environment: MutableMapping[str, str]) -> None:
     """Fill in what the environment does not say."""

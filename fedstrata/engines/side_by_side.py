@@ -8,6 +8,7 @@ nothing that they write to. Each client computes what it computes alone, bit for
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from fedstrata._platform import CORES
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.forward import LoopForward
 
@@ -39,7 +41,7 @@ class SideBySide:
             yield from map(self._lending(work), items)
             return
         threads = torch.get_num_threads()  # each thread of Python has a number of its own
-        pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(threads,))
+        pool = ThreadPoolExecutor(self.count, initializer=_begin, initargs=(threads,))
         try:
             yield from pool.map(self._lending(work), items)
         finally:  # where one has failed or the run is stopped, nobody begins with another
@@ -54,3 +56,10 @@ class SideBySide:
                 self._free.put(side)
 
         return lend
+
+
+def _begin(threads: int) -> None:
+    """Begin a thread: with so many threads of PyTorch, on any core, also where the one that starts it is bound."""
+    torch.set_num_threads(threads)
+    if CORES:
+        os.sched_setaffinity(0, CORES)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from federations import federation, samples, split_by_size
 from torch import nn
 
+from fedstrata._platform import CORES
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopEngine
@@ -76,3 +78,15 @@ def test_after_a_failure_nobody_begins_and_the_error_is_told():
         list(sides.map(work, range(1, 1000)))
     assert len(began) < 999
     assert list(sides.map(lambda side, item: item, range(5))) == list(range(5)), "its sides are free again"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_threads_may_use_every_core_also_where_the_one_that_asks_is_bound_to_one():
+    before, sides = os.sched_getaffinity(0), sides_of(2)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        used = list(sides.map(lambda side, item: frozenset(os.sched_getaffinity(0)), range(4)))
+        assert set(used) == {CORES}
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
