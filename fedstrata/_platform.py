@@ -27,6 +27,9 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # binding too, and where a quota sets it there are more cores than threads, for other containers as well.
 THREAD_BINDING = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
 
+CORES: frozenset[int] = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
+"""The cores that this process may use; binding leaves the first thread, and those that it starts, with one of them."""
+
 
 def prepare(environment: MutableMapping[str, str], threads: int | None) -> None:
     """Fill in what the environment does not say; ``threads`` are those that a quota of CPU time leaves, if one does."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Rule = Callable[..., Tensor]
@@ -164,6 +164,87 @@ class ForEach:
 
 
 for_each = ForEach(at_once)
+
+
+# Calling a model with other tensors ----------------------------------------------------------------------------------
+
+State = dict[str, Tensor]
+"""Tensors that take the place of a model's own, by their names in it."""
+
+
+def calling_documented(model: nn.Module) -> Callable[[State, Tensor], Any]:
+    """Do what :data:`calling` says by PyTorch's own function.
+
+    That looks through the whole model at every call, which for a small one takes longer than the model itself.
+    """
+    return lambda state, inputs: functional_call(model, state, (inputs,))
+
+
+class CallingPrivately:
+    """Do what :data:`calling` says by the dicts in which modules keep their tensors, looked up once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        tied: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
+        for prefix, module in model.named_modules():
+            for kept in (module._parameters, module._buffers):
+                for leaf, tensor in kept.items():
+                    if tensor is not None:
+                        name = f"{prefix}.{leaf}" if prefix else leaf
+                        self._places[name] = tied.setdefault(tensor, [])
+                        self._places[name].append((kept, leaf))
+
+    def __call__(self, state: State, inputs: Tensor) -> Any:
+        """Call the model, whatever happens with its own tensors at their places again in the end."""
+        places = [(name, kept, leaf, kept[leaf]) for name in state for kept, leaf in self._places[name]]
+        try:
+            for name, kept, leaf, _ in places:
+                kept[leaf] = state[name]
+            return self.model(inputs)
+        finally:
+            for name, kept, leaf, own in places:
+                state[name], kept[leaf] = kept[leaf], own
+
+
+def _calls_right(way: Callable[[nn.Module], Callable[[State, Tensor], Any]]) -> bool:
+    """Try a way on a model with a tied parameter and a buffer that it replaces."""
+
+    class Counting(nn.Module):
+        count: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(1, 1, bias=False, device="cpu")
+            self.second = nn.Linear(1, 1, bias=False, device="cpu")
+            self.second.weight = self.first.weight
+            self.register_buffer("count", torch.zeros(1, device="cpu"))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.count = self.count + 1
+            result: Tensor = self.second(self.first(inputs))
+            return result
+
+    model = Counting()
+    own = model.first.weight
+    state = {name: torch.full(shape, 3.0, device="cpu") for name, shape in (("first.weight", (1, 1)), ("count", (1,)))}
+    result = way(model)(state, torch.ones(1, 1, device="cpu"))
+    kept = model.first.weight is own and model.second.weight is own and model.count.item() == 0
+    return kept and result.item() == 9 and state["count"].item() == 4
+
+
+calling: Callable[[nn.Module], Callable[[State, Tensor], Any]] = calling_documented
+"""Make a model callable with tensors in the place of its own: ``calling(model)(state, inputs)``.
+
+A tensor that is tied to others takes the place of all of them. Where the model replaces a tensor, its new one stands in
+the state afterwards.
+"""
+
+try:
+    if _calls_right(CallingPrivately):
+        calling = CallingPrivately
+except Exception:  # whatever is wrong with the private way, the documented one is there
+    pass
 
 
 # Compiled modules ----------------------------------------------------------------------------------------------------

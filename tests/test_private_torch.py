@@ -6,13 +6,16 @@ from importlib.util import module_from_spec, spec_from_file_location
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.func import vmap
 
 from fedstrata import optimisers, private_torch
 from fedstrata.optimisers import optimisers as registered
 from fedstrata.private_torch import (
+    CallingPrivately,
     ForEach,
     at_once,
+    calling_documented,
     differs_documented,
     one_by_one,
     opened,
@@ -37,6 +40,7 @@ def test_the_fast_way_works_with_this_version_of_pytorch():
     }  # fmt: skip
     assert all(operation is getattr(torch, f"_foreach_{name}") for name, operation in vars(ForEach(at_once)).items())
     assert opened(F.multi_head_attention_forward) is not None
+    assert private_torch.calling is CallingPrivately
 
 
 @pytest.mark.parametrize("gone", ["torch._functorch.pyfunctorch", "torch._C._functorch"])
@@ -127,3 +131,53 @@ def test_a_function_that_no_longer_asks_for_a_mode_is_not_opened():
     assert opened(F.relu6) is None, "it asks in another way"
     assert opened(lambda x: x) is None
     assert opened(torch.relu) is None
+
+
+class Tied(nn.Module):
+    """Two linear layers with one weight, around a norm layer that counts batches and another that has no buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.norm, self.plain = nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False, track_running_stats=False)
+
+    def forward(self, inputs):
+        if not inputs.any():
+            raise ArithmeticError("nothing but zeros")
+        return self.second(self.plain(self.norm(self.first(inputs))))
+
+
+def tensors_for(model):
+    torch.manual_seed(1)
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: torch.rand(tensor.shape).to(tensor.dtype) for name, tensor in named.items()}
+
+
+def test_a_model_runs_on_tensors_in_the_place_of_its_own_in_both_ways():
+    model, inputs = Tied(), torch.rand(4, 3)
+    results = []
+    for way in (calling_documented, CallingPrivately):
+        state = tensors_for(model)
+        results.append((way(model)(state, inputs), state))
+    (expected, expected_state), (result, state) = results
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    torch.testing.assert_close(state, expected_state, rtol=0, atol=0)
+    assert state["norm.num_batches_tracked"].item() == 1
+
+
+def test_a_model_has_its_own_tensors_again_after_a_call_also_after_one_that_fails():
+    model = Tied()
+    before = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    call = CallingPrivately(model)
+    call(tensors_for(model), torch.rand(4, 3))
+    with pytest.raises(ArithmeticError):
+        call(tensors_for(model), torch.zeros(4, 3))
+    after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert all(after[name] is tensor for name, tensor in before.items())
+    assert model.second.weight is model.first.weight
+
+
+def test_where_modules_keep_their_tensors_elsewhere_the_documented_call_is_taken(monkeypatch):
+    monkeypatch.setattr(nn.Module, "named_modules", lambda self, *arguments, **options: iter(()))
+    assert import_anew().calling.__name__ == "calling_documented"

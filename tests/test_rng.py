@@ -6,7 +6,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.rng import client_keys, fold, key, numpy_generator, permutation, philox, torch_seed, uniform
+from fedstrata import rng
+from fedstrata.rng import (
+    client_keys,
+    fold,
+    key,
+    numpy_generator,
+    permutation,
+    philox,
+    philox_at_once,
+    torch_seed,
+    uniform,
+)
 
 WORD = 0xFFFFFFFF
 
@@ -114,6 +125,30 @@ def test_a_tensor_of_streams_gives_each_stream():
 def chi_square(counts):
     expected = counts.sum() / len(counts)
     return float(((counts - expected) ** 2 / expected).sum())
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(0, 9), st.integers(0, WORD))
+def test_the_quick_way_on_a_cpu_draws_the_same_words(count, clients, streams, stream):
+    keys = client_keys(1, 2, range(clients), "quick")
+    torch.testing.assert_close(philox_at_once(keys, count, stream), philox(keys, count, stream), rtol=0, atol=0)
+    many = torch.arange(streams)[:, None] + stream // 2
+    apart = keys[:, None, :]
+    torch.testing.assert_close(philox_at_once(apart, count, many), philox(apart, count, many), rtol=0, atol=0)
+
+
+def test_many_words_and_words_of_all_clients_at_once_are_drawn_as_ever(monkeypatch):
+    keys, called = client_keys(1, 2, range(3), "quick"), []
+
+    def noted(keys, count, stream=0):
+        called.append(count)
+        return philox(keys, count, stream)
+
+    monkeypatch.setattr(rng, "philox", noted)
+    philox_at_once(keys, 2**12)
+    stacked = torch.func.vmap(lambda own: philox_at_once(own, 8))(keys)
+    philox_at_once(keys, 8)
+    assert called == [2**12, 8]
+    assert torch.equal(stacked, philox(keys, 8))
 
 
 def test_uniform_numbers_are_uniform():

@@ -22,7 +22,7 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.pictures import make_inputs
 from fedstrata.data.split import Parts, Split
 from fedstrata.data.transforms import Own, Transform
-from fedstrata.rng import client_keys, permutation
+from fedstrata.rng import client_keys, permutation, philox_at_once
 from fedstrata.transfer import numbers_on, to_device
 
 _STEPS_AT_ONCE = 2**20
@@ -210,7 +210,7 @@ class DeviceData:
             own = numbers[some]
             begin, valid = self._begins[own][:, None, None], self.sizes[own][:, None, None]
             streams = torch.arange(most, device=self.device)[:, None]
-            order = permutation(keys[some][:, None, :], most_held, streams, valid)
+            order = permutation(keys[some][:, None, :], most_held, streams, valid, draw=philox_at_once)
             if (sizes[rows] != held[rows]).any():  # an epoch of a fixed size: small clients repeat, large ones stop
                 places = torch.arange(longest, device=self.device).remainder(valid).expand(-1, most, -1)
                 order = order.gather(2, places)

@@ -13,22 +13,22 @@ per-client keys, so they agree.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from fedstrata.engines.norms import fuses
 from fedstrata.engines.operations import Operations, attention, stacked_operations
 from fedstrata.errors import FedStrataError
 from fedstrata.fused import fusing
-from fedstrata.private_torch import opened
+from fedstrata.private_torch import calling, opened
 from fedstrata.rng import uniform
 from fedstrata.stack import Tensors, clone
 
@@ -45,6 +45,7 @@ class Forward(ABC):
     def __init__(self, model: nn.Module, head: str | None = None) -> None:
         self.model = model.train()
         self.head = head
+        self._call = _Call(model)
 
     def __call__(
         self,
@@ -58,7 +59,7 @@ class Forward(ABC):
     ) -> tuple[Tensor, Tensors]:
         """Return the outputs ``[K, B, classes]`` and the buffers after the pass."""
         _set_mode(self.model, training)
-        (outputs,), after = self.run(_Call(self.model), (parameters, buffers, inputs, keys), around)
+        (outputs,), after = self.run(self._call, (parameters, buffers, inputs, keys), around)
         return outputs, after
 
     def features(
@@ -73,9 +74,12 @@ class Forward(ABC):
     ) -> tuple[Tensor, Tensor, Tensors]:
         """Return the outputs, the inputs of the model's head ``[K, B, ...]``, and the buffers after the pass."""
         _set_mode(self.model, training)
-        call = _CallWithFeatures(self.model, self.head)
-        (outputs, features), after = self.run(call, (parameters, buffers, inputs, keys), around)
+        (outputs, features), after = self.run(self._call_with_features, (parameters, buffers, inputs, keys), around)
         return outputs, features, after
+
+    @cached_property
+    def _call_with_features(self) -> _CallWithFeatures:
+        return _CallWithFeatures(self.model, self.head)
 
     @abstractmethod
     def run(self, call: _Call, stacks: Stacks, around: Operations | None) -> tuple[tuple[Tensor, ...], Tensors]:
@@ -89,8 +93,7 @@ class LoopForward(Forward):
         """Make the calls one by one."""
         parameters, buffers, inputs, keys = stacks
         outputs, after = [], []
-        # Not an index: the gradient of an index is a whole stack of zeros for each client.
-        pieces = {name: tensor.unbind(0) for name, tensor in parameters.items()}
+        pieces = {name: _pieces(tensor) for name, tensor in parameters.items()}
         for client in range(len(inputs)):
             own_parameters = {name: pieces[name][client] for name in parameters}
             own_buffers = {name: tensor[client].clone() for name, tensor in buffers.items()}
@@ -98,8 +101,18 @@ class LoopForward(Forward):
                 own_outputs, own_after = call(own_parameters, own_buffers, inputs[client])
             outputs.append(own_outputs)
             after.append(own_after)
-        stacked = tuple(torch.stack(list(own)) for own in zip(*outputs, strict=True))
-        return stacked, {name: torch.stack([own[name] for own in after]) for name in buffers}
+        stacked = tuple(map(_stacked, zip(*outputs, strict=True)))
+        return stacked, {name: _stacked([own[name] for own in after]) for name in buffers}
+
+
+def _pieces(stack: Tensor) -> Sequence[Tensor]:
+    """Take the tensors of K clients apart; not by an index, whose gradient is a whole stack of zeros for each."""
+    return (stack.squeeze(0),) if len(stack) == 1 else stack.unbind(0)
+
+
+def _stacked(pieces: Sequence[Tensor]) -> Tensor:
+    """Put the tensors of K clients together; that of one alone is not copied."""
+    return pieces[0].unsqueeze(0) if len(pieces) == 1 else torch.stack(list(pieces))
 
 
 class StackedForward(Forward):
@@ -128,11 +141,11 @@ class _Call:
     """Calls the model with one client's tensors; its buffers may be changed in place or replaced by new ones."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.call = calling(model)
 
     def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[tuple[Tensor, ...], Tensors]:
         state = {**parameters, **buffers}
-        outputs = functional_call(self.model, state, (inputs,))
+        outputs = self.call(state, inputs)
         return (outputs,), {name: state[name].detach() for name in buffers}
 
 
@@ -173,9 +186,12 @@ class KeyedRandomness(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Answer one call of a torch function."""
+        keywords = kwargs or {}
         if func in self.around:
-            return self.around[func](partial(self._answer, func), *args, **(kwargs or {}))
-        return self._answer(func, *args, **(kwargs or {}))
+            return self.around[func](partial(self._answer, func), *args, **keywords)
+        if func in _LOOKED_AT or func in self.replacements:
+            return self._answer(func, *args, **keywords)
+        return func(*args, **keywords)
 
     def _answer(self, func: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         if _draws_from_global_stream(func, args, keywords):
@@ -275,6 +291,14 @@ _DRAWS_IN_TRAINING: dict[Callable[..., Any], int] = {
 }  # fmt: skip
 
 _RECURRENT: frozenset[Callable[..., Any]] = frozenset((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu))
+
+_LOOKED_AT: frozenset[Callable[..., Any]] = frozenset(
+    (
+        *_GLOBAL_DRAWS, *_DRAWS_IN_TRAINING, *_RECURRENT, *_CHANNEL_DROPOUTS, F.dropout, F.batch_norm,
+        F.scaled_dot_product_attention, F.multi_head_attention_forward,
+    )
+)  # fmt: skip
+"""Functions that may draw, or that are refused in some cases; all others are as they are."""
 
 
 def _draws_from_global_stream(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:

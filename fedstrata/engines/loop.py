@@ -21,6 +21,7 @@ from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
+from fedstrata.engines.threads import SideBySide
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Declared, Message
@@ -47,11 +48,17 @@ class LoopClient:
     def state(self, state: Stack) -> None:
         self._state = state
 
-    def answer(self, message: bytes, round: int, losses_so_far: Sequence[float] = ()) -> tuple[bytes, Outcome]:
-        """Take part in a round: the bytes that leave the client, and what it knows itself."""
-        outcome = self.side.round(self.ids, self.state, self._decoded(message, round), round, losses_so_far)
+    def answer(
+        self, message: bytes, round: int, losses_so_far: Sequence[float] = (), side: ClientSide | None = None
+    ) -> tuple[bytes, Outcome]:
+        """Take part in a round: the bytes that leave the client, and what it knows itself.
+
+        Another ``side`` does the same; a thread has its own.
+        """
+        side = side or self.side
+        outcome = side.round(self.ids, self.state, self._decoded(message, round), round, losses_so_far)
         self.state = outcome.state
-        return encode(outcome.reply, outcome.known, self.side.setting.upload_values, round), outcome
+        return encode(outcome.reply, outcome.known, side.setting.upload_values, round), outcome
 
     def answer_survey(self, exchange: PartExchange, message: bytes, round: int) -> bytes:
         """Answer a survey before a round."""
@@ -120,13 +127,16 @@ class LoopServer:
 
 
 class LoopEngine:
-    """Runs rounds one client at a time."""
+    """Runs rounds one client at a time, or a few, each in a thread of its own."""
 
-    def __init__(self, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> None:
+    def __init__(
+        self, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared, at_once: int = 1
+    ) -> None:
         self.setting = setting
         self.forward = LoopForward(model, setting.head)
         self.evaluator = Evaluator(setting, data)
         side = ClientSide(setting, self.forward, data)
+        self._side_by_side = SideBySide(side, at_once)
         self.members = [LoopClient(side, number) for number in range(setting.clients)]
         self.central = LoopServer(ServerSide(setting, declared, server_proxy(setting, self.forward, data)))
 
@@ -164,8 +174,13 @@ class LoopEngine:
         sent, messages = self.central.broadcast(participants, round)
         collector = self.central.collector(round)
         bytes_up, losses, costs, scores, lost = 0, [], [], [], []
-        for client, message in zip(participants, messages, strict=True):
-            reply, outcome = self.members[client].answer(message, round, losses_so_far)
+
+        def answer(side: ClientSide, asked: tuple[int, bytes]) -> tuple[bytes, Outcome]:
+            client, message = asked
+            return self.members[client].answer(message, round, losses_so_far, side)
+
+        asked = list(zip(participants, messages, strict=True))
+        for client, (reply, outcome) in zip(participants, self._side_by_side.map(answer, asked), strict=True):
             collector.add(client, self.central.decoded(reply, client, round))
             bytes_up += bytes_sent([len(reply)])
             losses.append(outcome.loss)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +14,12 @@ from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.engine import Engine
 from fedstrata.engines.forward import Forward, LoopForward, StackedForward
-from fedstrata.engines.loop import LoopEngine
+from fedstrata.engines.loop import LoopClient, LoopEngine, LoopServer
 from fedstrata.engines.server import ServerSide
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.stacked import StackedEngine
+from fedstrata.engines.threads import SideBySide
+from fedstrata.engines.trying import Candidate, Round, fastest
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.methods import Declared
 from fedstrata.stack import repeat
@@ -26,8 +27,6 @@ from fedstrata.stack import repeat
 ENGINES = ("loop", "stacked")
 """The engines that a simulation runs on."""
 _THREADS = torch.get_num_threads()
-_TRIAL_CLIENTS = 8
-_TRIAL_STEPS = 2
 
 
 def threads_of_this_process() -> int:
@@ -37,7 +36,10 @@ def threads_of_this_process() -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided: the engine, the number of clients at once, and the threads (none: as many as PyTorch takes)."""
+    """What was decided: the engine, the number of clients at once, and the threads (none: as many as PyTorch takes).
+
+    The loop takes its clients at once in threads of their own, each with so many of PyTorch's.
+    """
 
     engine: str
     chunk: int
@@ -68,8 +70,9 @@ def make_plan(
     data: DeviceData,
     declared: Declared,
     free: float | None = None,
+    participants: int | None = None,
 ) -> Plan:
-    """Decide how to run: as asked if possible, else what is faster here.
+    """Decide how to run: as asked if possible, else what is faster here, with so many participants a round (none: all).
 
     A model that cannot be stacked is looped over, with a warning that names the module. ``free`` is the memory for
     clients, where it is not to be measured.
@@ -83,23 +86,20 @@ def make_plan(
     at_once = min(chunk or clients_that_fit(setting, model, data, free), setting.clients)
     if asked == "stacked" or setting.device.type == "cuda":
         return Plan("stacked", at_once)
-    trial = range(min(_TRIAL_CLIENTS, at_once))
-    seconds: dict[Plan, float] = {}
-    for threads in sorted({1, _THREADS}):  # on a small model or a busy machine, one thread may be far faster than all
-        plans = Plan("stacked", at_once, threads), Plan("loop", 1, threads)
-        plans[0].set_threads()
-        seconds[plans[0]] = seconds_per_client(setting, StackedForward(model, head=setting.head), data, declared, trial)
-        seconds[plans[1]] = min(
-            seconds_per_client(setting, LoopForward(model, setting.head), data, declared, [client])
-            for client in trial[:2]
-        )
-    return min(seconds, key=seconds.__getitem__)
+    plans = [Plan("stacked", at_once, 1), Plan("loop", 1, 1)]
+    if _THREADS > 1:  # on a small model or a busy machine, one thread may be far faster than all
+        plans += [Plan("loop", _THREADS, 1), Plan("stacked", at_once, _THREADS), Plan("loop", 1, _THREADS)]
+    present = participants or setting.clients
+    candidates = [
+        Candidate(plan, min(plan.chunk, present), _short_rounds(plan, setting, model, data, declared)) for plan in plans
+    ]
+    return fastest(candidates, setting.work, data.split.sizes, present, setting.rounds)
 
 
 def build_engine(plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> Engine:
     """Build the engine that was decided on."""
     if plan.engine == "loop":
-        return LoopEngine(setting, model, data, declared)
+        return LoopEngine(setting, model, data, declared, plan.chunk)
     return StackedEngine(setting, model, data, declared, plan.chunk)
 
 
@@ -191,17 +191,35 @@ def _parameters(setting: Setting) -> dict[str, Tensor]:
     return {name: setting.initial[name] for name in setting.layers.parameter_names}
 
 
-def seconds_per_client(
-    setting: Setting, forward: Forward, data: DeviceData, declared: Declared, ids: Sequence[int]
-) -> float:
-    """Measure a short round of some clients, after a warm-up, in seconds per client."""
-    brief = replace(setting, work=replace(setting.work, steps=_TRIAL_STEPS))
-    server_side, client_side = ServerSide(brief, declared), ClientSide(brief, forward, data)
-    message = server_side.broadcast(server_side.first_state(), ids, 1)
-    state = client_side.first_state(ids)
-    best = float("inf")
-    for _ in range(3):
-        began = time.perf_counter()
-        client_side.round(ids, state, message, 1)
-        best = min(best, time.perf_counter() - began)
-    return best / len(ids)
+def _short_rounds(
+    plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared
+) -> Callable[[Sequence[int], int], Round]:
+    """Make what tries a plan: a round of some clients with a few steps each, without a trace."""
+
+    def prepare(ids: Sequence[int], steps: int) -> Round:
+        brief = replace(setting, work=replace(setting.work, steps=steps))
+        server = LoopServer(ServerSide(brief, declared))
+        if plan.engine == "stacked":
+            side = ClientSide(brief, StackedForward(model, head=setting.head), data)
+            state, message = side.first_state(ids), server.side.broadcast(server.state, ids, 1)
+            return lambda: _threaded(plan, lambda: side.round(ids, state, message, 1))
+        side = ClientSide(brief, LoopForward(model, setting.head), data)
+        sides, clients = SideBySide(side, plan.chunk), [LoopClient(side, client) for client in ids]
+        asked = list(zip(clients, server.messages(ids, 1), strict=True))
+
+        def answer(side: ClientSide, asked: tuple[LoopClient, bytes]) -> bytes:
+            client, message = asked
+            return client.answer(message, 1, side=side)[0]
+
+        def one_round() -> None:
+            for client, reply in zip(ids, sides.map(answer, asked), strict=True):
+                server.decoded(reply, client, 1)
+
+        return lambda: _threaded(plan, one_round)
+
+    return prepare
+
+
+def _threaded(plan: Plan, one_round: Round) -> None:
+    plan.set_threads()
+    one_round()

@@ -142,17 +142,18 @@ class Driver:
         ready = prepare(experiment, ingredients, tell)
         note_exact_statistics(ready)
         tell("choosing an engine")
+        setting, model, data, declared = ready.setting, ready.model, ready.data, ready.declared
         free = None if shared is None else shared.free
+        participants = max(1, int(experiment.participation * setting.clients + 0.5))
         plan = plan or make_plan(
-            experiment.engine, experiment.chunk, ready.setting, ready.model, ready.data, ready.declared, free
+            experiment.engine, experiment.chunk, setting, model, data, declared, free, participants
         )
         if shared is not None:
             tell("waiting for memory")
-            participants = math.ceil(experiment.participation * ready.setting.clients)
-            shared.take(memory_of(plan, participants, ready.setting, ready.model, ready.data))
+            shared.take(memory_of(plan, participants, setting, model, data))
         plan.set_threads()
-        spare_host(ready.setting.device)
-        engine = build_engine(plan, ready.setting, ready.model, ready.data, ready.declared)
+        spare_host(setting.device)
+        engine = build_engine(plan, setting, model, data, declared)
         return cls(
             ready.experiment,
             ready.dataset,

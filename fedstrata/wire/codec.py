@@ -13,7 +13,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import chain
 from typing import Any
 
@@ -51,6 +51,8 @@ MOST_TENSORS = 10_000
 LONGEST_NAME = 500
 _DESCRIBED_BYTES_PER_TENSOR = 400
 """Room for the name, type and shape of a tensor, in the mean."""
+_REMEMBERED, _REMEMBERED_BYTES = 32, 2**16
+"""So many descriptions are remembered, of so many bytes at the most: what strangers send takes no more memory."""
 
 
 def encode(
@@ -118,7 +120,7 @@ def outline(data: bytes) -> list[list[Any]]:
     return [entry.to_json() for entry in (*entries, *numbers)]
 
 
-def _described(data: bytes, round: int | None, most_tensors: int) -> tuple[list[_Entry], list[_Entry], Reader]:
+def _described(data: bytes, round: int | None, most_tensors: int) -> tuple[_Entries, _Entries, Reader]:
     """Read what a message says of itself, which is bounded before it is looked at, and where its values begin."""
     description, reader = unseal(data, round, _DESCRIBED_BYTES_PER_TENSOR * (most_tensors + 1))
     return *_parse(description, most_tensors), reader
@@ -271,6 +273,9 @@ class _Entry:
         return cls(name, dtype, sent_as, shape, mask_shape)
 
 
+_Entries = tuple[_Entry, ...]
+
+
 def _entries(message: Message, values: str) -> tuple[list[_Entry], list[_Entry]]:
     def entry(name: str, tensor: Tensor, values: str, mask: Tensor | None) -> _Entry:
         if tensor.dtype not in _DTYPE_NAMES:
@@ -289,7 +294,12 @@ def _description(entries: list[_Entry], numbers: list[_Entry]) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _parse(description: bytes, most_tensors: int) -> tuple[list[_Entry], list[_Entry]]:
+def _parse(description: bytes, most_tensors: int) -> tuple[_Entries, _Entries]:
+    """Read a description; the messages of a run have few different ones, and the last short ones are remembered."""
+    return (_parse_again if len(description) <= _REMEMBERED_BYTES else _parse_anew)(description, most_tensors)
+
+
+def _parse_anew(description: bytes, most_tensors: int) -> tuple[_Entries, _Entries]:
     try:
         content = json.loads(description)
     except (ValueError, RecursionError):
@@ -299,13 +309,16 @@ def _parse(description: bytes, most_tensors: int) -> tuple[list[_Entry], list[_E
     described = sum(map(len, content))
     if described > most_tensors:
         raise WireError(f"A message describes {described} tensors and numbers; {most_tensors} are the most.")
-    entries, numbers = ([_Entry.from_json(raw) for raw in group] for group in content)
+    entries, numbers = (tuple(_Entry.from_json(raw) for raw in group) for group in content)
     for group in (entries, numbers):
         if len({entry.name for entry in group}) < len(group):
             raise WireError("A message describes two tensors of the same name.")
     if any(entry.mask_shape is not None or entry.sent_as != entry.dtype for entry in numbers):
         raise WireError("A message describes numbers that are masked or not sent as they are.")
     return entries, numbers
+
+
+_parse_again = lru_cache(_REMEMBERED)(_parse_anew)
 
 
 def _types(raw: Any) -> tuple[torch.dtype, torch.dtype]:

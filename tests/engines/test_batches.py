@@ -118,9 +118,9 @@ def test_shuffling_takes_room_for_what_is_seen_only(monkeypatch):
     drawn = []
     permute = batches.permutation
 
-    def counted(*arguments):
-        drawn.append(permute(*arguments).numel())
-        return permute(*arguments)
+    def counted(*arguments, **options):
+        drawn.append(permute(*arguments, **options).numel())
+        return permute(*arguments, **options)
 
     monkeypatch.setattr(batches, "permutation", counted)
     sizes = (3, 5, 1000, 900)

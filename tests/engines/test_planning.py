@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from federations import federation, samples, split_by_size
 from torch import nn
 
-from fedstrata.engines import planning
-from fedstrata.engines.forward import LoopForward, StackedForward
+from fedstrata.engines import planning, trying
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.engines.planning import (
     Plan,
     build_engine,
     clients_that_fit,
     make_plan,
-    seconds_per_client,
     stacking_obstacle,
 )
 from fedstrata.engines.stacked import StackedEngine
@@ -157,27 +156,42 @@ def test_a_chunk_is_taken_as_given_but_no_larger_than_the_federation(chunk, at_o
     assert plan_of(world_of(plain()), "stacked", chunk) == Plan("stacked", at_once)
 
 
+def taking(costs, monkeypatch):
+    """Let a trial take as long as is said, for each engine, clients at once and threads."""
+    now = [0.0]
+
+    def short_rounds(plan, setting, model, data, declared):
+        def one_round(clients, steps):
+            now[0] += costs[plan.engine, plan.chunk, plan.threads] * clients * steps
+
+        return lambda ids, steps: lambda: one_round(len(ids), steps)
+
+    monkeypatch.setattr(planning, "_short_rounds", short_rounds)
+    monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+
 @pytest.mark.parametrize(
-    ("looped", "stacked", "engine"), [(1.0, 2.0, "loop"), (2.0, 1.0, "stacked"), (1.0, 1.0, "stacked")]
+    ("looped", "stacked", "engine"), [(0.1, 0.2, "loop"), (0.2, 0.1, "stacked"), (0.1, 0.1, "stacked")]
 )
 def test_the_faster_engine_is_chosen_on_a_cpu(looped, stacked, engine, monkeypatch):
-    def seconds(setting, forward, data, declared, ids):
-        assert len(ids) == (1 if isinstance(forward, LoopForward) else len(SIZES))
-        return looped if isinstance(forward, LoopForward) else stacked
-
-    monkeypatch.setattr(planning, "seconds_per_client", seconds)
-    assert plan_of(world_of(plain()), "auto") == Plan(engine, 1 if engine == "loop" else len(SIZES), threads=1)
+    monkeypatch.setattr(planning, "_THREADS", 1)
+    taking({("loop", 1, 1): looped, ("stacked", len(SIZES), 1): stacked}, monkeypatch)
+    plan = plan_of(world_of(plain(), rounds=1000), "auto")
+    assert plan == Plan(engine, 1 if engine == "loop" else len(SIZES), threads=1)
 
 
-@pytest.mark.parametrize(("costs", "threads"), [({1: 1.0, 2: 5.0}, 1), ({1: 5.0, 2: 1.0}, 2)])
-def test_the_faster_number_of_threads_is_chosen_and_set(costs, threads, monkeypatch):
+@pytest.mark.parametrize("best", [("stacked", 4, 1), ("loop", 1, 1), ("loop", 2, 1), ("stacked", 4, 2), ("loop", 1, 2)])
+def test_the_fastest_way_to_use_the_threads_is_chosen_and_set(best, monkeypatch):
+    """One thread or all of them for an operation, or a client for each."""
     before = torch.get_num_threads()
+    ways = [("stacked", 4, 1), ("loop", 1, 1), ("loop", 2, 1), ("stacked", 4, 2), ("loop", 1, 2)]
     monkeypatch.setattr(planning, "_THREADS", 2)
-    monkeypatch.setattr(planning, "seconds_per_client", lambda *arguments: costs[torch.get_num_threads()])
+    taking({way: 0.001 if way == best else 0.005 for way in ways}, monkeypatch)
     try:
-        plan = plan_of(world_of(plain()), "auto")
+        plan = plan_of(world_of(plain(), rounds=1000), "auto")
         plan.set_threads()
-        assert (plan.threads, torch.get_num_threads()) == (threads, threads)
+        assert plan == Plan(*best)
+        assert torch.get_num_threads() == best[2]
     finally:
         torch.set_num_threads(before)
 
@@ -186,12 +200,23 @@ def test_auto_decides_by_itself():
     assert plan_of(world_of(plain(), batch_size=4), "auto").engine in ("loop", "stacked")
 
 
-def test_time_is_measured_per_client_and_leaves_no_trace():
-    world = world_of(plain())
+@pytest.mark.parametrize("plan", [Plan("stacked", 3, 1), Plan("loop", 1, 1), Plan("loop", 2, 1)])
+def test_a_trial_is_a_short_round_and_leaves_no_trace(plan, monkeypatch):
+    world = world_of(plain(), batch_size=2, epochs=5)
     before = {name: tensor.clone() for name, tensor in world.setting.initial.items()}
-    for forward, ids in ((LoopForward(world.model), [1]), (StackedForward(world.model), [0, 2, 3])):
-        assert 0 < seconds_per_client(world.setting, forward, world.data, world.declared, ids) < 10
+    weights = {name: tensor.clone() for name, tensor in world.model.state_dict().items()}
+    steps, batches = [], world.data.batches
+
+    def noted(*arguments):
+        for batch in batches(*arguments):
+            steps.append(len(batch.positions))
+            yield batch
+
+    monkeypatch.setattr(world.data, "batches", noted)
+    planning._short_rounds(plan, world.setting, world.model, world.data, world.declared)([0, 2, 3], 2)()
+    assert sorted(steps) == ([3, 3] if plan.engine == "stacked" else [1] * 6)
     assert all(torch.equal(tensor, before[name]) for name, tensor in world.setting.initial.items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in world.model.state_dict().items())
 
 
 def fitting(world, memory, monkeypatch):

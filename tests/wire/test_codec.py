@@ -8,7 +8,7 @@ from payloads import DTYPES, assert_equal, numbers, random_mask, small_message, 
 
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Message
-from fedstrata.wire import WireError, bytes_sent, decode, encode, encoded_sizes, mask_hash
+from fedstrata.wire import WireError, bytes_sent, codec, decode, encode, encoded_sizes, mask_hash
 
 # There and back ------------------------------------------------------------------------------------------------------
 
@@ -227,3 +227,23 @@ def test_what_holds_nothing_counts_nothing():
     assert bytes_sent([len(nothing), len(something), len(nothing)]) == len(something) > len(nothing) > 0
     assert bytes_sent(encoded_sizes(Message(), 3)) == 0
     assert bytes_sent(encoded_sizes(Message({"a": torch.zeros(1, 0)}), 2)) > 0
+
+
+def test_a_description_is_read_once_and_refused_every_time():
+    good, many = small_message(), Message({str(number): torch.zeros(1) for number in range(5)})
+    codec._parse_again.cache_clear()
+    for _ in range(3):
+        assert_equal(decode(encode(good)), good)
+        with pytest.raises(WireError, match="describes 5 tensors"):
+            decode(encode(many), most_tensors=4)
+    assert codec._parse_again.cache_info().misses == 4  # the good one, and the other every time
+
+
+def test_descriptions_that_are_remembered_are_few_and_short():
+    codec._parse_again.cache_clear()
+    for number in range(100):
+        decode(encode(Message({f"tensor {number}": torch.zeros(1)})))
+    long = Message({f"{number:0200}": torch.zeros(1) for number in range(400)})
+    decode(encode(long))
+    assert codec._parse_again.cache_info().currsize == 32
+    assert codec._parse_again.cache_info().misses == 100
