@@ -116,11 +116,13 @@ class Candidate(Generic[Choice]):
         """Try it with few clients."""
         self._try(work, sizes, steps, min(_FEW_CLIENTS, self.at_once))
 
-    def look_closer(self, work: Work, sizes: np.ndarray, steps: int, seconds: float) -> None:
-        """Try it with more clients, as many as take about so many seconds."""
+    def look_closer(self, work: Work, sizes: np.ndarray, steps: int, seconds: float) -> bool:
+        """Try it with more clients, as many as take about so many seconds; tell whether these are more."""
         more = min(self.at_once, int(self._clients * seconds / max(self.trials[-1].seconds, 1e-9)))
-        if more > 2 * self._clients or more == self.at_once > self._clients:
-            self._try(work, sizes, steps, more)
+        if more <= 2 * self._clients and not more == self.at_once > self._clients:
+            return False
+        self._try(work, sizes, steps, more)
+        return True
 
     def again(self) -> None:
         """Repeat the last trial; the faster one counts."""
@@ -164,7 +166,7 @@ def fastest(
     for _ in range(_REPETITIONS):
         close = [candidate for candidate in tried if expected(candidate) <= _CLOSE * min(map(expected, tried))]
         for candidate in close if len(close) > 1 else ():
-            if left() > 0:
+            if left() > 0 and not candidate.look_closer(work, sizes, steps, left() / 4):
                 candidate.again()
     return min(tried, key=expected).choice
 

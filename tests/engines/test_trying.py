@@ -128,7 +128,7 @@ def test_fewer_participants_make_smaller_stacks(clock):
 
 
 @pytest.mark.parametrize(
-    ("step", "rounds", "most", "tried"), [(0.001, 100, 1.2, 5), (0.05, 1, 1.6, 2), (0.05, 1000, 5.5, 5)]
+    ("step", "rounds", "most", "tried"), [(0.001, 100, 1.2, 5), (0.05, 1, 1.6, 2), (0.05, 1000, 6.0, 5)]
 )
 def test_trials_take_a_bounded_time(step, rounds, most, tried, clock):
     """A second, and more only where a step takes long and the run much longer."""
