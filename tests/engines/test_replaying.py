@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.recording import Recording
-from fedstrata.engines.replaying import Conditions, WatchedIds, WatchedNumber, fill_, hold, shape_of
+from fedstrata.engines.replaying import fill_, hold, shape_of
+from fedstrata.engines.watching import Conditions, WatchedIds, WatchedNumber
 from fedstrata.errors import FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Clients, Facts, LocalStep, Method, ModelAndMemory, Part, Touches, methods
