@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstrata.private_torch import for_all_clients
+from fedstrata.private_torch import differs_between_clients, for_all_clients
 
 
 def max_pool2d(
@@ -28,7 +28,7 @@ def max_pool2d(
     windows = _pair(kernel_size)
     apart = stride is None or stride == () or _pair(stride) == windows
     plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if input.dim() == 4 and apart and plain:
+    if input.dim() == 4 and apart and plain and differs_between_clients(input):
         return for_all_clients(_pool, (input,), windows)
     return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
 

@@ -25,13 +25,18 @@ Answer = TypeVar("Answer")
 
 
 class SideBySide:
-    """Lends ``count`` client sides to as many threads, the given one in the first place."""
+    """Lends ``count`` client sides to as many threads: the given one, or, where they are several, copies of it.
+
+    The given one has the model that whoever takes the answers may use meanwhile, to test what is trained already.
+    """
 
     def __init__(self, side: ClientSide, count: int) -> None:
         self.count = count
         self._free: SimpleQueue[ClientSide] = SimpleQueue()
-        self._free.put(side)
-        for _ in range(count - 1):
+        if count == 1:
+            self._free.put(side)
+            return
+        for _ in range(count):
             forward = LoopForward(copy.deepcopy(side.forward.model), side.forward.head)
             self._free.put(ClientSide(side.setting, forward, side.data))
 

@@ -47,9 +47,7 @@ class Trained:
 
     def copied(self, given: Stack) -> Trained:
         """Take everything out of places that will be used again; memory that is still as it was ``given`` stays."""
-        memory = Stack(
-            {name: given[name] if given.get(name) is own else own.clone() for name, own in self.memory.items()}
-        )
+        memory = {name: own if given.get(name) is own else own.clone() for name, own in self.memory.items()}
         return Trained(
             clone(self.model), Stack(memory), clone(self.optimiser), self.loss, self.steps.clone(),
             clone(self.gradients), self.mean_gradients,

@@ -81,9 +81,10 @@ def prepare(
     """Prepare a run of a method in the small federation."""
     dataset = dataset or digits()
     ingredients = Ingredients(dataset=dataset, split=unequal_split(dataset), model=TinyNet, method=Method.make(method))
+    plan = Plan(engine, 1 if engine == "loop" else chunk)
     with warnings.catch_warnings():  # nobody's privacy is at stake here
         warnings.filterwarnings("ignore", "'normalise' takes the exact mean")
-        return Driver.prepare(EXPERIMENT.with_changes({"engine": engine, **changes}), ingredients, Plan(engine, chunk))
+        return Driver.prepare(EXPERIMENT.with_changes({"engine": engine, **changes}), ingredients, plan)
 
 
 def with_changed_client(dataset: Dataset, split: Split, client: int) -> Dataset:

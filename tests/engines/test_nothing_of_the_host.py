@@ -14,9 +14,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedstrata.engines import batches
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.broadcast import Broadcast
 from fedstrata.engines.stacked import StackedEngine
+from fedstrata.rng import philox
 
 READ_BACK = {"tolist", "item", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__", "nonzero"}
 FROM_LISTS = {"tensor", "as_tensor"}
@@ -58,6 +60,7 @@ def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
     dataset, split = samples(60), split_by_size(SIZES)
     world = federation(model, dataset, split, **changes)
     data = DeviceData(dataset, split, (), world.setting.device, torch.float64)
+    monkeypatch.setattr(batches, "philox_at_once", philox)  # a CPU draws few words by NumPy, a GPU by its kernel
     monkeypatch.setattr(StackedEngine, "_bytes", lambda *arguments: 0)
     monkeypatch.setattr(Broadcast, "_bytes", lambda *arguments: 0)
     engine = StackedEngine(world.setting, world.model.to(device), data, world.declared, chunk)

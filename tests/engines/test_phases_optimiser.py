@@ -54,7 +54,7 @@ def test_hooks_see_the_experiments_learning_rate():
         name: ClassVar[str] = "looking"
 
         def project(self, clients, step, parameters):
-            seen.append(step.learning_rate)
+            seen.append(float(step.learning_rate))
             return parameters, clients.memory
 
     with pytest.warns(FedStrataWarning):

@@ -35,7 +35,7 @@ def test_clients_side_by_side_do_what_they_do_one_after_another_bit_for_bit(meth
     for at_once in (1, 2, 4):
         world = world_of(method=method, optimiser="sgd(learning_rate=0.1, momentum=0.9)")
         engine = LoopEngine(world.setting, world.model, world.data, world.declared, at_once)
-        reports = [engine.round(number, [3, 0, 4, 1], evaluate=False) for number in (1, 2)]
+        reports = [engine.round(number, [3, 0, 4, 1], evaluate=True) for number in (1, 2)]
         losses = torch.stack([report.loss for report in reports])
         results.append((losses, engine.server.model, dict(engine.clients()), [one.bytes_up for one in reports]))
     for other in results[1:]:
@@ -52,6 +52,15 @@ def test_answers_come_in_order_and_no_two_share_a_side():
 
     assert list(sides_of(3).map(work, [1, 2, 3])) == [10, 20, 30]
     assert len({id(side) for side in used}) == len({id(side.forward.model) for side in used}) == 3
+
+
+def test_who_takes_the_answers_has_a_model_that_no_thread_uses():
+    """Models that are trained already are tested while others still train."""
+    world = world_of()
+    own = ClientSide(world.setting, LoopForward(world.model), world.data)
+    used = list(SideBySide(own, 3).map(lambda side, item: side.forward.model, range(6)))
+    assert all(model is not own.forward.model for model in used)
+    assert list(SideBySide(own, 1).map(lambda side, item: side, [0])) == [own]
 
 
 def test_threads_of_pytorch_are_those_of_the_one_who_asks():

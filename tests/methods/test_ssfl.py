@@ -438,7 +438,8 @@ def plain_world(method, engine, **changes):
     """A federation whose model has neither dropout nor norms, so that the batch does not matter."""
     dataset = digits()
     ingredients = Ingredients(dataset, unequal_split(dataset), plain_net, Method.make(method))
-    return Driver.prepare(EXPERIMENT.with_changes({"engine": engine, **changes}), ingredients, Plan(engine, 2))
+    plan = Plan(engine, 1 if engine == "loop" else 2)
+    return Driver.prepare(EXPERIMENT.with_changes({"engine": engine, **changes}), ingredients, plan)
 
 
 @BOTH_ENGINES
