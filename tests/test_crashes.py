@@ -55,7 +55,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_and_resumed_the_run_ends_with_the_same_bytes(seed, unbroken, tmp_path):
     chance = random.Random(seed)
     folder = tmp_path / "run"

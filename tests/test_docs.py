@@ -99,6 +99,7 @@ def test_the_tutorial_goes_all_the_way():
     assert "check_method(" in PAGES["write-a-method.md"]
 
 
+@pytest.mark.slow
 def test_the_test_that_the_tutorial_writes_still_passes_with_its_second_method(tmp_path):
     assert main(["new", "method", "steady", "--folder", str(tmp_path)]) == 0
     [second] = [block.text for block in blocks("write-a-method.md") if block.file == "steady.py"]

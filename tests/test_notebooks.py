@@ -23,7 +23,10 @@ def test_a_notebook_is_kept_without_outputs(path):
             assert cell["execution_count"] is None
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem == "sites" else [], id=path.stem) for path in NOTEBOOKS],
+)
 def test_a_notebook_runs(path):
     pytest.importorskip("nbclient")
     pytest.importorskip("altair")

@@ -436,6 +436,7 @@ def test_a_flower_app_imports_what_its_author_gave(tmp_path):
         client_app(imports=["absent.py"])
 
 
+@pytest.mark.slow
 def test_one_command_deploys_an_imported_method(tmp_path):
     pytest.importorskip("flwr")
     path = write(tmp_path / "my_methods.py")

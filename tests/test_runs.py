@@ -534,7 +534,7 @@ def test_a_save_killed_at_any_step_leaves_a_whole_checkpoint(two_checkpoints: Pa
     assert set(rounds) == {2, 3}
 
 
-@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("existing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_creation_killed_at_any_step_leaves_a_run_or_none(tmp_path: Path, existing: bool) -> None:
     def prepare(number: int) -> Path:
         path = tmp_path / str(number) / "run"

@@ -292,6 +292,11 @@ class Trainer:
         """How many steps were not run in Python, but replayed from records."""
         return sum(replayer.replayed for _, replayer in self.kept.values())
 
+    @property
+    def obstacles(self) -> list[str]:
+        """What stood against records, in words."""
+        return [replayer.obstacle for _, replayer in self.kept.values() if replayer.obstacle is not None]
+
     def samples(self, ids: Sequence[int], phase: Phase) -> Tensor:
         """Count the samples that a phase trains K clients on, each as often as it comes ``[K]``."""
         work = self._work(phase)

@@ -81,7 +81,8 @@ def test_sites_and_server_may_be_killed_at_any_time(tmp_path):
     assert log.count("rome has connected") >= 2
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
 def test_rounds_go_on_without_sites_that_hang_or_are_cut_off_while_they_upload(killed, tmp_path):
     """One site is stopped and answers late; one is cut off in the middle of an upload, and one perhaps killed there.
 
