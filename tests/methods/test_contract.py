@@ -211,6 +211,7 @@ def test_a_proper_part_passes():
     check_method(Proper)
 
 
+@pytest.mark.filterwarnings("ignore:Training steps are not recorded")
 @pytest.mark.parametrize(
     ("part", "check", "complaint"),
     [
