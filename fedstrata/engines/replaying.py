@@ -46,6 +46,7 @@ _RECORDS = 64
 """For how many kinds of steps, such as those of groups of clients and sizes of batches, there are records."""
 _CHANCES = 4
 """How often a record may turn out to be one for other rounds before it is no longer made."""
+_CHANGING = "what a hook makes of the round or of the clients' numbers changes all the time"
 
 
 # Places ---------------------------------------------------------------------------------------------------------------
@@ -160,10 +161,12 @@ class Graph:
 class _Known:
     """What is known of steps of one kind, such as those of k clients with batches of b samples.
 
-    ``tried`` is what was written down of one that ran in Python; once another did the same, the kind is ``settled``.
+    ``tried`` is what was written down of one that ran in Python, and in which rounds another should do the same; once
+    one did, the kind is ``settled``. ``tries`` counts those that were written down.
     """
 
-    tried: Recording | None = None
+    tried: tuple[Conditions, Recording] | None = None
+    tries: int = 0
     settled: bool = False
     records: list[tuple[Conditions, Record]] = field(default_factory=list)
 
@@ -214,12 +217,14 @@ class Replayer:
                 else:
                     made.replay()
             else:
-                made = self._written(known, lambda: step(watched))
+                made = written = self._written(lambda: step(watched))
+                if not known.settled:
+                    made = self._compared(known, clients, members, conditions, written)
         finally:
             ring.recorded = None
         reason = conditions.refused or self.obstacle
         if reason is None and len(known.records) >= _CHANCES:
-            reason = "what a hook makes of the round or of the clients' numbers changes all the time"
+            reason = _CHANGING
         if reason is not None:
             self._give_up(reason)
         elif made is not None:
@@ -243,18 +248,30 @@ class Replayer:
         if len(self._known) > _RECORDS:
             self._known.popitem(last=False)
 
-    def _written(self, known: _Known, run: Callable[[], None]) -> Record | None:
-        """Do a step in Python, and write down what it does; that counts once two did the same with the same numbers."""
+    def _written(self, run: Callable[[], None]) -> Recording:
+        """Do a step in Python, and write down what it does."""
         watch = HostWatch()
         with noticing_waits(watch) if self.device.type == "cuda" else nullcontext():
             written = Recording(run)
         self.obstacle = written.spoilt or watch.found
-        if known.settled:  # another one, for other rounds
-            return written
-        if known.tried is None:
-            known.tried = written
+        return written
+
+    def _compared(
+        self,
+        known: _Known,
+        clients: Clients,
+        members: Sequence[int] | np.ndarray | None,
+        conditions: Conditions,
+        written: Recording,
+    ) -> Record | None:
+        """Take what was written down for a record once two steps that should do the same did, with the same numbers."""
+        before, known.tried = known.tried, (conditions, written)
+        known.tries += 1
+        if before is None or not before[0].hold_for(clients, members):
+            if known.tries > _CHANCES:
+                self.obstacle = _CHANGING
             return None
-        if not known.tried.is_like(written):
+        if not before[1].is_like(written):
             self.obstacle = "two steps of the same kind did different things, so that something in Python decides"
         known.tried, known.settled = None, True
         return None if self.device.type == "cuda" else written

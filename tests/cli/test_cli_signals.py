@@ -17,6 +17,13 @@ from fedstrata.runs.folder import RunFolder
 LONG = (*TINY, "--rounds", "100000", "--evaluate-every", "100000", "--checkpoint-every", "20", "--no-report")
 
 
+def runs_with_checkpoints(folder: Path) -> int:
+    try:
+        return len({path.parent for path in folder.glob("**/checkpoints/round-*")})
+    except FileNotFoundError:  # a folder was just put in its place
+        return 0
+
+
 def stop_after_a_checkpoint(
     tmp_path: Path, number: signal.Signals, *arguments: str, checkpoints_of: int = 1
 ) -> subprocess.CompletedProcess[str]:
@@ -27,9 +34,7 @@ def stop_after_a_checkpoint(
     try:
         deadline = time.monotonic() + 90
         while (
-            len({path.parent for path in tmp_path.glob("**/checkpoints/round-*")}) < checkpoints_of
-            and time.monotonic() < deadline
-            and process.poll() is None
+            runs_with_checkpoints(tmp_path) < checkpoints_of and time.monotonic() < deadline and process.poll() is None
         ):
             time.sleep(0.05)
         process.send_signal(number)

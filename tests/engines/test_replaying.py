@@ -150,6 +150,31 @@ def test_a_record_is_used_in_all_rounds_in_which_a_comparison_comes_out_the_same
     assert {len(known.records) for known in replayer._known.values()} == {2}
 
 
+def test_steps_of_rounds_that_a_hook_tells_apart_need_not_do_the_same():
+    """Each kind of step comes once in a round: the first that is written down is of another kind of round."""
+
+    def loss(self: Part, clients: Clients, step: LocalStep, loss: Tensor) -> Tensor:
+        return loss if clients.round <= 2 else loss * 2
+
+    driver = prepared(part(loss=loss), epochs=1)
+    models(driver, 7)
+    [replayer] = replayers(driver)
+    assert replayer.obstacle is None
+    assert replayer.replayed > 0
+
+
+@pytest.mark.filterwarnings("ignore:Training steps are not recorded")
+def test_a_hook_that_does_something_else_in_every_round_is_soon_left_in_python():
+    def loss(self: Part, clients: Clients, step: LocalStep, loss: Tensor) -> Tensor:
+        return loss * 0.9**clients.round
+
+    driver = prepared(part(loss=loss), epochs=1)
+    models(driver, 8)
+    [replayer] = replayers(driver)
+    assert replayer.obstacle is not None
+    assert replayer.obstacle.startswith("what a hook makes of the round")
+
+
 @pytest.mark.parametrize(
     ("look", "named"),
     [
