@@ -1,0 +1,19 @@
+"""What happens to the layers, from round to round and from client to client.
+
+Each diagnostic is a small class (:class:`~fedstrata.diagnostics.contract.Diagnostic`) over pure functions on tensors,
+which stand beside it and serve other people's training loops too.
+"""
+
+from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity, Seen, diagnostics
+from fedstrata.diagnostics.inertia import layer_cosines, layer_updates
+
+__all__ = [
+    "Diagnostic",
+    "Measured",
+    "Need",
+    "Quantity",
+    "Seen",
+    "diagnostics",
+    "layer_cosines",
+    "layer_updates",
+]
