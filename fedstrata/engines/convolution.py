@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from fedstrata.engines.choosing import Choice, Choices, choices_file, milliseconds_on_gpu, quickest
 from fedstrata.errors import FedStrataWarning
+from fedstrata.kernels.finding import find_kernels
 
 Pair = tuple[int, int]
 WAYS = ("windows", "implicit", "grouped")
@@ -352,25 +354,20 @@ def _grouped_back(
 
 def windows_of(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, tuple[int, int, int]]:
     """Unfold ``[K, C, B, H, W]`` into columns ``[K, C * h * w, B * H' * W']``, and tell ``(B, H', W')``."""
-    unfold: Callable[..., tuple[Tensor, tuple[int, int, int]]]
-    unfold = _windows_kernel() if images.is_cuda else unfolded_windows
-    return unfold(images, kernel, stride, padding)
+    kernels = _windows_kernels() if images.is_cuda else None
+    if kernels is None:
+        return unfolded_windows(images, kernel, stride, padding)
+    found: tuple[Tensor, tuple[int, int, int]] = kernels.windows(images, kernel, stride, padding)
+    return found
 
 
-@cache
-def _windows_kernel() -> Callable[..., tuple[Tensor, tuple[int, int, int]]]:
-    """Find the GPU kernel for windows, or the general operation where it cannot be compiled."""
-    if not _has_triton():
-        return unfolded_windows
-    try:
-        from fedstrata.kernels.windows import windows
+def _windows_kernels() -> ModuleType | None:
+    """Find the GPU kernel for windows, if it can be compiled here."""
 
-        windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[-1][:120]
-        warnings.warn(f"The GPU kernel for convolutions is not used ({reason}).", FedStrataWarning, stacklevel=2)
-        return unfolded_windows
-    return windows
+    def trial(kernels: ModuleType) -> None:
+        kernels.windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
+
+    return find_kernels("windows", "windows of convolutions", trial)
 
 
 def unfolded_windows(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, tuple[int, int, int]]:

@@ -23,12 +23,12 @@ import triton.language as language
 from torch import Tensor
 from triton.language import constexpr
 
+from fedstrata.kernels.launching import on_device_of
 from fedstrata.kernels.rearranging import (
     collected,
     filling,
     in_planes,
     line_of,
-    on_gpu_of,
     rearranged_images,
     rearranged_weights,
 )
@@ -297,7 +297,7 @@ def for_weights(
     splits = triton.cdiv(places, places_each)
     columns = taps[0] * taps[1] * laid.shape[4]
     parts = torch.empty(splits, clients, outputs, columns, dtype=torch.float32, device=images.device)
-    with on_gpu_of(images):
+    with on_device_of(images):
         _product_for_weights[(triton.cdiv(columns, tile.columns), triton.cdiv(outputs, tile.rows), clients * splits)](
             gradient, laid, parts, outputs, batch, places_each, laid.shape[2], laid.shape[3],
             stride[0], step_across, padding[0], pad_across, *gradient.stride()[:3], splits,
@@ -352,7 +352,7 @@ def _multiply(
     if classes != (1, 1) and size[0] % classes[0] == size[1] % classes[1] == 0:
         even = (size[0] // classes[0], size[1] // classes[1])
     grid = (triton.cdiv(places, tile.columns) * classes[0] * classes[1], triton.cdiv(rows, tile.rows), clients)
-    with on_gpu_of(laid):
+    with on_device_of(laid):
         _product[grid](
             factors, laid, result, rows, batch, laid.shape[2], laid.shape[3], *size, *stride, *padding,
             factors.shape[2], taps[1], *result.stride()[:2], *classes, *even, *taps, laid.shape[4], back, precision,

@@ -3,13 +3,13 @@
 Where one line of the kernel has few numbers, as that of a first layer with its three colours, they all become channels.
 """
 
-from contextlib import AbstractContextManager
-
 import torch
 import triton
 import triton.language as language
 from torch import Tensor
 from triton.language import constexpr
+
+from fedstrata.kernels.launching import on_device_of
 
 Pair = tuple[int, int]
 _FEW = 32
@@ -129,7 +129,7 @@ def rearranged_images(
     pixels = 4096 // some
     count = batch * height * shape[3]
     narrow = precision == "tf32" and images.dtype == torch.float32 and not parted
-    with on_gpu_of(images):
+    with on_device_of(images):
         _rearrange_images[(triton.cdiv(count, pixels), triton.cdiv(filled, some), clients)](
             images, laid, channels, count, height * width, width, stride[1], padding[1],
             *images.stride()[:3], filled, unfolded, *((height, across, channels) if unfolded else (1, 1, 1)),
@@ -146,7 +146,7 @@ def rearranged_weights(weights: Tensor, filled: int, unfolded: int, precision: s
     taps = tall * (1 if unfolded else wide)
     laid = weights.new_empty(clients, rows, taps, filled)
     count = rows * taps * filled
-    with on_gpu_of(weights):
+    with on_device_of(weights):
         _rearrange_weights[(triton.cdiv(count, _BLOCK), clients)](
             weights, laid, count, channels, *weights.stride()[:3], tall, wide, filled, unfolded,
             precision == "tf32" and weights.dtype == torch.float32, _BLOCK, num_warps=8,
@@ -159,7 +159,7 @@ def collected(parts: Tensor, channels: int, kernel: Pair, filled: int, unfolded:
     splits, clients, outputs = parts.shape[:3]
     weights = torch.empty(clients, outputs, channels, *kernel, dtype=dtype, device=parts.device)
     count = weights[0].numel()
-    with on_gpu_of(parts):
+    with on_device_of(parts):
         _collect[(triton.cdiv(count, _BLOCK), clients)](
             parts, weights, count, channels, splits, parts[0].numel(), *kernel, filled, unfolded, _BLOCK, num_warps=8
         )
@@ -174,12 +174,6 @@ def line_of(channels: int, wide: int) -> int:
 def filling(channels: int, wide: int, most: int) -> int:
     """Tell to a multiple of which number channels are filled up."""
     return int(min(most, max(16, triton.next_power_of_2(line_of(channels, wide)))))
-
-
-def on_gpu_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Launch on a tensor's GPU; tensors of the CPU are for Triton's interpreter."""
-    device: AbstractContextManager[None] = torch.cuda.device_of(tensor)
-    return device
 
 
 def in_planes(images: Tensor) -> Tensor:
