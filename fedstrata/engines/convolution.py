@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from importlib.util import find_spec
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedstrata.engines.choosing import Choice, Choices, choices_file, milliseconds_on_gpu, quickest
+from fedstrata.engines.watching import bringing_once
 from fedstrata.errors import FedStrataWarning
 from fedstrata.kernels.finding import find_kernels
 
@@ -180,11 +181,14 @@ def _choices(device: torch.device) -> Choices:
     return Choices(choices_file("convolutions", torch.cuda.get_device_name(device)), WAYS)
 
 
-@torch.no_grad()
 def _times(work: Callable[[str], Tensor], ways: Collection[str]) -> dict[str, float]:
     """Time some ways; one that does not work here, lacks memory, or gives another result is never the quickest."""
-    expected = work("windows")
-    return {way: _timed(partial(work, way), expected, way) for way in ways}
+    with torch.no_grad():
+        expected = work("windows")
+        return {way: _timed(partial(work, way), expected, way) for way in ways}
+
+
+bringing_once(cast(FunctionType, _times))
 
 
 def _timed(work: Callable[[], Tensor], expected: Tensor, way: str) -> float:
