@@ -31,6 +31,7 @@ from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
+from fedstrata.runs.pacing import Pace
 from fedstrata.runs.preparing import Ingredients, note_exact_statistics, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
 from fedstrata.runs.summing_up import summarise
@@ -171,12 +172,13 @@ class Driver:
         after those that imported files have registered.
         """
         called = Callbacks([*imported_callbacks(self.experiment.imports), *callbacks])
+        pace = Pace(self.experiment.checkpoint_every)
         with stop_requests() as stop:
             while not self.ended:
                 self.step(called)
-                due = self.round % self.experiment.checkpoint_every == 0 or self.ended
-                if folder is not None and (due or stop):
-                    self.save(folder)
+                if folder is not None and (pace.due(self.round) or self.ended or stop):
+                    with pace.saving():
+                        self.save(folder)
                 if stop and not self.ended:
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
         if self.round < self.experiment.rounds:
