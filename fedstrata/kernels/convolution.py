@@ -12,7 +12,8 @@ places; their parts are added up in a fixed order, so that results repeat bit fo
 
 Tensor cores multiply float32 with 10 bits of each factor (``tf32``), and cut the others off. Here they are rounded
 before. For the weights, where the order in memory does not suit them, each factor is parted into two bfloat16 numbers
-instead, of which three products are taken: that is more exact than tf32.
+instead, of which three products are taken: that is more exact than tf32. Both factors are parted in memory before: a
+factor that was parted in registers was overwritten on an H200 (Triton 3.6) while the tensor cores still read it.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from fedstrata.kernels.rearranging import (
     collected,
     filling,
     in_planes,
+    in_two_parts,
     line_of,
     rearranged_images,
     rearranged_weights,
@@ -178,6 +180,7 @@ def _product_for_weights(  # type: ignore[no-untyped-def]
     image = images + client * pixels
     rest = (language.num_programs(2) // splits).to(language.int64) * pixels
     slope = gradient + client * gradient_client_step
+    other_slopes = (language.num_programs(2) // splits).to(language.int64) * gradient_client_step
     slope += (language.minimum(row, row_count - 1) * gradient_row_step)[:, None]
     if ROWS < 64:
         total = language.full((COLUMNS, ROWS), 0.0, language.float32)
@@ -202,16 +205,15 @@ def _product_for_weights(  # type: ignore[no-untyped-def]
         slopes = language.load(slope + which[None, :], mask=(place < last)[None, :], other=0.0)
         if PARTED:
             remainder = language.load(source + rest, mask=inside, other=0.0)
-            coarse = slopes.to(language.bfloat16)
-            fine = (slopes - coarse.to(language.float32)).to(language.bfloat16)
+            fine = language.load(slope + other_slopes + which[None, :], mask=(place < last)[None, :], other=0.0)
             if ROWS < 64:
                 total = language.dot(language.trans(gathered), language.trans(fine), total)
-                total = language.dot(language.trans(remainder), language.trans(coarse), total)
-                total = language.dot(language.trans(gathered), language.trans(coarse), total)
+                total = language.dot(language.trans(remainder), language.trans(slopes), total)
+                total = language.dot(language.trans(gathered), language.trans(slopes), total)
             else:
                 total = language.dot(fine, gathered, total)
-                total = language.dot(coarse, remainder, total)
-                total = language.dot(coarse, gathered, total)
+                total = language.dot(slopes, remainder, total)
+                total = language.dot(slopes, gathered, total)
         elif ROWS < 64:
             total = language.dot(language.trans(gathered), language.trans(slopes), total, input_precision=PRECISION)
         else:
@@ -289,6 +291,8 @@ def for_weights(
     laid, unfolded = rearranged_images(
         images, filling(channels, kernel[1], tile.columns), kernel[1], stride, padding, across, precision, parted
     )
+    if parted:
+        gradient = in_two_parts(gradient)
     if unfolded:
         taps, step_across, pad_across = (kernel[0], 1), 1, 0
     else:

@@ -85,6 +85,16 @@ def _rearrange_weights(  # type: ignore[no-untyped-def]
     language.store(rearranged + client * count + place, _rounded(values, NARROW), mask=place < count)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _part(values, parts, count, BLOCK: constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    place = language.program_id(0).to(language.int64) * BLOCK + language.arange(0, BLOCK)
+    value = language.load(values + place, mask=place < count, other=0.0)
+    coarse = value.to(language.bfloat16)
+    language.store(parts + place, coarse, mask=place < count)
+    fine = (value - coarse.to(language.float32)).to(language.bfloat16)
+    language.store(parts + count + place, fine, mask=place < count)
+
+
 @triton.jit(do_not_specialize=_PLAIN)  # type: ignore[untyped-decorator]
 def _collect(  # type: ignore[no-untyped-def]
     parts, weights, count, channels, splits, split_step,
@@ -164,6 +174,15 @@ def collected(parts: Tensor, channels: int, kernel: Pair, filled: int, unfolded:
             parts, weights, count, channels, splits, parts[0].numel(), *kernel, filled, unfolded, _BLOCK, num_warps=8
         )
     return weights
+
+
+def in_two_parts(values: Tensor) -> Tensor:
+    """Part float32 numbers ``[K, ...]`` into two bfloat16 numbers each, ``[2 * K, ...]``: what is left comes second."""
+    values = values.contiguous()
+    parts = torch.empty(2 * len(values), *values.shape[1:], dtype=torch.bfloat16, device=values.device)
+    with on_device_of(values):
+        _part[(triton.cdiv(values.numel(), _BLOCK),)](values, parts, values.numel(), _BLOCK, num_warps=8)
+    return parts
 
 
 def line_of(channels: int, wide: int) -> int:
