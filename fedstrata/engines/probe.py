@@ -189,7 +189,7 @@ class DataProbe:
         clients, device = len(self.clients.ids), self.clients.sizes.device
         found = {block: torch.zeros(clients, probes, dtype=torch.float64, device=device) for block in blocks}
         signs, dropout = (self.clients.keys(_purpose(f"probe/{use}", draw)) for use in ("signs", "dropout"))
-        everybody = torch.arange(clients, device=device)
+        everybody, tried = torch.arange(clients, device=device), False
         for batch in self._plain(batch_size, 1, draw):
             all_rows = everybody if batch.rows is None else batch.rows
             for places in torch.split(everybody[: len(all_rows)], max(1, _TWICE_AT_ONCE // batch.positions.shape[1])):
@@ -198,6 +198,9 @@ class DataProbe:
                 weights = {name: own[name].detach().requires_grad_() for names in blocks.values() for name in names}
                 keys = fold(dropout[rows], batch.step)
                 slopes = self._slopes(own | weights, weights, rows, batch.positions[places], keys)
+                if not tried:
+                    tried = True
+                    _refuse_once_only(slopes, weights)
                 for probe in range(probes):
                     drawn = _signs(fold(signs[rows], probe), weights)
                     for block, names in blocks.items():
@@ -314,16 +317,30 @@ def _products(slopes: Tensors, vector: Tensors, weights: Tensors) -> Tensors:
     along = torch.stack([(slopes[name] * vector[name]).sum() for name in weights]).sum()
     if not along.requires_grad:  # a loss that is linear in its weights
         return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    products = torch.autograd.grad(
+        along, list(weights.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(weights, products, strict=True))
+
+
+def _refuse_once_only(slopes: Tensors, weights: Tensors) -> None:
+    """Refuse gradients that cannot be differentiated once more.
+
+    A pass back to the weights alone would leave out, without a word, what an operation forbids to differentiate; one
+    back to everything does not.
+    """
+    total = torch.stack([slope.sum() for slope in slopes.values()]).sum()
+    if not total.requires_grad:
+        return
     try:
-        products = torch.autograd.grad(
-            along, list(weights.values()), retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     except (RuntimeError, NotImplementedError) as error:
         raise FedStrataError(
             f"An operation of the model has no second derivative ({str(error).splitlines()[0][:160]}), so its Hessian "
             "cannot be measured; leave 'hessian' out, or use another operation."
         ) from error
-    return dict(zip(weights, products, strict=True))
+    for weight in weights.values():
+        weight.grad = None
 
 
 def _purpose(what: str, draw: int) -> str:

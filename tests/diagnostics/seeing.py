@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedstrata.data import Dataset, Split
 from fedstrata.diagnostics import Seen
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.forward import LoopForward, StackedForward
@@ -15,6 +18,10 @@ from fedstrata.experiment import Experiment
 from fedstrata.runs.preparing import Ingredients, Prepared, prepare
 from fedstrata.stack import repeat
 
+SIZES = (8, 12, 10)
+"""How many samples clients have."""
+ALL = 100
+"""A batch so large that it holds all samples of a client: nothing is left to chance."""
 FORWARDS = {"loop": LoopForward, "stacked": StackedForward}
 
 
@@ -39,15 +46,34 @@ class Round:
         return inputs[0], labels[0]
 
 
-def first_round(engine: str, model: str | nn.Module = "mlp", clients: int = 3, **changes: Any) -> Round:
+def pictures() -> tuple[Dataset, Split]:
+    """Small pictures of three classes, which differ in their brightness, and clients of unequal size."""
+    count = sum(SIZES)
+    labels = torch.arange(count) % 3
+    noise = torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    none = np.empty(0, dtype=np.int64)
+    edges = np.cumsum((0, *SIZES))
+    split = Split(tuple(np.arange(*pair) for pair in pairwise(edges)), (none,) * len(SIZES))
+    return Dataset("pictures", noise + labels[:, None, None, None], labels, np.arange(count), none, ("a", "b", "c")), split
+
+
+def ingredients(model: nn.Module | None = None) -> Ingredients:
+    """The pictures, and a model of one's own."""
+    dataset, split = pictures()
+    return Ingredients(dataset=dataset, split=split, model=model)
+
+
+EXPERIMENT = Experiment(rounds=4, epochs=1, batch_size=4, precision="fp64", transforms="none", replay=False)
+
+
+def first_round(forward: str, model: str | nn.Module = "mlp", **changes: Any) -> Round:
     """Train clients for one epoch from the common initial model."""
-    named = {"model": model} if isinstance(model, str) else {}
-    experiment = Experiment(
-        data="digits", clients=clients, rounds=4, epochs=1, precision="fp64", transforms="none", replay=False
-    ).with_changes({**named, **changes})
-    ready = prepare(experiment, Ingredients(model=None if named else model))
+    named = isinstance(model, str)
+    experiment = EXPERIMENT.with_changes({**({"model": model} if named else {}), **changes})
+    ready = prepare(experiment, ingredients(None if named else model))
+    clients = len(SIZES)
     setting, ids = ready.setting, range(clients)
-    side = ClientSide(setting, FORWARDS[engine](ready.model, head=setting.head), ready.data)
+    side = ClientSide(setting, FORWARDS[forward](ready.model, head=setting.head), ready.data)
     received = repeat(setting.initial, clients)
     probe = side.probe(ids, 1)
     trained = probe.train(received, epochs=1)
