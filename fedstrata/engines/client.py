@@ -220,9 +220,14 @@ class ClientSide:
         clients = self._view(ids, 0, Stack())
         return self.setting.method.weigh(Declared(clients.sizes, clients.label_counts))
 
-    def probe(self, ids: Sequence[int], round: int, state: Stack | None = None) -> DataProbe:
-        """Offer the data of some clients to measurements outside of training, beside what these clients keep."""
-        return DataProbe(self.trainer, self._view(ids, round, state or Stack()))
+    def probe(
+        self, ids: Sequence[int], round: int, state: Stack | None = None, at_once: int | None = None
+    ) -> DataProbe:
+        """Offer the data of some clients to measurements outside of training, beside what these clients keep.
+
+        ``at_once`` bounds how many models run together, where the probe is asked for more.
+        """
+        return DataProbe(self.trainer, self._view(ids, round, state or Stack()), at_once)
 
     @cached_property
     def trainer(self) -> Trainer:

@@ -245,12 +245,12 @@ class LoopEngine:
 
     def probe(self, clients: Sequence[int], round: int) -> Probe:
         """Offer the data of some clients, one after another."""
+        side = self.members[0].side
 
-        def of_one(some: Sequence[int]) -> Probe:
-            member = self.members[some[0]]
-            return member.side.probe(some, round, member.state)
+        def of_some(some: Sequence[int]) -> Probe:
+            return side.probe(some, round, concatenate([self.members[client].state for client in some]), at_once=1)
 
-        return probe_in_pieces(clients, 1, of_one)
+        return probe_in_pieces(clients, 1, of_some)
 
     def clients(self) -> Stack:
         """Return the state of all clients, in their order."""

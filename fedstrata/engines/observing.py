@@ -91,11 +91,16 @@ def _for_each(message: Message, clients: int) -> Message:
     return Message(spread(message.tensors), spread(message.masks), spread(message.numbers))
 
 
+COMMON = frozenset({"representations"})
+"""The questions of a probe that look at the samples of several clients at once."""
+
+
 class ProbeInPieces:
     """Asks some clients at a time, and puts the answers together: as many as fit the memory, or one by one.
 
     It answers whatever the pieces answer. Tensors in a question and in an answer have a client axis, alone or in dicts
-    and tuples.
+    and tuples. Questions in which clients are compared on the same samples (:data:`COMMON`) are asked of all together;
+    how many models run at once is then up to the probe.
     """
 
     def __init__(self, pieces: Sequence[Sequence[int]], probe_of: Callable[[Sequence[int]], Probe]) -> None:
@@ -106,6 +111,9 @@ class ProbeInPieces:
         """Make the function that asks one piece after another."""
         if question.startswith("_"):
             raise AttributeError(question)
+        if question in COMMON:
+            everybody = [client for piece in self._pieces for client in piece]
+            return cast(Callable[..., Any], getattr(self._probe_of(everybody), question))
 
         def ask(*given: Any, **named: Any) -> Any:
             answers, first = [], 0

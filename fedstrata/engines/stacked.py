@@ -125,9 +125,11 @@ class StackedEngine:
 
     def probe(self, clients: Sequence[int], round: int) -> Probe:
         """Offer the data of some clients, at most ``chunk`` at once."""
-        return probe_in_pieces(
-            clients, self.chunk, lambda some: self.client_side.probe(some, round, self._clients.take(some))
-        )
+
+        def of_some(some: Sequence[int]) -> Probe:
+            return self.client_side.probe(some, round, self._clients.take(some), self.chunk)
+
+        return probe_in_pieces(clients, self.chunk, of_some)
 
     def clients(self) -> Stack:
         """Return the state of all clients, in their order."""
