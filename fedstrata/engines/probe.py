@@ -232,9 +232,10 @@ class DataProbe:
         positions, owners = self._common(samples, draw)
         inputs = data.make(positions[:, None], None, clients=owners)[0].transpose(0, 1)
         count = len(next(iter(model.values())))
+        at_once = min(self.at_once or count, max(1, _TWICE_AT_ONCE // len(positions)))
         found: dict[str, list[Tensor]] = {name: [] for name in layers}
         with torch.no_grad():
-            for rows in torch.split(torch.arange(count, device=data.device), max(1, _TWICE_AT_ONCE // len(positions))):
+            for rows in torch.split(torch.arange(count, device=data.device), at_once):
                 own = take(model, rows)
                 some = self.clients.rows(rows)
                 parameters = {name: own[name] for name in setting.layers.parameter_names}
