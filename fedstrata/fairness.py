@@ -23,9 +23,10 @@ class RunOfClients(Protocol):
 
 
 def fairness(performances: Sequence[float] | np.ndarray) -> float:
-    r"""Measure how unequally clients fare (Eq. A.5): :math:`\frac{1}{C} \sum_c (P_c - \bar P)^2`; 0 where all fare alike.
+    r"""Measure how unequally clients fare (Eq. A.5): 0 where all fare alike.
 
-    The clients are the whole population, so the variance divides by their number. Without clients it is NaN.
+    :math:`\frac{1}{C} \sum_c (P_c - \bar P)^2` over the C clients. They are the whole population, so the variance divides
+    by their number. Without clients it is NaN.
 
     >>> fairness([0.5, 1.0])
     0.0625
@@ -43,7 +44,9 @@ def worst_clients(performances: Mapping[int, float], count: int | None = None) -
     [1, 3, 2]
     """
     wanted = math.ceil(len(performances) / 10) if count is None else count
-    order = sorted(performances, key=lambda client: (not math.isnan(performances[client]), performances[client], client))
+    order = sorted(
+        performances, key=lambda client: (not math.isnan(performances[client]), performances[client], client)
+    )
     return order[:wanted]
 
 

@@ -260,7 +260,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
         )
     better_off = [f"{row.label} {100 * row.incentive.mean:.0f} %" for row in rows if row.incentive is not None]
     if better_off:
-        said.append(f"Clients that fare better than with both local and fedavg, of the same seed: {_listed(better_off)}.")
+        said.append(
+            f"Clients that fare better than with both local and fedavg, of the same seed: {_listed(better_off)}."
+        )
     spent = [f"{row.label} {row.epsilon.mean:.3g}" for row in rows if row.epsilon is not None]
     if spent:
         said.append(f"Epsilon spent by the client that took part most often: {_listed(spent)}.")
@@ -363,9 +365,7 @@ def _incentive(group: Group[R], groups: Sequence[Group[R]]) -> Estimate | None:
     return estimate(
         part
         for place, run in places
-        if place in alone
-        and place in averaged
-        and math.isfinite(part := incentive(run, alone[place], averaged[place]))
+        if place in alone and place in averaged and math.isfinite(part := incentive(run, alone[place], averaged[place]))
     )
 
 

@@ -43,8 +43,8 @@ class Hessian(WhereToFederate):
 
     The trace of the second derivatives of the loss by the weights of a layer, divided by their number (Section 5.1), in
     every participant's model as local training left it, on one batch in training mode. It is estimated after Hutchinson
-    with random signs, layer by layer (for all at once would be cheaper and, on a convolutional network and a transformer
-    that were tried, up to twenty times less certain). Signs are drawn from each client's key, so every engine draws the
+    with random signs, layer by layer (for all layers at once would be cheaper, and less certain: on a small transformer
+    the errors were up to twenty times as large). Signs are drawn from each client's key, so every engine draws the
     same. ``hessian.error`` is the standard error of the estimate, to be read beside it, and falls with the square root
     of ``probes``. What is told of all clients together is the mean of the traces, and the error of that mean. Figures 2
     and A.4 to A.6 draw it. The paper's released code takes the singular values of a single product instead, which are

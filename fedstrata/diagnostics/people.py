@@ -50,7 +50,8 @@ class People(Diagnostic):
         ),
         "people.advantage": Quantity(
             "Accuracy above the mean of the clients",
-            "How much better than the mean of all clients one fares on its own test samples; below 0 it is left behind.",
+            "How much better than the mean of all clients one fares on its own test samples; below 0 it is left "
+            "behind.",
             low=-1,
             high=1,
             centre=0,

@@ -30,7 +30,8 @@ def linear_cka(first: Tensor, second: Tensor) -> Tensor:
     cites for its Eq. A.3; the squares that are printed in the denominator there would leave a number that depends on
     the scale.
 
-    >>> linear_cka(torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 3.0], [6.0, 6.0]]))
+    >>> features = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]])
+    >>> linear_cka(features, 3 * features.flip(1))
     tensor(1.)
     """
     if first.dim() < 2 or second.dim() < 2 or len(first) != len(second):
@@ -53,13 +54,15 @@ def gram_alignment(grams: Tensor, others: Tensor | None = None) -> Tensor:
     :func:`linear_cka`.
     """
     rows, columns = (_unit(given) for given in (grams, grams if others is None else others))
-    return (rows @ columns.T).clamp(max=1)
+    aligned: Tensor = rows @ columns.T
+    return aligned.clamp(max=1)
 
 
 def _unit(grams: Tensor) -> Tensor:
     flat = grams.flatten(1)
     norms = flat.norm(dim=1, keepdim=True)
-    return flat / norms.where(norms > 0, math.nan)
+    unit: Tensor = flat / norms.where(norms > 0, math.nan)
+    return unit
 
 
 def mean_of_others(pairs: Tensor) -> Tensor:
@@ -85,14 +88,15 @@ class RepresentationDissimilarity(WhereToFederate):
     travelled. All models see the same ``samples``: training samples of the participants in turn, as their owners
     prepare them, in evaluation mode; the released code takes 32, and compares by another measure, an angle after the
     best rotation. With fewer samples than features CKA comes out high, so compare layers and rounds of one setting, not
-    numbers of different ones. A layer that gives the same for all samples, as a dead one does, compares with nothing; its
-    client is left out of that layer's mean.
+    numbers of different ones. What gives the same for all samples, as a dead layer or an embedding of positions does,
+    compares with nothing: such a client is left out of the layer's mean, and such a layer adds nothing to the split.
 
     Cost: one forward pass of the samples in each participant's model and the global one, and for each layer
     8 * ``samples``^2 bytes for each client, whose pairs are then one matrix product.
     """
 
     curve: ClassVar[str] = "cka.dissimilarity"
+    undefined: ClassVar[str] = "there are no two clients to compare, or their models give the same for all samples"
     quantities: ClassVar[Mapping[str, Quantity]] = {
         "cka.dissimilarity": Quantity(
             "Dissimilarity of representations (1 - CKA)",
@@ -135,6 +139,10 @@ class RepresentationDissimilarity(WhereToFederate):
     def of_all(self, quantity: str, values: Tensor) -> Tensor:
         """Take the mean over the clients that can be compared."""
         return values.nanmean(0)
+
+    def marks(self, values: Tensor, layers: Sequence[Layer]) -> tuple[dict[str, float], float]:
+        """Mark the layers to federate; one that compares with nothing adds nothing."""
+        return super().marks(values if values.isnan().all() else values.nan_to_num(0.0), layers)
 
 
 def reached_by_all(layers: LayerMap, travelled: frozenset[str]) -> frozenset[str]:

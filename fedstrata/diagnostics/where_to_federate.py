@@ -9,6 +9,7 @@ With one local epoch in a round, the first round is the paper's first epoch.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity, Seen, diagnostics
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.functional import federation_sensitivity, split_point
 from fedstrata.layers import Layer
 from fedstrata.methods.contract.views import Probe
@@ -102,6 +103,8 @@ class WhereToFederate(Diagnostic):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MODELS, Need.DATA})
     curve: ClassVar[str] = ""
     """The quantity that splits the layers."""
+    undefined: ClassVar[str] = "the model of a client has diverged, or the loss has no such derivative"
+    """Why it may not be defined, in words."""
 
     threshold: float = parameter(
         2.0, "By how much the sum over the layers must grow from one to the next to split there.", above=0, finite=False
@@ -132,6 +135,13 @@ class WhereToFederate(Diagnostic):
         together = {quantity: self.of_all(quantity, values) for quantity, values in by_client.items()}
         told = [(place, layer.name) for place, layer in enumerate(layers) if layer.weights]
         marks, count = self.marks(together[self.curve], layers)
+        if math.isnan(count):
+            warnings.warn(
+                f"The diagnostic '{self.name}' is not defined for every layer in round {seen.round}, so it tells no "
+                f"split: {self.undefined}.",
+                FedStrataWarning,
+                stacklevel=2,
+            )
         return Measured(
             of_round={f"{self.name}.split": count},
             layers={

@@ -149,7 +149,6 @@ class StackedForward(Forward):
         outputs, after = vmap(one_client)(dict(parameters), dict(clone(buffers)), inputs, keys)
         return outputs, after
 
-
     def twice_differentiable(self) -> Forward:
         """Leave the operations to the generic rules, but for those that these get wrong."""
         return StackedForward(self.model, CORRECTED_OPERATIONS, self.head)
@@ -187,17 +186,37 @@ class _CallWithFeatures(_Call):
 
 
 class _CallWithActivations(_Call):
-    """Calls the model and catches what some layers give, sample by sample; of several calls of a layer the last."""
+    """Calls the model and catches what some layers give, sample by sample; of several calls of a layer the last.
+
+    Which results have the samples as an axis is seen from a call with a single one. Others, such as the embeddings of
+    positions, are the same for all samples, and stand as zeros.
+    """
 
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
         super().__init__(model)
         self.modules = {name: model if name == ROOT else model.get_submodule(name) for name in layers}
 
     def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[tuple[Tensor, ...], Tensors]:
-        caught: dict[str, Tensor] = {}
+        alone, _ = self._caught(parameters, buffers, inputs[:1])
+        given, after = self._caught(parameters, buffers, inputs)
+        samples = len(inputs)
+        by_sample = tuple(
+            given[name].reshape(samples, -1)
+            if len(given[name]) == samples * len(alone[name])
+            else given[name].new_zeros(samples, 1)
+            for name in self.modules
+        )
+        return by_sample, after
+
+    def _caught(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[Tensors, Tensors]:
+        """Call the model once, and return what the layers gave, the samples first, and the buffers after the pass."""
+        caught: Tensors = {}
 
         def catch(name: str, module: nn.Module, arguments: Any, given: Any) -> None:
-            caught[name] = _by_sample(name, module, given, len(inputs))
+            while isinstance(given, tuple | list) and given:  # of several results, such as outputs and a state
+                given = given[0]
+            if isinstance(given, Tensor) and given.dim():
+                caught[name] = given if getattr(module, "batch_first", True) else given.transpose(0, 1)
 
         handles = [module.register_forward_hook(partial(catch, name)) for name, module in self.modules.items()]
         try:
@@ -208,33 +227,18 @@ class _CallWithActivations(_Call):
         for name in self.modules:
             if name not in caught:
                 raise FedStrataError(
-                    f"What the layer '{name}' gives cannot be seen, because its weights are used without a call of it; "
-                    "call the module in the model's forward, or leave out what looks at representations."
+                    f"What the layer '{name}' gives cannot be seen, because its weights are used without a call of it, or "
+                    "it gives no tensor; call it in the model's forward, or leave out what looks at representations."
                 )
-        return tuple(caught[name] for name in self.modules), after
-
-
-def _by_sample(name: str, module: nn.Module, given: Any, samples: int) -> Tensor:
-    """Take what a layer gives with the samples as its first axis; of several results the first."""
-    while isinstance(given, tuple | list) and given:
-        given = given[0]
-    if isinstance(given, Tensor) and given.dim() > 1:
-        if not getattr(module, "batch_first", True):
-            given = given.transpose(0, 1)
-        if len(given) % samples == 0:  # windows or parts of a sample may stand as samples of their own
-            return given.reshape(samples, -1)
-    shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-    raise FedStrataError(
-        f"The layer '{name}' gives {shape} for {samples} samples, which cannot be told apart by sample; leave out what "
-        "looks at representations."
-    )
+        return caught, after
 
 
 def differentiable_attention(run: Callable[..., Tensor], *args: Any, **keywords: Any) -> Tensor:
     """Compute attention by matrix products, because the fused kernels have no second derivatives; for ``around``."""
     if _dropout_of_attention(*args, **keywords) > 0:
         return run(*args, **keywords)
-    return attention(*args, **keywords)
+    mixed: Tensor = attention(*args, **keywords)
+    return mixed
 
 
 class KeyedRandomness(TorchFunctionMode):

@@ -47,14 +47,17 @@ class Round:
 
 
 def pictures() -> tuple[Dataset, Split]:
-    """Small pictures of three classes, which differ in their brightness, and clients of unequal size."""
-    count = sum(SIZES)
-    labels = torch.arange(count) % 3
-    noise = torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    none = np.empty(0, dtype=np.int64)
+    """Small pictures of three classes, which differ in their brightness, and clients of unequal size.
+
+    Each client has six more to be tested on.
+    """
+    trained, tested = sum(SIZES), 6 * len(SIZES)
+    labels = torch.arange(trained + tested) % 3
+    noise = torch.randn(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs, test = noise + labels[:, None, None, None] / 4, np.arange(trained, trained + tested)
     edges = np.cumsum((0, *SIZES))
-    split = Split(tuple(np.arange(*pair) for pair in pairwise(edges)), (none,) * len(SIZES))
-    return Dataset("pictures", noise + labels[:, None, None, None], labels, np.arange(count), none, ("a", "b", "c")), split
+    split = Split(tuple(np.arange(*pair) for pair in pairwise(edges)), tuple(test.reshape(len(SIZES), 6)))
+    return Dataset("pictures", inputs, labels, np.arange(trained), test, ("a", "b", "c")), split
 
 
 def ingredients(model: nn.Module | None = None) -> Ingredients:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from seeing import pictures
 
 import fedstrata
 from fedstrata.fairness import fairness, worst_clients
 
 ASKED = "sensitivity, gradient-variance, hessian(probes=2, batch_size=8), cka(samples=12), fisher(batch_size=4), people"
 SMALL = {
-    "data": "digits", "clients": 4, "rounds": 3, "epochs": 1, "model": "mlp", "participation": 0.75, "device": "cpu",
-    "precision": "fp64",
+    "data": pictures(), "rounds": 3, "epochs": 1, "model": "mlp", "participation": 0.67, "device": "cpu",
+    "precision": "fp64", "batch_size": 4,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def runs():
-    engines = {"loop": {"engine": "loop"}, "stacked": {"engine": "stacked"}, "chunks": {"engine": "stacked", "chunk": 2}}
+    engines = {
+        "loop": {"engine": "loop"},
+        "stacked": {"engine": "stacked"},
+        "chunks": {"engine": "stacked", "chunk": 1},
+    }
     asked = {name: fedstrata.run(**SMALL, **engine, diagnose=ASKED) for name, engine in engines.items()}
     return {**asked, "nobody asked": fedstrata.run(**SMALL, engine="stacked")}
 
@@ -34,7 +39,7 @@ def test_numbers_are_the_same_on_every_engine_and_in_chunks(runs, table, other):
     ours, theirs = rows(runs["loop"], table), rows(runs[other], table)
     assert ours.keys() == theirs.keys()
     for place, value in ours.items():
-        assert theirs[place] == pytest.approx(value, rel=1e-6, abs=1e-10), place
+        assert theirs[place] == pytest.approx(value, rel=1e-8, abs=1e-12), place
 
 
 def test_looking_on_changes_no_other_number(runs):
@@ -61,7 +66,7 @@ def test_people_are_those_of_the_runs_headline(runs):
     result = runs["stacked"]
     accuracies = {client: value for (round, client, metric), value in rows(result, "clients").items()
                   if round == 3 and metric == "client_after.accuracy"}  # fmt: skip
-    assert len(accuracies) == 4
+    assert len(accuracies) == 3
     final = result.summary["final"]
     assert final["people.fairness"] == pytest.approx(fairness(list(accuracies.values())))
     assert final["people.deviation"] == pytest.approx(final["client_after.accuracy.std"])
@@ -69,7 +74,7 @@ def test_people_are_those_of_the_runs_headline(runs):
     assert final["people.lowest"] == min(accuracies.values())
     advantages = {client: value for (round, client, metric), value in rows(result, "clients").items()
                   if round == 3 and metric == "people.advantage"}  # fmt: skip
-    assert len(advantages) == 3
+    assert len(advantages) == 2
     mean = np.mean(list(accuracies.values()))
     assert advantages == pytest.approx({client: accuracies[client] - mean for client in advantages})
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstrata.diagnostics import diagnostics
 from fedstrata.diagnostics.representations import gram_alignment, linear_cka, mean_of_others
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 
 
 def hsic(first, second):
@@ -52,7 +52,9 @@ def test_cka_by_hand_and_what_does_not_change_it():
     assert float(linear_cka(x, y)) == 0
     assert float(linear_cka(x, x + y)) == pytest.approx(0.25)  # the squared correlation, 2 / sqrt(2 * 8)
     both = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    turned = both @ torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+    turned = (
+        both @ torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+    )
     assert float(linear_cka(both, 5 * turned + 2)) == pytest.approx(1)
     assert math.isnan(linear_cka(both, torch.ones(7, 2, dtype=torch.float64)))
     with pytest.raises(FedStrataError, match="of the same samples"):
@@ -72,7 +74,9 @@ def test_the_mean_over_others_leaves_out_itself_and_what_is_not_defined():
 def test_dissimilarities_are_those_of_plain_modules_on_all_samples(engine):
     """The set is all that clients hold, because that is less than was asked for."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(72, 3))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(72, 3)
+    )
     round = first_round(engine, model.double())
     found = diagnostics.make(f"cka(samples={ALL})").compute(round.seen, {})
     inputs = torch.cat([round.samples(client)[0] for client in range(3)])
@@ -88,7 +92,9 @@ def test_dissimilarities_are_those_of_plain_modules_on_all_samples(engine):
         pairs = [[1 - cka_by_definition(one, other) for other in own] for one in own]
         for client in range(3):
             expected = sum(pairs[client][other] for other in range(3) if other != client) / 2
-            assert float(found.clients_in_layers["cka.dissimilarity"][name][client]) == pytest.approx(expected, abs=1e-9)
+            assert float(found.clients_in_layers["cka.dissimilarity"][name][client]) == pytest.approx(
+                expected, abs=1e-9
+            )
             told = found.clients_in_layers["cka.to_global"][name][client]
             assert float(told) == pytest.approx(pairs[client][3], abs=1e-9)
         assert float(found.layers["cka.dissimilarity"][name]) == pytest.approx(
@@ -112,7 +118,8 @@ def test_a_client_alone_has_nobody_to_differ_from_but_the_global_model():
     round = first_round("loop")
     alone = {name: tensor[:1] for name, tensor in round.seen.trained.items()}
     seen = replace(round.seen, trained=alone, participants=(0,), probe=round.side.probe([0], 1))
-    found = diagnostics.make("cka").compute(seen, {})
+    with pytest.warns(FedStrataWarning, match="no two clients to compare"):
+        found = diagnostics.make("cka").compute(seen, {})
     assert math.isnan(found.of_round["cka.split"])
     assert all(math.isnan(value) for value in found.layers["cka.dissimilarity"].values())
     assert all(0 < float(value) < 1 for value in found.layers["cka.to_global"].values())
@@ -121,7 +128,9 @@ def test_a_client_alone_has_nobody_to_differ_from_but_the_global_model():
 @pytest.mark.parametrize(("method", "told"), [("fedbn", 1), ("fedper", 2), ("local", 0)])
 def test_the_global_model_is_compared_up_to_the_first_layer_that_it_lacks(method, told):
     """With personal norms, a personal head, and nothing in common."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3)
+    )
     found = diagnostics.make("cka").compute(first_round("stacked", model.double(), method=method).seen, {})
     to_global = found.layers.get("cka.to_global", {})
     assert [name for name, value in to_global.items() if not math.isnan(value)] == ["1", "4", "5"][:told]
@@ -137,23 +146,38 @@ class WithoutACall(nn.Module):
         return nn.functional.linear(self.body(inputs.flatten(1)), self.head.weight, self.head.bias)
 
 
-class Mixing(nn.Module):
-    """A layer that mixes samples up, so that what it gives belongs to none of them."""
+class Positions(nn.Module):
+    """Eight rows of a picture with their positions, which are the same for all samples."""
 
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(64, 4), nn.Linear(4, 3)
+        self.body, self.positions, self.head = nn.Linear(8, 4), nn.Embedding(8, 4), nn.Linear(4, 3)
 
     def forward(self, inputs):
-        return self.head(inputs.flatten(1)[:, :4]) + self.body(inputs.flatten(1).mean(0))[:3]
+        rows = self.body(inputs.flatten(0, 1).flatten(0, 1)).view(-1, 8, 4)  # each row as a sample of its own
+        return self.head((rows + self.positions(torch.arange(8, device=inputs.device))).tanh().mean(1))
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [(WithoutACall, "What the layer 'head' gives cannot be seen"), (Mixing, r"The layer 'body' gives \[4\] for")],
-)
 @pytest.mark.parametrize("engine", FORWARDS)
-def test_layers_whose_representations_cannot_be_told_are_refused_by_name(engine, model, words):
+def test_what_does_not_depend_on_the_samples_has_no_number_and_does_not_hinder_the_split(engine):
+    """Also where there are as many positions as samples; rows that are samples of their own stay with theirs."""
     torch.manual_seed(0)
-    with pytest.raises(FedStrataError, match=words):
-        diagnostics.make("cka").compute(first_round(engine, model().double()).seen, {})
+    round = first_round(engine, Positions().double())
+    found = diagnostics.make("cka(samples=8)").compute(round.seen, {})
+    told = {name: float(value) for name, value in found.layers["cka.dissimilarity"].items()}
+    assert list(told) == ["body", "positions", "head"]
+    assert math.isnan(told["positions"])
+    split = found.of_round["cka.split"]
+    curve = [told["body"], told["body"], told["body"] + told["head"]]
+    assert split == (2 if curve[2] > 2 * curve[1] else 3)
+    positions, _ = round.seen.probe._common(8, 0)
+    pictures = round.ready.data.make(positions[None], None)[0][0]
+    own = [round.module(client, False).body(pictures).flatten(1).detach() for client in range(3)]
+    pairs = [1 - cka_by_definition(own[one], own[other]) for one, other in ((0, 1), (0, 2), (1, 2))]
+    assert told["body"] == pytest.approx(sum(pairs) / 3, abs=1e-9)
+
+
+@pytest.mark.parametrize("engine", FORWARDS)
+def test_a_layer_whose_weights_are_used_without_a_call_is_refused_by_name(engine):
+    with pytest.raises(FedStrataError, match="What the layer 'head' gives cannot be seen"):
+        diagnostics.make("cka").compute(first_round(engine, WithoutACall().double()).seen, {})

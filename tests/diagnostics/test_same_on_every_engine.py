@@ -52,7 +52,13 @@ class Recurrent(nn.Module):
 def batch_norm_and_dropout():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.5), nn.Linear(27, 3)
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(27, 3),
     ).double()
 
 
@@ -72,7 +78,9 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 def test_both_engines_measure_the_same(model):
     given = MODELS[model]
-    loop, stacked = (first_round(engine, given if isinstance(given, str) else given()) for engine in ("loop", "stacked"))
+    loop, stacked = (
+        first_round(engine, given if isinstance(given, str) else given()) for engine in ("loop", "stacked")
+    )
     for text in ASKED:
         diagnostic = diagnostics.make(text)
         ours, theirs = (diagnostic.compute(round.seen, {}) for round in (loop, stacked))
