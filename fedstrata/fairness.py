@@ -25,8 +25,8 @@ class RunOfClients(Protocol):
 def fairness(performances: Sequence[float] | np.ndarray) -> float:
     r"""Measure how unequally clients fare (Eq. A.5): 0 where all fare alike.
 
-    :math:`\frac{1}{C} \sum_c (P_c - \bar P)^2` over the C clients. They are the whole population, so the variance divides
-    by their number. Without clients it is NaN.
+    :math:`\frac{1}{C} \sum_c (P_c - \bar P)^2` over the C clients. They are the whole population, so the variance
+    divides by their number. Without clients it is NaN.
 
     >>> fairness([0.5, 1.0])
     0.0625
