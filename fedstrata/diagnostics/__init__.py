@@ -10,6 +10,8 @@ from pkgutil import iter_modules
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity, Seen, diagnostics
 from fedstrata.diagnostics.inertia import layer_cosines, layer_updates
 from fedstrata.diagnostics.naming import quantity_of
+from fedstrata.diagnostics.norms import client_norms
+from fedstrata.diagnostics.own_loops import Watch
 
 for _module in iter_modules(__path__):
     if not _module.ispkg:
@@ -21,6 +23,8 @@ __all__ = [
     "Need",
     "Quantity",
     "Seen",
+    "Watch",
+    "client_norms",
     "diagnostics",
     "layer_cosines",
     "layer_updates",
