@@ -227,8 +227,8 @@ class _CallWithActivations(_Call):
         for name in self.modules:
             if name not in caught:
                 raise FedStrataError(
-                    f"What the layer '{name}' gives cannot be seen, because its weights are used without a call of it or "
-                    "it gives no tensor; call it in the model's forward, or leave 'cka' out."
+                    f"What the layer '{name}' gives cannot be seen, because its weights are used without a call of it "
+                    "or it gives no tensor; call it in the model's forward, or leave 'cka' out."
                 )
         return caught, after
 
