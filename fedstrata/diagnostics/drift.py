@@ -136,21 +136,21 @@ class Drift(Diagnostic):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.UPLOADS})
     quantities: ClassVar[Mapping[str, Quantity]] = {
         "drift.norm": Quantity(
-            "size of client updates",
+            "Size of client updates",
             "How far a client's training moved the layer in a round, in the mean over clients: high where training is "
             "busy, near zero where nothing is learned.",
             low=0,
             logarithmic=True,
         ),
         "drift.distance": Quantity(
-            "distance of client updates from their mean",
+            "Distance of client updates from their mean",
             "How far a client's update is from the weighted mean of all, in the mean over clients: high where clients "
             "pull apart, zero where all do the same.",
             low=0,
             logarithmic=True,
         ),
         "drift.cosine": Quantity(
-            "cosine of client updates to their mean",
+            "Cosine of client updates to their mean",
             "Whether a client's update points where the weighted mean of all points, in the mean over clients: 1 is "
             "agreement, 0 means that averaging cancels most of what the client did, below 0 it works against it.",
             low=-1,
@@ -158,12 +158,13 @@ class Drift(Diagnostic):
             centre=0,
         ),
         "drift.similarity": Quantity(
-            "cosine between the updates of two clients",
+            "Cosine between the updates of two clients",
             "Whether two clients move the layer in the same direction, in the mean over pairs: 1 is the same "
             "direction, 0 unrelated ones, -1 opposite ones.",
             low=-1,
             high=1,
             centre=0,
+            pairs=True,
         ),
     }
 

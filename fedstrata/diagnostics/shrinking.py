@@ -82,33 +82,33 @@ class ShrinkingFactors(Diagnostic):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.UPLOADS})
     quantities: ClassVar[Mapping[str, Quantity]] = {
         "shrinking.gamma": Quantity(
-            "shrinking factor that FedLWS would apply",
+            "Shrinking factor that FedLWS would apply",
             "What FedLWS would multiply the layer by, with the diagnostic's beta, whether or not the method does so: 1 "
             "leaves it alone, lower values shrink it because clients disagree.",
             low=0,
             high=1,
         ),
         "shrinking.tau": Quantity(
-            "disagreement of clients (tau)",
+            "Disagreement of clients (tau)",
             "The mean distance of the clients' updates from their plain mean: high where clients disagree.",
             low=0,
             logarithmic=True,
         ),
         "shrinking.r": Quantity(
-            "regularisation to optimisation under FedLWS (r)",
+            "Regularisation to optimisation under FedLWS (r)",
             "How strong the pull towards zero would be against the step, with the diagnostic's beta: it is beta times "
             "tau, high where clients disagree.",
             low=0,
             logarithmic=True,
         ),
         "shrinking.applied": Quantity(
-            "shrinking factor of the round",
+            "Shrinking factor of the round",
             "By what the round multiplied the mean of the uploads: 1 for plain averaging, below 1 where the method "
             "shrinks the layer, above 1 where it lets it grow.",
             centre=1,
         ),
         "shrinking.ratio": Quantity(
-            "regularisation to optimisation in the round",
+            "Regularisation to optimisation in the round",
             "How strong the round's pull towards zero was against its step: 0 for plain averaging, high where a method "
             "shrinks much and moves little, below 0 where the layer grew.",
             centre=0,
