@@ -96,13 +96,15 @@ class Measured:
     ``layers``: quantity, layer, number (a tensor without axes, or a float). ``clients``: quantity, and a number for
     each participant ``[K]``. ``clients_in_layers``: quantity, layer (:data:`WHOLE_MODEL` for all together), and
     ``[K]``, or ``[K, M]`` where a client has several numbers: one for each participant (a matrix), each class, each
-    bin. NaN stands for what is not defined, and is not stored.
+    bin. ``in_layers``: the same of no single client, ``[M]``, such as the bins of a histogram over all. NaN stands for
+    what is not defined, and is not stored.
     """
 
     of_round: Mapping[str, Tensor | float] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, Tensor | float]] = field(default_factory=dict)
     clients: Mapping[str, Tensor] = field(default_factory=dict)
     clients_in_layers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    in_layers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
