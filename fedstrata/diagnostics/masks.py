@@ -94,8 +94,8 @@ def one_by_one(masks: Iterable[tuple[Tensor, Tensor]]) -> Counts:
     total = None
     for mask, counterpart in masks:
         one, other = (per_client(each.to(torch.bool)) for each in (mask, counterpart))
-        kept = [rows.sum(1).to(torch.float64) for rows in (one, other, one & other)]
-        found = Counts(*kept, one.shape[1])
+        kept, kept_there, both = (rows.sum(1).to(torch.float64) for rows in (one, other, one & other))
+        found = Counts(kept, kept_there, both, one.shape[1])
         total = found if total is None else total + found
     assert total is not None, "there is at least one tensor"
     return total
