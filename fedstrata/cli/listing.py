@@ -33,6 +33,7 @@ LISTED = {
     "schedules": ("fedstrata.schedules", "schedules of the learning rate"),
     "losses": ("fedstrata.losses", "losses of local training"),
     "metrics": ("fedstrata.scores", "metrics that models are judged by"),
+    "diagnostics": ("fedstrata.diagnostics", "diagnostics of what happens in the layers"),
 }
 """The commands that list a registry, which has the same name: where it is, and what it holds."""
 

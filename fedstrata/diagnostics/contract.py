@@ -5,14 +5,16 @@ A diagnostic looks on and changes nothing: a run with it has the same numbers as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
+from zlib import crc32
 
 from torch import Tensor
 
 from fedstrata.layers import LayerMap
+from fedstrata.methods.contract.composition import Method
 from fedstrata.methods.contract.views import Message, Probe
 from fedstrata.spec import Registry, Spec
 from fedstrata.stack import Stack, Tensors
@@ -88,6 +90,17 @@ class Seen:
         """Whether no round follows."""
         return self.round == self.rounds
 
+    def only(self, needs: Collection[Need]) -> Seen:
+        """Show what somebody asked for, and leave out what others did."""
+        nothing: dict[str, Any] = {}
+        if Need.UPLOADS not in needs:
+            nothing |= {"uploads": Message()}
+        if Need.MODELS not in needs:
+            nothing |= {"received": {}, "started": {}, "trained": {}, "client_memory": Stack()}
+        if Need.DATA not in needs:
+            nothing |= {"probe": None}
+        return replace(self, **nothing)
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -113,6 +126,13 @@ class Diagnostic(Spec):
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     quantities: ClassVar[Mapping[str, Quantity]] = {}
+    afterwards: ClassVar[bool] = False
+    """Whether what a finished run keeps says it too: ``before`` is then the initial model, which clients ``received``
+    and ``started`` from, ``after`` the last one of the server, and ``trained`` what each client uses in the end."""
+
+    def unfit(self, method: Method, layers: LayerMap) -> str | None:
+        """Say why it cannot be computed of a method or a model, though all that it needs is there; none: it can."""
+        return None
 
     def due(self, round: int, rounds: int) -> bool:
         """Tell whether it is computed in a round; :meth:`update` is called in every round."""
@@ -125,6 +145,14 @@ class Diagnostic(Spec):
     def compute(self, seen: Seen, memory: Stack) -> Measured:
         """Measure; ``memory`` is what :meth:`update` has just returned."""
         raise NotImplementedError
+
+    def draw(self, number: int = 0) -> int:
+        """Number a draw of a :class:`Probe` so that nobody else in the run draws the same."""
+        return crc32(f"diagnose/{self.name}/{number}".encode())
+
+    def looks(self, round: int, rounds: int) -> bool:
+        """Tell whether it looks at a round at all: to measure, or to keep something of it."""
+        return type(self).update is not Diagnostic.update or self.due(round, rounds)
 
 
 diagnostics: Registry[Diagnostic] = Registry("diagnostic")

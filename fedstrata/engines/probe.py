@@ -30,6 +30,8 @@ class DataProbe:
 
     trainer: Trainer
     clients: Clients
+    at_once: int | None = None
+    """The most models that may run together; none: as many as there are clients."""
 
     def gradients(
         self, model: Tensors, batch_size: int, all_samples: bool = False, balanced: bool = False, draw: int = 0
