@@ -84,6 +84,8 @@ class Seen:
     client_memory: Stack = field(default_factory=Stack)
     """What the method keeps at the participants after the round, such as masks; with :attr:`Need.MODELS`."""
     server_memory: Stack = field(default_factory=Stack)
+    initial: Tensors = field(default_factory=dict)
+    """The common initial model, also of what clients keep to themselves."""
 
     @property
     def last(self) -> bool:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.contract import WHOLE_MODEL, Diagnostic, Measured, Need, Quantity, Seen, diagnostics
-from fedstrata.diagnostics.updates import due_every, sent_parameters, shares_of, update_pieces
+from fedstrata.diagnostics.updates import due_every, no_server, sent_parameters, shares_of, update_pieces
+from fedstrata.layers import LayerMap
+from fedstrata.methods.contract.composition import Method
 from fedstrata.spec import parameter
 from fedstrata.stack import Stack, per_client
 
@@ -122,7 +124,7 @@ class Drift(Diagnostic):
     clients by their samples, as FedAvg does, whatever the method itself does with the uploads. Measured are
     :math:`\lVert u_k \rVert`, :math:`\lVert u_k - m \rVert` and the cosines between :math:`u_k` and m, and between
     clients. Of layers that are not sent, and of methods that send bits instead of weights (``fedpm``), there is nothing
-    to measure. Where clients train models of their own (``dispfl``, ``fedcac``), an update tells how far such a model
+    to measure. Where clients train models of their own (``fedcac``, ``fedala``), an update tells how far such a model
     is from the server's, not what one round of training did.
 
     The matrix of cosines holds the first ``clients`` participants, with all layers together, in the first round, the
@@ -171,6 +173,10 @@ class Drift(Diagnostic):
     clients: int = parameter(200, "How many participants, the first ones, are compared with each other.", low=2)
     matrix_every: int = parameter(1, "The number of rounds from one matrix of cosines to the next.", low=1)
     by_layer: bool = parameter(False, "Store a matrix of cosines for each layer, too.")
+
+    def unfit(self, method: Method, layers: LayerMap) -> str | None:
+        """Say that there is no server."""
+        return no_server(method)
 
     def compute(self, seen: Seen, memory: Stack) -> Measured:
         """Measure from the uploads of one round."""

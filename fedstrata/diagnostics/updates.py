@@ -10,6 +10,7 @@ from torch import Tensor
 from fedstrata.diagnostics.contract import Seen
 from fedstrata.functional._entries import PIECE_ENTRIES
 from fedstrata.layers import LayerMap
+from fedstrata.methods.contract.composition import Method
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import per_client
 
@@ -46,6 +47,11 @@ def shares_of(seen: Seen) -> Tensor:
     """Weigh the participants by their samples, as FedAvg does: ``[K]`` in float64, with the sum 1."""
     sizes = seen.sizes.to(torch.float64)
     return sizes / sizes.sum()
+
+
+def no_server(method: Method) -> str | None:
+    """Say that clients send their models to each other, so that there is no model whose updates they would send."""
+    return f"with '{method}' clients send their models to each other, and no server" if method.needs.relays else None
 
 
 def due_every(every: int, round: int, rounds: int) -> bool:

@@ -373,6 +373,7 @@ class Driver:
             probe=self.engine.probe(report.participants, self.round),
             client_memory=gathered.client_memory,
             server_memory=self.engine.server.memory,
+            initial=self.setting.initial,
         )
         return self.diagnosis.measure(seen, gathered, self.metrics, self.timings)
 
