@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.contract import WHOLE_MODEL, Diagnostic, Measured, Need, Quantity, Seen, diagnostics
-from fedstrata.diagnostics.updates import due_every, no_server, sent_parameters, shares_of, update_pieces
+from fedstrata.diagnostics.updates import due_every, no_updates, sent_parameters, shares_of, update_pieces
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.composition import Method
 from fedstrata.spec import parameter
@@ -175,8 +175,8 @@ class Drift(Diagnostic):
     by_layer: bool = parameter(False, "Store a matrix of cosines for each layer, too.")
 
     def unfit(self, method: Method, layers: LayerMap) -> str | None:
-        """Say that there is no server."""
-        return no_server(method)
+        """Say that there are no updates."""
+        return no_updates(method)
 
     def compute(self, seen: Seen, memory: Stack) -> Measured:
         """Measure from the uploads of one round."""

@@ -183,7 +183,9 @@ class Masks(Diagnostic):
         """Say that nobody masks anything."""
         if any(defines(part, "upload") for part in method.parts):
             return None
-        return f"'{method}' has no masks in what clients send"
+        zeroes = any(defines(part, "start") for part in method.parts)
+        hint = " ('zeros' tells which weights they put to zero before training)" if zeroes else ""
+        return f"with '{method}' clients send nothing under a mask{hint}"
 
     def update(self, seen: Seen, memory: Stack) -> Stack:
         """Compare the masks with those that are remembered, and remember these."""

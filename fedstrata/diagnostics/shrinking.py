@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity, Seen, diagnostics
-from fedstrata.diagnostics.updates import no_server, sent_parameters, shares_of
+from fedstrata.diagnostics.updates import no_updates, sent_parameters, shares_of
 from fedstrata.functional import shrinking
 from fedstrata.functional.lws import Shrinking
 from fedstrata.layers import LayerMap
@@ -119,8 +119,8 @@ class ShrinkingFactors(Diagnostic):
     beta: float = parameter(0.1, "How strongly disagreement shrinks (paper: 0.1 for CNNs, 0.01 for ResNets).", low=0)
 
     def unfit(self, method: Method, layers: LayerMap) -> str | None:
-        """Say that there is no server."""
-        return no_server(method)
+        """Say that there are no updates."""
+        return no_updates(method)
 
     def compute(self, seen: Seen, memory: Stack) -> Measured:
         """Measure from the uploads of one round, and from the model after it."""

@@ -11,6 +11,7 @@ from fedstrata.diagnostics.contract import Seen
 from fedstrata.functional._entries import PIECE_ENTRIES
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.composition import Method
+from fedstrata.methods.contract.declarations import Matter
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import per_client
 
@@ -49,9 +50,13 @@ def shares_of(seen: Seen) -> Tensor:
     return sizes / sizes.sum()
 
 
-def no_server(method: Method) -> str | None:
-    """Say that clients send their models to each other, so that there is no model whose updates they would send."""
-    return f"with '{method}' clients send their models to each other, and no server" if method.needs.relays else None
+def no_updates(method: Method) -> str | None:
+    """Say why clients send no updates of the server's model, if so: each other's models, or bits for weights."""
+    if method.needs.relays:
+        return f"with '{method}' clients send their models to each other, and no server"
+    if method.taking(Matter.SHARED_WEIGHTS) is not None:
+        return f"with '{method}' clients do not send weights"
+    return None
 
 
 def due_every(every: int, round: int, rounds: int) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity, Seen, diagnostics
-from fedstrata.diagnostics.updates import due_every, no_server, sent_parameters
+from fedstrata.diagnostics.updates import due_every, no_updates, sent_parameters
 from fedstrata.functional._entries import client_pieces
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.composition import Method
@@ -148,8 +148,8 @@ class Weights(Diagnostic):
     every: int = parameter(10, "The number of rounds from one histogram to the next.", low=1)
 
     def unfit(self, method: Method, layers: LayerMap) -> str | None:
-        """Say that there is no server."""
-        return no_server(method)
+        """Say that there are no updates."""
+        return no_updates(method)
 
     def update(self, seen: Seen, memory: Stack) -> Stack:
         """Keep the reach of each layer's bins, from the first round in which it is seen."""

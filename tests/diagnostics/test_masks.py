@@ -77,7 +77,8 @@ def test_masks_that_broadcast_are_spread():
 
 
 def test_without_masks_it_says_so():
-    assert "no masks" in str(Masks().unfit(Method.make("fedavg"), LAYERS))
+    assert "nothing under a mask" in str(Masks().unfit(Method.make("fedavg"), LAYERS))
+    assert "'zeros' tells" in str(Masks().unfit(Method.make("lips"), LAYERS))
     for method in ("ssfl", "dispfl", "top-k", "fedpm", "sparsyfed", "fedlp", "sparse-ft", "subfedavg", "feddst"):
         assert Masks().unfit(Method.make(method), LAYERS) is None, method
     with pytest.warns(FedStrataWarning, match="found no mask"):
