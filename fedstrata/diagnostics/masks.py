@@ -101,6 +101,15 @@ def one_by_one(masks: Iterable[tuple[Tensor, Tensor]]) -> Counts:
     return total
 
 
+def masks_refused(method: Method) -> str | None:
+    """Say that nothing can be masked in what clients send, because no part changes it; none where one does."""
+    if any(defines(part, "upload") for part in method.parts):
+        return None
+    zeroes = any(defines(part, "start") for part in method.parts)
+    hint = " ('zeros' tells which weights they put to zero before training)" if zeroes else ""
+    return f"with '{method}' clients send nothing under a mask{hint}"
+
+
 def in_layers(layers: LayerMap, names: Iterable[str]) -> dict[str, list[str]]:
     """Group the names of tensors by their layers, in the order of the forward pass."""
     known = set(names)
@@ -181,11 +190,7 @@ class Masks(Diagnostic):
 
     def unfit(self, method: Method, layers: LayerMap) -> str | None:
         """Say that nobody masks anything."""
-        if any(defines(part, "upload") for part in method.parts):
-            return None
-        zeroes = any(defines(part, "start") for part in method.parts)
-        hint = " ('zeros' tells which weights they put to zero before training)" if zeroes else ""
-        return f"with '{method}' clients send nothing under a mask{hint}"
+        return masks_refused(method)
 
     def update(self, seen: Seen, memory: Stack) -> Stack:
         """Compare the masks with those that are remembered, and remember these."""
