@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounds_by_hand import SHAPES, measured, seen
 from scipy import stats
-from seeing import SHAPES, measured, seen
 
 from fedstrata.diagnostics.distance import (
     Distance,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from seeing import SHAPES, drawn, measured, seen
+from rounds_by_hand import SHAPES, drawn, measured, seen
 
 from fedstrata.diagnostics import diagnostics
 from fedstrata.diagnostics.drift import Drift, disagreement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from seeing import LAYERS, drawn, measured, seen
+from rounds_by_hand import LAYERS, drawn, measured, seen
 
 from fedstrata.diagnostics.oracle import Oracle
 from fedstrata.methods.contract.composition import Method

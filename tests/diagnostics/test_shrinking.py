@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from seeing import SHAPES, drawn, measured, seen
+from rounds_by_hand import SHAPES, drawn, measured, seen
 
 from fedstrata.diagnostics.shrinking import ShrinkingFactors, applied_factor, regularisation_ratio
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounds_by_hand import SHAPES, drawn, measured, seen
 from scipy import stats
-from seeing import SHAPES, drawn, measured, seen
 
 from fedstrata.diagnostics.weights import Weights, histogram, moments
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from seeing import LAYERS, drawn, measured, seen
+from rounds_by_hand import LAYERS, drawn, measured, seen
 
 from fedstrata.diagnostics.zeros import Zeros
 from fedstrata.methods.contract.composition import Method

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from seeing import LAYERS, SHAPES, drawn, measured, seen
+from rounds_by_hand import LAYERS, SHAPES, drawn, measured, seen
 
 from fedstrata.diagnostics.masks import Masks, between_clients, one_by_one, upload_masks
 from fedstrata.errors import FedStrataWarning
