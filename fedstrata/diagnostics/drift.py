@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.contract import WHOLE_MODEL, Diagnostic, Measured, Need, Quantity, Seen, diagnostics
-from fedstrata.diagnostics.updates import due_every, no_updates, sent_parameters, shares_of, update_pieces
+from fedstrata.diagnostics.updates import details_due, no_updates, sent_parameters, shares_of, update_pieces
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.composition import Method
 from fedstrata.spec import parameter
@@ -127,9 +127,10 @@ class Drift(Diagnostic):
     to measure. Where clients train models of their own (``fedcac``, ``fedala``), an update tells how far such a model
     is from the server's, not what one round of training did.
 
-    The matrix of cosines holds the first ``clients`` participants, with all layers together, in the first round, the
-    last, and every ``matrix_every`` rounds; ``by_layer`` adds one for each layer. Means over pairs are of the same
-    clients, in every round.
+    The matrix of cosines holds the first ``clients`` participants, with all layers together; ``by_layer`` adds one for
+    each layer. Means over pairs are of the same clients. Numbers of single clients in single layers, and matrices, are
+    stored in the first round, the last, and every ``details_every`` rounds, by default in all rounds as long as a run
+    has no more than about a million of them; means are stored in every round.
 
     Costs a few passes over the uploads in double precision and a product ``[K, n] [n, K]``: for 20 clients about as
     much as one step of training; and 128 MiB for a piece of the uploads at a time.
@@ -171,7 +172,12 @@ class Drift(Diagnostic):
     }
 
     clients: int = parameter(200, "How many participants, the first ones, are compared with each other.", low=2)
-    matrix_every: int = parameter(1, "The number of rounds from one matrix of cosines to the next.", low=1)
+    details_every: int | None = parameter(
+        None,
+        "The number of rounds from one in which numbers of single clients are stored to the next; none: as often as "
+        "keeps a run at about a million of them.",
+        low=1,
+    )
     by_layer: bool = parameter(False, "Store a matrix of cosines for each layer, too.")
 
     def unfit(self, method: Method, layers: LayerMap) -> str | None:
@@ -195,10 +201,12 @@ class Drift(Diagnostic):
         in_layers = {layer: _of_clients(one) for layer, one in found.items()}
         of_clients = _of_clients(whole)
         by_quantity = {name: {layer: own[name] for layer, own in in_layers.items()} for name in of_clients}
-        matrices = {}
-        if due_every(self.matrix_every, seen.round, seen.rounds):
-            compared = {WHOLE_MODEL: whole} | (found if self.by_layer else {})
+        compared = {WHOLE_MODEL: whole} | (found if self.by_layer else {})
+        rows = len(by_quantity) * len(found) * count + len(compared) * whole.products.numel()
+        details: dict[str, dict[str, Tensor]] = {}
+        if details_due(self.details_every, rows, seen.round, seen.rounds):
             matrices = {layer: for_all_participants(one.similarity, count) for layer, one in compared.items()}
+            details = {**by_quantity, "drift.similarity": matrices}
         return Measured(
             of_round={name: values.nanmean() for name, values in of_clients.items()}
             | {"drift.similarity": mean_of_pairs(whole.similarity)},
@@ -207,7 +215,7 @@ class Drift(Diagnostic):
             }
             | {"drift.similarity": {layer: mean_of_pairs(one.similarity) for layer, one in found.items()}},
             clients=of_clients,
-            clients_in_layers=by_quantity | ({"drift.similarity": matrices} if matrices else {}),
+            clients_in_layers=details,
         )
 
 

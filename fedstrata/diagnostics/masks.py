@@ -128,8 +128,9 @@ class Masks(Diagnostic):
     client with itself as it was when it was last measured. ``sent`` counts all parameters of a layer, also those
     without a mask, which are sent whole or not at all.
 
-    The matrix holds the first ``clients`` participants, with all layers together, in the first round, the last, and
-    every ``matrix_every`` rounds. To compare rounds, the masks of the first ``remembered`` participants are kept, one
+    The matrix holds the first ``clients`` participants, with all layers together. Numbers of single clients in single
+    layers, and the matrix, are stored in the first round, the last, and every ``details_every`` rounds. To compare
+    rounds, the masks of the first ``remembered`` participants are kept, one
     byte for each entry; who was not among them in the round before is not compared.
 
     Transient zeros, which never travel, are the business of ``zeros``.
@@ -185,7 +186,9 @@ class Masks(Diagnostic):
     }
 
     clients: int = parameter(200, "How many participants, the first ones, are compared with each other.", low=2)
-    matrix_every: int = parameter(1, "The number of rounds from one matrix of clients to the next.", low=1)
+    details_every: int = parameter(
+        10, "The number of rounds from one in which numbers of single clients are stored to the next.", low=1
+    )
     remembered: int = parameter(20, "Of how many participants masks are kept, to compare them over rounds.", low=0)
 
     def unfit(self, method: Method, layers: LayerMap) -> str | None:
@@ -244,7 +247,6 @@ class Masks(Diagnostic):
         of_clients["masks.density"] = _density(masks.values())
         of_round["masks.density"] = of_clients["masks.density"].mean()
         of_layers["masks.density"] = {layer: own.mean() for layer, own in densities.items()}
-        inside["masks.density"] = densities
         pairs = {
             layer: between_clients(masks[name][: self.clients] for name in names) for layer, names in grouped.items()
         }
@@ -254,9 +256,9 @@ class Masks(Diagnostic):
                 layer: mean_of_pairs(getattr(found, quantity)) for layer, found in pairs.items()
             }
             of_round[f"masks.{quantity}"] = mean_of_pairs(getattr(whole, quantity))
-        if due_every(self.matrix_every, seen.round, seen.rounds):
+        if due_every(self.details_every, seen.round, seen.rounds):
             matrix = for_all_participants(whole.jaccard, len(seen.participants))
-            inside["masks.jaccard"] = {WHOLE_MODEL: matrix}
+            inside = {"masks.density": densities, "masks.jaccard": {WHOLE_MODEL: matrix}}
         for quantity in ("steady", "moved"):
             found = memory.group(quantity)
             if WHOLE_MODEL in found:

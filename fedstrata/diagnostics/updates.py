@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -14,6 +15,9 @@ from fedstrata.methods.contract.composition import Method
 from fedstrata.methods.contract.declarations import Matter
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import per_client
+
+MOST_ROWS = 1_000_000
+"""How many numbers of single clients a diagnostic stores over a run, where nobody says how often."""
 
 
 def sent_parameters(layers: LayerMap, uploads: Message, before: Mapping[str, Tensor]) -> dict[str, list[str]]:
@@ -62,3 +66,13 @@ def no_updates(method: Method) -> str | None:
 def due_every(every: int, round: int, rounds: int) -> bool:
     """Tell whether a round is the first, the last, or one of every so many."""
     return round in (1, rounds) or round % every == 0
+
+
+def details_due(every: int | None, rows: int, round: int, rounds: int) -> bool:
+    """Tell whether a round stores its numbers of single clients, so many rows; without ``every``, so that a whole run
+    stores about a million of them at most.
+
+    >>> [round for round in range(1, 9) if details_due(None, 400_000, round, 8)]
+    [1, 4, 8]
+    """
+    return due_every(every or math.ceil(rows * rounds / MOST_ROWS) or 1, round, rounds)

@@ -38,10 +38,11 @@ def moments(pieces: Iterable[Tensor]) -> Moments:
     >>> float(found.std), float(found.kurtosis)
     (1.0, -2.0)
     """
-    shift, count, sums = None, 0, None
+    shift, count, sums, nothing = None, 0, None, torch.tensor(torch.nan, dtype=torch.float64)
     for piece in pieces:
         values = piece.detach().flatten().to(torch.float64)
         if not values.numel():
+            nothing = nothing.to(values.device)
             continue
         shift = values.mean() if shift is None else shift  # sums of powers lose nothing where it is near the mean
         apart = values - shift
@@ -49,7 +50,7 @@ def moments(pieces: Iterable[Tensor]) -> Moments:
         powers = torch.stack([apart.sum(), square.sum(), (square * apart).sum(), square.square().sum()])
         count, sums = count + values.numel(), powers if sums is None else sums + powers
     if sums is None:
-        return Moments(torch.tensor(torch.nan), torch.tensor(torch.nan))
+        return Moments(nothing, nothing)
     first, second, third, fourth = (sums / count).unbind()
     variance = (second - first.square()).clamp(min=0)
     central = fourth - 4 * third * first + 6 * second * first.square() - 3 * first**4

@@ -134,15 +134,15 @@ def test_the_mean_agrees_with_itself(drawn_updates):
 
 def test_only_the_first_clients_are_compared_and_only_when_due():
     uploads = drawn(4)
-    found = measured(Drift(clients=2, matrix_every=5), seen(uploads))
+    found = measured(Drift(clients=2, details_every=5), seen(uploads))
     matrix = found.clients_in_layers["drift.similarity"][""]
     assert matrix.shape == (4, 4)
     assert matrix[:2, :2].isfinite().all()
     assert matrix[2:].isnan().all()
     assert matrix[:, 2:].isnan().all()
     assert found.of_round["drift.similarity"] == matrix[0, 1]
-    later = measured(Drift(clients=2, matrix_every=5), seen(uploads, round=3))
-    assert "drift.similarity" not in later.clients_in_layers
+    later = measured(Drift(clients=2, details_every=5), seen(uploads, round=3))
+    assert not later.clients_in_layers
     assert later.layers["drift.similarity"] == found.layers["drift.similarity"]
 
 

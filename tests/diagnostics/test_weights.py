@@ -40,6 +40,13 @@ def test_only_what_was_sent_counts():
     assert found.in_layers["weights.clients"]["2"].tolist() == [0, 1]
 
 
+def test_a_layer_of_which_nothing_was_sent_has_no_spread():
+    masks = {"2.weight": torch.zeros(2, 1, 2, dtype=torch.bool)}
+    found = measured(Weights(bins=2), seen(drawn(2), masks=masks))
+    assert found.layers["weights.clients_std"]["2"].isnan()
+    assert found.in_layers["weights.clients"]["2"].tolist() == [0, 0]
+
+
 def test_bins_stay_the_same_over_rounds():
     first = seen(drawn(2), {name: tensor[0] for name, tensor in drawn(1, seed=3).items()})
     later = seen(drawn(2), {name: 100 * tensor[0] for name, tensor in drawn(1, seed=4).items()}, round=10)
