@@ -117,7 +117,20 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
     stopped = [] if "stopped" not in summary else [Text(ended)]
     chosen = [] if "validated" not in summary else [Text(_chosen(summary))]
     dropped = [] if took_part(summary) is None else [Text(took_part(summary) or "")]
+    told += [Text(line) for line in cost_of_diagnostics(summary)]
     return Group(head, setting, *stopped, *dropped, *told, *chosen, "", table, *_further(summary), "", explained)
+
+
+def cost_of_diagnostics(summary: Mapping[str, Any]) -> list[str]:
+    """Tell what each diagnostic took, where there were any."""
+    costs = summary.get("cost_of_diagnostics", {})
+    if not costs:
+        return []
+    each = ", ".join(
+        f"{name} {1000 * cost['seconds_per_round']:.3g} ms and {data_size(cost['peak_bytes'])}"
+        for name, cost in costs.items()
+    )
+    return [f"diagnostics, for each round that they looked at: {each}"]
 
 
 def _further(summary: Mapping[str, Any]) -> list[RenderableType]:

@@ -13,6 +13,7 @@ from zlib import crc32
 
 from torch import Tensor
 
+from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.composition import Method
 from fedstrata.methods.contract.views import Message, Probe
@@ -147,6 +148,15 @@ class Diagnostic(Spec):
     def compute(self, seen: Seen, memory: Stack) -> Measured:
         """Measure; ``memory`` is what :meth:`update` has just returned."""
         raise NotImplementedError
+
+    def refuse_unexplained(self, measured: Measured) -> None:
+        """Refuse numbers that stand under names which ``quantities`` does not explain."""
+        tables = (measured.of_round, measured.layers, measured.clients, measured.clients_in_layers, measured.in_layers)
+        names = {name for table in tables for name in table}
+        for name in sorted(names - self.quantities.keys()):
+            raise FedStrataError(
+                f"The diagnostic '{self.name}' measures '{name}', which its 'quantities' do not explain; add it there."
+            )
 
     def draw(self, number: int = 0) -> int:
         """Number a draw of a :class:`Probe` so that nobody else in the run draws the same."""

@@ -15,7 +15,7 @@ from fedstrata.diagnostics.choosing import Chosen, Objection, choose, lacking
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Seen
 from fedstrata.engines.observing import Gathered
 from fedstrata.engines.setting import Setting
-from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.errors import FedStrataWarning
 from fedstrata.runs.memory import peak_memory
 from fedstrata.runs.metrics import EVERYBODY, MetricLog, TimingLog
 from fedstrata.stack import Stack, clone, under
@@ -129,7 +129,7 @@ def note(
     one: Diagnostic, measured: Measured, round: int, participants: Sequence[int], metrics: MetricLog
 ) -> dict[str, float]:
     """Note what a diagnostic measured, each number in its table; return those of the whole round."""
-    _refuse_undeclared(one, measured)
+    one.refuse_unexplained(measured)
     for metric, layers in measured.layers.items():
         metrics.add_layers(round, metric, _defined(_numbers(layers)))
     for metric, values in measured.clients.items():
@@ -145,15 +145,6 @@ def note(
         for layer, values in in_layers.items():
             metrics.add_diagnostics(round, metric, layer, [EVERYBODY], values.double().cpu().numpy()[None])
     return _defined(_numbers(measured.of_round))
-
-
-def _refuse_undeclared(one: Diagnostic, measured: Measured) -> None:
-    tables = (measured.of_round, measured.layers, measured.clients, measured.clients_in_layers, measured.in_layers)
-    names = {name for table in tables for name in table}
-    for name in sorted(names - one.quantities.keys()):
-        raise FedStrataError(
-            f"The diagnostic '{one.name}' measures '{name}', which its 'quantities' do not explain; add it there."
-        )
 
 
 def _numbers(values: Mapping[str, Tensor | float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -22,7 +23,7 @@ from fedstrata.testing.requiring import require
 from fedstrata.testing.world import prepare
 
 _ROUNDS = 2
-_SETTING = {"rounds": _ROUNDS, "epochs": 1, "participation": 0.6, "checkpoint_every": 1}
+_SETTING: dict[str, Any] = {"rounds": _ROUNDS, "epochs": 1, "participation": 0.6, "checkpoint_every": 1}
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 
 
@@ -95,7 +96,7 @@ def _run(method: str, text: str | None, engine: str, chunk: int, folder: Path | 
 def _prepared(method: str, text: str | None, engine: str, chunk: int) -> Driver:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FedStrataWarning)
-        return prepare(method, engine, chunk, **_SETTING, **({} if text is None else {"diagnose": text}))
+        return prepare(method, engine, chunk, diagnose=text, **_SETTING)
 
 
 def _resumed(method: str, text: str, folder: Path) -> Driver:

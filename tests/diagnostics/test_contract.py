@@ -98,6 +98,7 @@ def test_a_matrix_of_clients_that_is_not_declared_is_caught(registered) -> None:
         check_diagnostic("odd")
 
 
+@pytest.mark.slow
 def test_one_sees_what_it_asks_for_and_counts_in_its_memory(registered) -> None:
     class Curious(Diagnostic):
         needs: ClassVar[frozenset[Need]] = frozenset({Need.UPLOADS})
