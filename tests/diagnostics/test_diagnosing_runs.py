@@ -127,7 +127,7 @@ def test_what_makes_no_sense_is_refused(text: str, words: str) -> None:
 def test_what_cannot_be_seen_is_refused_if_named_and_left_out_of_all() -> None:
     with pytest.raises(FedStrataError, match="'sent' cannot be computed here: with 'local' clients send nothing"):
         fedstrata.run(**SMALL, method="local", diagnose="sent")
-    with pytest.warns(FedStrataWarning, match="'sent', because with 'd-psgd' clients send their models to each other"):
+    with pytest.warns(FedStrataWarning, match="'drift', because with 'd-psgd' clients send their models to each other"):
         result = fedstrata.run(**SMALL, method="d-psgd", diagnose="all")
     assert {"inertia", "norms", "ending"} <= result.summary["cost_of_diagnostics"].keys()
 
