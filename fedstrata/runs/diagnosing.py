@@ -20,7 +20,9 @@ from fedstrata.runs.memory import peak_memory
 from fedstrata.runs.metrics import EVERYBODY, MetricLog, TimingLog
 from fedstrata.stack import Stack, clone, under
 
-PHASE = "diagnose/"
+GATHERING = "diagnose"
+"""The phase in which that of a round is put together which diagnostics look at."""
+PHASE = f"{GATHERING}/"
 """The beginning of the names of the phases in which diagnostics are computed."""
 _GROUP = "diagnostics"
 _PEAKS = "peak_bytes_of_diagnostics"

@@ -27,7 +27,7 @@ from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
 from fedstrata.runs.devices import spare_host
-from fedstrata.runs.diagnosing import Diagnosis
+from fedstrata.runs.diagnosing import GATHERING, Diagnosis
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
@@ -356,7 +356,9 @@ class Driver:
         """Let the diagnostics look at the round; return their numbers of the whole round."""
         if not self.diagnosis.chosen:
             return {}
+        began = time.perf_counter()
         gathered = self.engine.observer.gather(report.participants)
+        self.timings.add(self.round, GATHERING, time.perf_counter() - began)
         seen = Seen(
             round=self.round,
             rounds=self.experiment.rounds,
