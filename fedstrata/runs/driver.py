@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstrata.callbacks import Callbacks, RoundView
 from fedstrata.data import Dataset, Split
-from fedstrata.diagnostics import Seen, layer_cosines, layer_updates
+from fedstrata.diagnostics import Need, Seen, layer_cosines, layer_updates
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import ENGINES, Plan, SharedMemory, build_engine, make_plan, memory_of
@@ -356,6 +356,7 @@ class Driver:
         """Let the diagnostics look at the round; return their numbers of the whole round."""
         if not self.diagnosis.chosen:
             return {}
+        needs = self.diagnosis.needs(self.round, self.experiment.rounds)
         began = time.perf_counter()
         gathered = self.engine.observer.gather(report.participants)
         self.timings.add(self.round, GATHERING, time.perf_counter() - began)
@@ -374,7 +375,7 @@ class Driver:
             received=gathered.received,
             started=gathered.started,
             trained=gathered.trained,
-            probe=self.engine.probe(report.participants, self.round),
+            probe=self.engine.probe(report.participants, self.round) if Need.DATA in needs else None,
             client_memory=gathered.client_memory,
             server_memory=self.engine.server.memory,
             tested=self.tested_accuracies,
