@@ -8,6 +8,8 @@ from seeing import pictures
 
 import fedstrata
 from fedstrata.fairness import fairness, worst_clients
+from fedstrata.report import read_runs
+from fedstrata.significance import comparison_rows
 
 ASKED = "sensitivity, gradient-variance, hessian(probes=2, batch_size=8), cka(samples=12), fisher(batch_size=4), people"
 SMALL = {
@@ -84,3 +86,25 @@ def test_people_have_numbers_in_the_rounds_that_are_tested():
     rounds, values = result.metrics.series("people.fairness")
     assert rounds.tolist() == [2, 3]
     assert values[-1] == pytest.approx(result.summary["final"]["client_adapted.accuracy.std"] ** 2)
+
+
+def test_a_comparison_tells_who_is_better_off_than_alone_and_with_fedavg(tmp_path):
+    """The same from the results and from the folders; by hand from the accuracies of single clients."""
+    comparison = fedstrata.compare(
+        "fedavg, local, fedper", data="digits", clients=5, rounds=2, epochs=3, model="mlp", engine="stacked", seeds=2,
+        device="cpu", out=tmp_path,
+    )  # fmt: skip
+    expected = []
+    for seed in range(2):
+        own, alone, averaged = (
+            comparison.result(method, seed).metrics.of_clients("client_after.accuracy")
+            for method in ("fedper", "local", "fedavg")
+        )
+        expected.append(sum(own[client] > max(alone[client], averaged[client]) for client in range(5)) / 5)
+    assert sum(expected) > 0
+    told = {row["method"]: row["incentive"] for row in comparison.to_rows()}
+    assert told == {"fedavg": None, "local": None, "fedper": pytest.approx(sum(expected) / 2)}
+    rows = comparison_rows(read_runs(sorted(path for path in tmp_path.iterdir() if path.is_dir())))
+    assert {row.label: row.incentive for row in rows} == {row.label: row.incentive for row in comparison.rows}
+    percent = f"{100 * sum(expected) / 2:.0f} %"
+    assert f"better than with both local and fedavg, of the same seed: fedper {percent}." in str(comparison)
