@@ -8,10 +8,16 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity, Seen, diagnostics
+from fedstrata.diagnostics.distance import feature_distances, label_distances, transport_cost
+from fedstrata.diagnostics.drift import disagreement
 from fedstrata.diagnostics.inertia import layer_cosines, layer_updates
+from fedstrata.diagnostics.masks import between_clients
 from fedstrata.diagnostics.naming import quantity_of
 from fedstrata.diagnostics.norms import client_norms
 from fedstrata.diagnostics.own_loops import Watch
+from fedstrata.diagnostics.shrinking import applied_factor, regularisation_ratio
+from fedstrata.diagnostics.weights import histogram, moments
+from fedstrata.diagnostics.zeros import zeroed
 
 for _module in iter_modules(__path__):
     if not _module.ispkg:
@@ -24,9 +30,19 @@ __all__ = [
     "Quantity",
     "Seen",
     "Watch",
+    "applied_factor",
+    "between_clients",
     "client_norms",
     "diagnostics",
+    "disagreement",
+    "feature_distances",
+    "histogram",
+    "label_distances",
     "layer_cosines",
     "layer_updates",
+    "moments",
     "quantity_of",
+    "regularisation_ratio",
+    "transport_cost",
+    "zeroed",
 ]

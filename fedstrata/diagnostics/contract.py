@@ -88,6 +88,8 @@ class Seen:
     tested: Mapping[int, float] = field(default_factory=dict)
     """The accuracy on its own test samples of every client that was tested after the round, by its number: with the
     model that is the headline of the run. Empty where the round was not tested."""
+    initial: Tensors = field(default_factory=dict)
+    """The common initial model, also of what clients keep to themselves."""
 
     @property
     def last(self) -> bool:
@@ -113,13 +115,15 @@ class Measured:
     ``layers``: quantity, layer, number (a tensor without axes, or a float). ``clients``: quantity, and a number for
     each participant ``[K]``. ``clients_in_layers``: quantity, layer (:data:`WHOLE_MODEL` for all together), and
     ``[K]``, or ``[K, M]`` where a client has several numbers: one for each participant (a matrix), each class, each
-    bin. NaN stands for what is not defined, and is not stored.
+    bin. ``in_layers``: the same of no single client, ``[M]``, such as the bins of a histogram over all. NaN stands for
+    what is not defined, and is not stored.
     """
 
     of_round: Mapping[str, Tensor | float] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, Tensor | float]] = field(default_factory=dict)
     clients: Mapping[str, Tensor] = field(default_factory=dict)
     clients_in_layers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    in_layers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,8 @@ class Diagnostic(Spec):
 
     def refuse_unexplained(self, measured: Measured) -> None:
         """Refuse numbers that stand under names which ``quantities`` does not explain."""
-        names = {*measured.of_round, *measured.layers, *measured.clients, *measured.clients_in_layers}
+        tables = (measured.of_round, measured.layers, measured.clients, measured.clients_in_layers, measured.in_layers)
+        names = {name for table in tables for name in table}
         for name in sorted(names - self.quantities.keys()):
             raise FedStrataError(
                 f"The diagnostic '{self.name}' measures '{name}', which its 'quantities' do not explain; add it there."

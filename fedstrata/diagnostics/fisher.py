@@ -29,6 +29,7 @@ class Fisher(Diagnostic):
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MODELS, Need.DATA})
+    afterwards: ClassVar[bool] = True
     quantities: ClassVar[Mapping[str, Quantity]] = {
         "fisher.mean": Quantity(
             "Fisher information per parameter",

@@ -160,6 +160,10 @@ def rows_of(one: Diagnostic, measured: Measured, round: int, participants: Seque
             for client, values in zip(participants, table.reshape(len(participants), -1).tolist(), strict=True):
                 for other, value in zip(others, values, strict=True):
                     yield from _defined(_row(round, metric, value, layer or None, client, other))
+    for metric, of_nobody in measured.in_layers.items():
+        for layer, several in of_nobody.items():
+            for other, value in enumerate(several.tolist()):
+                yield from _defined(_row(round, metric, value, layer or None, other=other))
 
 
 def _row(

@@ -101,6 +101,7 @@ class WhereToFederate(Diagnostic):
     """A measure of each layer with weights in every participant's model, and the split that follows from it."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MODELS, Need.DATA})
+    afterwards: ClassVar[bool] = True
     curve: ClassVar[str] = ""
     """The quantity that splits the layers."""
     undefined: ClassVar[str] = "the model of a client has diverged, or the loss has no such derivative"

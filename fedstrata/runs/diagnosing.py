@@ -17,7 +17,7 @@ from fedstrata.engines.observing import Gathered
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataWarning
 from fedstrata.runs.memory import peak_memory
-from fedstrata.runs.metrics import MetricLog, TimingLog
+from fedstrata.runs.metrics import EVERYBODY, MetricLog, TimingLog
 from fedstrata.stack import Stack, clone, under
 
 PHASE = "diagnose/"
@@ -119,9 +119,7 @@ class Diagnosis:
 def objection_in(setting: Setting, missing: Mapping[Need, str]) -> Objection:
     """Object to what cannot be computed in a run: for want of what it needs, or of this method or model."""
     method = setting.method
-    if method.needs.relays:
-        missing = {Need.UPLOADS: f"with '{method}' clients send their models to each other, and no server", **missing}
-    elif not setting.shared:
+    if not setting.shared:
         missing = {Need.UPLOADS: f"with '{method}' clients send nothing", **missing}
     by_need = lacking(missing)
     return lambda one: by_need(one) or one.unfit(method, setting.layers)
@@ -143,6 +141,9 @@ def note(
         for layer, values in in_layers.items():
             numbers = values.double().cpu().numpy()
             metrics.add_diagnostics(round, metric, layer, participants, numbers, others if numbers.ndim == 2 else None)
+    for metric, in_layers in measured.in_layers.items():
+        for layer, values in in_layers.items():
+            metrics.add_diagnostics(round, metric, layer, [EVERYBODY], values.double().cpu().numpy()[None])
     return _defined(_numbers(measured.of_round))
 
 

@@ -376,6 +376,7 @@ class Driver:
             client_memory=gathered.client_memory,
             server_memory=self.engine.server.memory,
             tested=self.tested_accuracies,
+            initial=self.setting.initial,
         )
         return self.diagnosis.measure(seen, gathered, self.metrics, self.timings)
 

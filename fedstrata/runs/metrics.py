@@ -56,7 +56,8 @@ DIAGNOSTICS_SCHEMA: pa.Schema = pa.schema(
 )
 """Numbers of single clients in single layers, a table that is there only where diagnostics gave some.
 
-The layer is empty where all layers stand together. ``other`` is :data:`EVERYBODY`, or the second client of a pair, the
+The layer is empty where all layers stand together, and the client :data:`EVERYBODY` where a number is of no single one.
+``other`` is :data:`EVERYBODY`, or the second client of a pair, the
 class or the bin where a client has several numbers. What is not defined is left out.
 """
 OPTIONAL_SCHEMAS: Mapping[str, pa.Schema] = {CLASSES: CLASSES_SCHEMA, DIAGNOSTICS: DIAGNOSTICS_SCHEMA}
