@@ -9,7 +9,9 @@ from typing import ClassVar
 import torch
 
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity, Seen, diagnostics
-from fedstrata.diagnostics.where_to_federate import ROUNDS_BETWEEN, first_last_or_every
+from fedstrata.diagnostics.where_to_federate import ROUNDS_BETWEEN, first_last_or_every, other_weights
+from fedstrata.layers import LayerMap
+from fedstrata.methods.contract.composition import Method
 from fedstrata.spec import parameter
 from fedstrata.stack import Stack, per_client
 
@@ -44,6 +46,10 @@ class Fisher(Diagnostic):
     batch_size: int = parameter(32, "Samples in each batch.", low=1)
     batches: int = parameter(1, "Batches of each client.", low=1)
     every: int = parameter(0, ROUNDS_BETWEEN, low=0)
+
+    def unfit(self, method: Method, layers: LayerMap) -> str | None:
+        """Refuse methods that compute the weights of the model from others."""
+        return other_weights(method)
 
     def due(self, round: int, rounds: int) -> bool:
         """Measure in the first round and in the last, and if asked in between."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,17 +73,20 @@ class Watch:
         sizes: Sequence[int] | None = None,
         participants: Sequence[int] | None = None,
         label_counts: Tensor | None = None,
+        tested: Mapping[int, float] | None = None,
     ) -> list[Row]:
         """Look at a round: the server's model ``after`` it, and the ``clients``' models after their training.
 
         ``before`` is what the server sent, by default what it had after the round before. ``sizes`` are the clients'
-        numbers of samples, by default equal; ``participants`` their numbers, by default 0, 1, 2, ...
+        numbers of samples, by default equal; ``participants`` their numbers, by default 0, 1, 2, ...; ``tested`` are
+        the accuracies of clients that were tested, by their numbers, which ``people`` looks at.
         """
         self.done += 1
         new, old = _tensors(after), self._last if before is None else _tensors(before)
         if not old:
             raise FedStrataError("Say with which model the first round began: before=....")
         seen = self._seen(old, new, [_tensors(client) for client in clients], sizes, participants, label_counts)
+        seen = replace(seen, tested=tested or {})
         if self.done == self.reference_round:
             self._reference = clone(new)
         rows = list(self._always(seen))

@@ -18,6 +18,8 @@ from fedstrata.methods.contract.views import Probe
 from fedstrata.spec import parameter
 from fedstrata.stack import repeat
 
+_ROUNDING = 1e-12
+
 
 def linear_cka(first: Tensor, second: Tensor) -> Tensor:
     r"""Compare two representations of the same n samples, ``[n, ...]`` each: linear centred kernel alignment.
@@ -63,6 +65,15 @@ def _unit(grams: Tensor) -> Tensor:
     norms = flat.norm(dim=1, keepdim=True)
     unit: Tensor = flat / norms.where(norms > 0, math.nan)
     return unit
+
+
+def dissimilarity(aligned: Tensor) -> Tensor:
+    """Turn alignments into their distance from 1; what lies within the rounding of equal models is 0.
+
+    >>> dissimilarity(torch.tensor([1.0, 0.75, 1 - 2e-16], dtype=torch.float64))
+    tensor([0.0000, 0.2500, 0.0000], dtype=torch.float64)
+    """
+    return (1 - aligned).masked_fill(1 - aligned < _ROUNDING, 0)
 
 
 def mean_of_others(pairs: Tensor) -> Tensor:
@@ -123,7 +134,9 @@ class RepresentationDissimilarity(WhereToFederate):
         names = [layer.name for layer in layers]
         grams = probe.representations(seen.trained, names, self.samples)
         found = {
-            "cka.dissimilarity": torch.stack([1 - mean_of_others(gram_alignment(grams[name])) for name in names], 1)
+            "cka.dissimilarity": torch.stack(
+                [mean_of_others(dissimilarity(gram_alignment(grams[name]))) for name in names], 1
+            )
         }
         reached = reached_by_all(seen.layers, seen.travelled & seen.after.keys())
         if reached:
@@ -132,7 +145,7 @@ class RepresentationDissimilarity(WhereToFederate):
             to_global = torch.full_like(found["cka.dissimilarity"], math.nan)
             for place, name in enumerate(names):
                 if name in reached:
-                    to_global[:, place] = 1 - gram_alignment(grams[name], common[name])[:, 0]
+                    to_global[:, place] = dissimilarity(gram_alignment(grams[name], common[name]))[:, 0]
             found["cka.to_global"] = to_global
         return found
 

@@ -3,7 +3,8 @@
 Ahmed Elhussein, Gamze Gürsoy: "PLayer-FL: A Principled Approach to Personalized Layer-wise Cross-Silo Federated
 Learning", arXiv 2502.08829. The paper looks at the clients' own models, before they are averaged, after one epoch from
 a common start and at the end of training. So do the diagnostics here: they take the models as local training left them.
-With one local epoch in a round, the first round is the paper's first epoch.
+With one local epoch in a round, the first round is the paper's first epoch. Of a finished run they take the models that
+clients use in the end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from torch import Tensor
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity, Seen, diagnostics
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.functional import federation_sensitivity, split_point
-from fedstrata.layers import Layer
+from fedstrata.layers import Layer, LayerMap
+from fedstrata.methods.contract.composition import Method
+from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.views import Probe
 from fedstrata.spec import parameter
 from fedstrata.stack import Stack, Tensors, per_client, take
@@ -74,6 +77,12 @@ def first_last_or_every(round: int, rounds: int, every: int) -> bool:
     return round in (1, rounds) or (every > 0 and round % every == 0)
 
 
+def other_weights(method: Method) -> str | None:
+    """Say that a model does not run with the weights that a method trains, where that is so; none: it does."""
+    changing = next((part.name for part in method.parts if type(part).effective is not Part.effective), None)
+    return None if changing is None else f"with '{changing}' the model does not run with the weights that are trained"
+
+
 def mark(title: str) -> Quantity:
     """Describe which layers a measure would federate."""
     return Quantity(
@@ -111,6 +120,10 @@ class WhereToFederate(Diagnostic):
         2.0, "By how much the sum over the layers must grow from one to the next to split there.", above=0, finite=False
     )
     every: int = parameter(0, ROUNDS_BETWEEN, low=0)
+
+    def unfit(self, method: Method, layers: LayerMap) -> str | None:
+        """Refuse methods that compute the weights of the model from others."""
+        return other_weights(method)
 
     def due(self, round: int, rounds: int) -> bool:
         """Measure in the first round and in the last, and if asked in between."""

@@ -46,7 +46,7 @@ def diagnose(path: Path, text: str = ALL, given: Ingredients | None = None) -> D
     """
     with RunFolder.resume(path) as folder:
         driver = _restored(folder, given)
-        chosen = choose(text, _objection_in(folder))
+        chosen = choose(text, _objection_in(folder, driver))
         if not chosen.diagnostics:
             raise FedStrataError(
                 f"Nothing of what '{text}' asks for can be computed of a run that is finished: {chosen.word()}"
@@ -112,7 +112,7 @@ def _seen(driver: Driver) -> Seen:
     )
 
 
-def _objection_in(folder: RunFolder) -> Objection:
+def _objection_in(folder: RunFolder, driver: Driver) -> Objection:
     """Object to what a finished run does not tell, and to what the run has measured itself."""
     own = {one.name for one in choose(folder.experiment.diagnose).diagnostics}
     tables = folder.metrics().to_tables().values()
@@ -121,7 +121,9 @@ def _objection_in(folder: RunFolder) -> Objection:
         if not one.afterwards:
             return "it looks at the rounds themselves, and can be asked for while a run goes on, with --diagnose"
         measured = one.name in own and any(_count(table, f"{one.name}.") for table in tables)
-        return "the run has measured it itself" if measured else None
+        if measured:
+            return "the run has measured it itself"
+        return one.unfit(driver.method, driver.setting.layers)
 
     return objection
 

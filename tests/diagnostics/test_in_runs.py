@@ -8,6 +8,8 @@ from seeing import pictures
 
 import fedstrata
 from fedstrata.fairness import fairness, worst_clients
+from fedstrata.report import read_runs
+from fedstrata.significance import comparison_rows
 
 ASKED = "sensitivity, gradient-variance, hessian(probes=2, batch_size=8), cka(samples=12), fisher(batch_size=4), people"
 SMALL = {
@@ -17,14 +19,8 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def runs():
-    engines = {
-        "loop": {"engine": "loop"},
-        "stacked": {"engine": "stacked"},
-        "chunks": {"engine": "stacked", "chunk": 1},
-    }
-    asked = {name: fedstrata.run(**SMALL, **engine, diagnose=ASKED) for name, engine in engines.items()}
-    return {**asked, "nobody asked": fedstrata.run(**SMALL, engine="stacked")}
+def result():
+    return fedstrata.run(**SMALL, engine="stacked", diagnose=ASKED)
 
 
 def rows(result, name):
@@ -33,26 +29,11 @@ def rows(result, name):
     return {tuple(key): value for *key, value in zip(*(table[key] for key in keys), table["value"], strict=True)}
 
 
-@pytest.mark.parametrize("other", ["stacked", "chunks"])
-@pytest.mark.parametrize("table", ["rounds", "layers", "diagnostics", "clients"])
-def test_numbers_are_the_same_on_every_engine_and_in_chunks(runs, table, other):
-    ours, theirs = rows(runs["loop"], table), rows(runs[other], table)
-    assert ours.keys() == theirs.keys()
-    for place, value in ours.items():
-        assert theirs[place] == pytest.approx(value, rel=1e-8, abs=1e-12), place
-
-
-def test_looking_on_changes_no_other_number(runs):
-    for table in ("rounds", "layers", "clients"):
-        asked, plain = rows(runs["stacked"], table), rows(runs["nobody asked"], table)
-        assert {place: asked[place] for place in plain} == plain
-
-
-def test_they_are_measured_in_the_first_round_and_in_the_last(runs):
-    found = rows(runs["stacked"], "layers")
+def test_they_are_measured_in_the_first_round_and_in_the_last(result):
+    found = rows(result, "layers")
     for metric in ("sensitivity.cumulated", "hessian.trace", "cka.dissimilarity", "gradient-variance.variance"):
         assert {round for round, _, name in found if name == metric} == {1, 3}
-        split = {round: value for (round, name), value in rows(runs["stacked"], "rounds").items()
+        split = {round: value for (round, name), value in rows(result, "rounds").items()
                  if name == f"{metric.split('.')[0]}.split"}  # fmt: skip
         assert split.keys() == {1, 3}
         for round, count in split.items():
@@ -62,8 +43,7 @@ def test_they_are_measured_in_the_first_round_and_in_the_last(runs):
             assert marks == sorted(marks, reverse=True)
 
 
-def test_people_are_those_of_the_runs_headline(runs):
-    result = runs["stacked"]
+def test_people_are_those_of_the_runs_headline(result):
     accuracies = {client: value for (round, client, metric), value in rows(result, "clients").items()
                   if round == 3 and metric == "client_after.accuracy"}  # fmt: skip
     assert len(accuracies) == 3
@@ -84,3 +64,22 @@ def test_people_have_numbers_in_the_rounds_that_are_tested():
     rounds, values = result.metrics.series("people.fairness")
     assert rounds.tolist() == [2, 3]
     assert values[-1] == pytest.approx(result.summary["final"]["client_adapted.accuracy.std"] ** 2)
+
+
+def test_a_comparison_tells_who_is_better_off_than_alone_and_with_fedavg(tmp_path):
+    """The same from the results and from the folders; by hand from the accuracies of single clients."""
+    comparison = fedstrata.compare(
+        "fedavg, local, fedper", data="digits", clients=5, rounds=2, epochs=3, model="mlp", engine="stacked", seeds=1,
+        device="cpu", out=tmp_path,
+    )  # fmt: skip
+    own, alone, averaged = (
+        comparison.result(method).metrics.of_clients("client_after.accuracy")
+        for method in ("fedper", "local", "fedavg")
+    )
+    expected = sum(own[client] > max(alone[client], averaged[client]) for client in range(5)) / 5
+    assert expected > 0
+    told = {row["method"]: row["incentive"] for row in comparison.to_rows()}
+    assert told == {"fedavg": None, "local": None, "fedper": expected}
+    rows = comparison_rows(read_runs(sorted(path for path in tmp_path.iterdir() if path.is_dir())))
+    assert {row.label: row.incentive for row in rows} == {row.label: row.incentive for row in comparison.rows}
+    assert f"than with both local and fedavg, of the same seed: fedper {100 * expected:.0f} %." in str(comparison)

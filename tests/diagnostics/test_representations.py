@@ -181,3 +181,12 @@ def test_what_does_not_depend_on_the_samples_has_no_number_and_does_not_hinder_t
 def test_a_layer_whose_weights_are_used_without_a_call_is_refused_by_name(engine):
     with pytest.raises(FedStrataError, match="What the layer 'head' gives cannot be seen"):
         diagnostics.make("cka").compute(first_round(engine, WithoutACall().double()).seen, {})
+
+
+def test_equal_models_differ_in_nothing_and_all_layers_may_be_shared():
+    """As those of clients that use the global model are, once a run is finished."""
+    round = first_round("stacked")
+    same = {name: tensor[:1].expand_as(tensor) for name, tensor in round.seen.trained.items()}
+    found = diagnostics.make("cka").compute(replace(round.seen, trained=same), {})
+    assert set(map(float, found.layers["cka.dissimilarity"].values())) == {0.0}
+    assert found.of_round["cka.split"] == len(found.layers["cka.federated"]) == 3

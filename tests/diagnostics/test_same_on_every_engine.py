@@ -10,6 +10,11 @@ from seeing import first_round
 from torch import nn
 
 from fedstrata.diagnostics import diagnostics
+from fedstrata.engines.client import ClientSide
+from fedstrata.engines.forward import StackedForward
+from fedstrata.engines.operations import GPU_OPERATIONS
+from fedstrata.layers import LayerMap
+from fedstrata.methods import Method
 
 ASKED = (
     "sensitivity",
@@ -117,3 +122,27 @@ def test_what_was_measured_changed_nothing():
         assert not tensor.requires_grad
     again = first_round("stacked", batch_norm_and_dropout()).seen.trained
     assert all(torch.equal(tensor, again[name]) for name, tensor in round.seen.trained.items())
+
+
+def test_operations_without_second_derivatives_give_way_to_those_that_have_some():
+    """What replaces convolutions and norms on a GPU can be differentiated once."""
+    round = first_round("stacked", batch_norm_and_dropout())
+    setting, blocks = round.ready.setting, {"0": ["0.weight"], "6": ["6.weight"]}
+    forward = StackedForward(round.ready.model, GPU_OPERATIONS, setting.head)
+    replaced = ClientSide(setting, forward, round.ready.data).probe(range(3), 1)
+    for block, expected in round.seen.probe.curvature(round.seen.trained, blocks, 5, 2).items():
+        found = replaced.curvature(round.seen.trained, blocks, 5, 2)[block]
+        assert torch.allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["fedpm", "feddrop", "sparsyfed"])
+@pytest.mark.parametrize("diagnostic", ["sensitivity", "gradient-variance", "hessian", "cka", "fisher"])
+def test_methods_that_compute_the_models_weights_from_others_are_refused(diagnostic, method):
+    made = Method.make(method)
+    reason = diagnostics.make(diagnostic).unfit(made, first_layers())
+    assert reason == f"with '{method}' the model does not run with the weights that are trained"
+    assert diagnostics.make(diagnostic).unfit(Method.make("fedbn+fedprox"), first_layers()) is None
+
+
+def first_layers():
+    return LayerMap.read(nn.Linear(3, 2), (3,))
