@@ -34,7 +34,6 @@ RUN = (
 )
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
-    "diagnostics.md": ("fedstrata diagnose diagnosed",),
     "index.md": ("fedstrata compare", "fedstrata report"),
     "use-the-model.md": ("fedstrata run",),
     "your-data-and-model.md": ('fedstrata run --data "image_folder',),

@@ -39,6 +39,7 @@ def diagnose(
     run stay as they are. Most diagnostics look at the rounds themselves: ask for them with 'fedstrata run --diagnose'.
     """
     with telling("loading PyTorch", quiet):
+        from fedstrata.diagnostics.choosing import by_reason
         from fedstrata.report.formats import data_size
         from fedstrata.runs.afterwards import diagnose as compute
 
@@ -57,5 +58,5 @@ def diagnose(
             cost = one.costs[name]
             table.add_row(str(one.out), name, f"{rows:,}", f"{cost['seconds']:.2f} s", data_size(cost["peak_bytes"]))
     results.print(table)
-    for name, reason in found[0].left_out.items():
-        results.print(Text(f"{name}: {reason}", style="dim"), soft_wrap=True)
+    for reason, names in by_reason(found[0].left_out).items():
+        results.print(Text(f"Not {', '.join(names)}: {reason}.", style="dim"), soft_wrap=True)

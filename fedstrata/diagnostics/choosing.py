@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedstrata.diagnostics.contract import Diagnostic, Need, diagnostics
 from fedstrata.errors import FedStrataError
@@ -21,14 +21,21 @@ class Chosen:
     """The diagnostics of a run, and those that ``all`` leaves out, with the reasons."""
 
     diagnostics: tuple[Diagnostic, ...] = ()
-    left_out: Mapping[str, str] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def word(self) -> str | None:
         """Say which ones are left out and why, if any are."""
-        if not self.left_out:
-            return None
-        told = "; ".join(f"'{name}', because {reason}" for name, reason in self.left_out.items())
-        return f"Of all diagnostics these are left out: {told}."
+        told = "; ".join(f"{', '.join(names)}, because {reason}" for reason, names in by_reason(self.left_out).items())
+        return f"Of all diagnostics these are left out: {told}." if told else None
+
+
+def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """Put together what is left out for the same reason.
+
+    >>> by_reason({"norms": "it is late", "drift": "it is dark", "inertia": "it is late"})
+    {'it is late': ['norms', 'inertia'], 'it is dark': ['drift']}
+    """
+    return {reason: [name for name in left_out if left_out[name] == reason] for reason in left_out.values()}
 
 
 def choose(text: str | None, objection: Objection = lambda diagnostic: None) -> Chosen:

@@ -85,6 +85,9 @@ class Seen:
     client_memory: Stack = field(default_factory=Stack)
     """What the method keeps at the participants after the round, such as masks; with :attr:`Need.MODELS`."""
     server_memory: Stack = field(default_factory=Stack)
+    tested: Mapping[int, float] = field(default_factory=dict)
+    """The accuracy on its own test samples of every client that was tested after the round, by its number: with the
+    model that is the headline of the run. Empty where the round was not tested."""
     initial: Tensors = field(default_factory=dict)
     """The common initial model, also of what clients keep to themselves."""
 

@@ -83,6 +83,12 @@ class Run:
         return found
 
     @cached_property
+    def client_accuracies(self) -> Mapping[int, float]:
+        """Each client's accuracy behind the headline when it was last tested, by the client's number."""
+        clients, values = self.clients.get(f"{self.summary['headline']}.accuracy", (np.empty(0), np.empty(0)))
+        return dict(zip(clients.tolist(), values.tolist(), strict=True))
+
+    @cached_property
     def layers(self) -> Mapping[str, np.ndarray]:
         """The columns of the layer table."""
         table = self._table("layers")

@@ -61,7 +61,7 @@ def diagnose(path: Path, text: str = ALL, given: Ingredients | None = None) -> D
         names = tuple(f"{one.name}." for one in chosen.diagnostics)
         folder.save_diagnosis(_beside(folder.diagnosis(), tables, names))
     rows = {one.name: sum(_count(table, f"{one.name}.") for table in tables.values()) for one in chosen.diagnostics}
-    return Diagnosed(path, driver.round, rows, diagnosis.costs(timings), chosen.left_out or {})
+    return Diagnosed(path, driver.round, rows, diagnosis.costs(timings), chosen.left_out)
 
 
 def _restored(folder: RunFolder, given: Ingredients | None) -> Driver:
@@ -108,6 +108,7 @@ def _seen(driver: Driver) -> Seen:
         probe=driver.engine.probe(clients, driver.round),
         client_memory=driver.engine.clients().group("memory"),
         server_memory=driver.engine.server.memory,
+        initial=driver.setting.initial,
     )
 
 
@@ -118,7 +119,7 @@ def _objection_in(folder: RunFolder) -> Objection:
 
     def objection(one: Diagnostic) -> str | None:
         if not one.afterwards:
-            return f"it looks at the rounds themselves: ask for it while a run goes on, with --diagnose {one.name}"
+            return "it looks at the rounds themselves, and can be asked for while a run goes on, with --diagnose"
         measured = one.name in own and any(_count(table, f"{one.name}.") for table in tables)
         return "the run has measured it itself" if measured else None
 

@@ -59,6 +59,7 @@ class Driver:
     reference: Tensors = field(default_factory=dict)
     best: Best = field(default_factory=Best)
     adapted: Tensors = field(default_factory=dict)
+    tested_accuracies: dict[int, float] = field(default_factory=dict)
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
     round: int = 0
@@ -228,6 +229,7 @@ class Driver:
         self._warn_if_diverged(report, losses)
         if last:
             self._remark(view)
+        self.tested_accuracies = {}
         if evaluate:
             values |= self._evaluate(report.before, last)
         of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
@@ -373,11 +375,14 @@ class Driver:
             probe=self.engine.probe(report.participants, self.round),
             client_memory=gathered.client_memory,
             server_memory=self.engine.server.memory,
+            tested=self.tested_accuracies,
             initial=self.setting.initial,
         )
         return self.diagnosis.measure(seen, gathered, self.metrics, self.timings)
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
+        if label in ("client_after", "client_adapted"):
+            self.tested_accuracies = dict(zip(scores.clients, scores.accuracy.tolist(), strict=True))
         values = note_scores(self.metrics, self.round, label, scores, self.setting.metrics, self.warned)
         everybody = np.count_nonzero(self.split.test_sizes)
         if label in ("client_after", "client_adapted") and len(scores.clients) < everybody:

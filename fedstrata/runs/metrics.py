@@ -288,6 +288,15 @@ class MetricLog:
         values = np.array(columns["value"].words)[chosen]
         return float(values[-1]) if len(values) else None
 
+    def of_clients(self, metric: str) -> dict[int, float]:
+        """Return the values of a metric of single clients in the last round that has it, by the clients' numbers."""
+        columns = self._tables["clients"].columns
+        chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
+        rounds = np.array(columns["round"].words)
+        chosen &= rounds == rounds[chosen].max(initial=-1)
+        clients, values = (np.array(columns[name].words)[chosen].tolist() for name in ("client", "value"))
+        return dict(zip(clients, values, strict=True))
+
     def latest(self) -> dict[str, float]:
         """Return the last value of each metric of the round table."""
         return {metric: float(self.series(metric)[1][-1]) for metric in self._last_round}
