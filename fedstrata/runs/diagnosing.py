@@ -6,19 +6,24 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.choosing import Chosen, Objection, choose, lacking
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Seen
+from fedstrata.engines.engine import RoundReport
 from fedstrata.engines.observing import Gathered
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataWarning
+from fedstrata.methods import Server
 from fedstrata.runs.memory import peak_memory
 from fedstrata.runs.metrics import EVERYBODY, MetricLog, TimingLog
-from fedstrata.stack import Stack, clone, under
+from fedstrata.stack import Stack, Tensors, clone, under
+
+if TYPE_CHECKING:
+    from fedstrata.runs.driver import Driver
 
 GATHERING = "diagnose"
 """The phase in which that of a round is put together which diagnostics look at."""
@@ -116,6 +121,44 @@ class Diagnosis:
             for one in self.chosen
             if (row := rows.get(f"{PHASE}{one.name}")) is not None
         }
+
+
+def look(
+    driver: Driver, before: Tensors, report: RoundReport, view: Server, own: Mapping[str, float | Mapping[str, float]]
+) -> dict[str, float]:
+    """Let the diagnostics of a run look at the round that it has just done; return their numbers of the whole round.
+
+    ``before`` is the server's model before the round, and ``own`` what the method tells of itself.
+    """
+    diagnosis, engine, round, rounds = driver.diagnosis, driver.engine, driver.round, driver.experiment.rounds
+    if not diagnosis.chosen:
+        return {}
+    began = time.perf_counter()
+    gathered = engine.observer.gather(report.participants)
+    driver.timings.add(round, GATHERING, time.perf_counter() - began)
+    asked = Need.DATA in diagnosis.needs(round, rounds)
+    seen = Seen(
+        round=round,
+        rounds=rounds,
+        layers=driver.setting.layers,
+        before=before,
+        after=engine.server.model,
+        travelled=report.sent,
+        participants=report.participants,
+        sizes=view.sizes,
+        label_counts=view.label_counts,
+        method_metrics=own,
+        uploads=gathered.uploads,
+        received=gathered.received,
+        started=gathered.started,
+        trained=gathered.trained,
+        probe=engine.probe(report.participants, round) if asked else None,
+        client_memory=gathered.client_memory,
+        server_memory=engine.server.memory,
+        tested=driver.tested_accuracies,
+        initial=driver.setting.initial,
+    )
+    return diagnosis.measure(seen, gathered, driver.metrics, driver.timings)
 
 
 def objection_in(setting: Setting, missing: Mapping[Need, str]) -> Objection:

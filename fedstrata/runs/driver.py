@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstrata.callbacks import Callbacks, RoundView
 from fedstrata.data import Dataset, Split
-from fedstrata.diagnostics import Need, Seen, layer_cosines, layer_updates
+from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import ENGINES, Plan, SharedMemory, build_engine, make_plan, memory_of
@@ -27,7 +27,7 @@ from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
 from fedstrata.runs.devices import spare_host
-from fedstrata.runs.diagnosing import GATHERING, Diagnosis
+from fedstrata.runs.diagnosing import Diagnosis, look
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
@@ -238,7 +238,7 @@ class Driver:
         self._synchronise()
         self.timings.add(self.round, "train", trained - began)
         self.timings.add(self.round, "evaluate", time.perf_counter() - trained)
-        values |= self._diagnose(before, report, view, own)
+        values |= look(self, before, report, view, own)
         self.metrics.add_round(self.round, values)
         if callbacks is not None:
             self.seconds = time.perf_counter() - began
@@ -349,39 +349,6 @@ class Driver:
         travelled = {name: tensor for name, tensor in model.items() if name in report.sent}
         measured = {"update": layer_updates(layers, before, travelled)}
         return {**measured, "cosine": layer_cosines(layers, self.reference, travelled)} if self.reference else measured
-
-    def _diagnose(
-        self, before: Tensors, report: RoundReport, view: Server, own: Mapping[str, float | Mapping[str, float]]
-    ) -> dict[str, float]:
-        """Let the diagnostics look at the round; return their numbers of the whole round."""
-        if not self.diagnosis.chosen:
-            return {}
-        needs = self.diagnosis.needs(self.round, self.experiment.rounds)
-        began = time.perf_counter()
-        gathered = self.engine.observer.gather(report.participants)
-        self.timings.add(self.round, GATHERING, time.perf_counter() - began)
-        seen = Seen(
-            round=self.round,
-            rounds=self.experiment.rounds,
-            layers=self.setting.layers,
-            before=before,
-            after=self.engine.server.model,
-            travelled=report.sent,
-            participants=report.participants,
-            sizes=view.sizes,
-            label_counts=view.label_counts,
-            method_metrics=own,
-            uploads=gathered.uploads,
-            received=gathered.received,
-            started=gathered.started,
-            trained=gathered.trained,
-            probe=self.engine.probe(report.participants, self.round) if Need.DATA in needs else None,
-            client_memory=gathered.client_memory,
-            server_memory=self.engine.server.memory,
-            tested=self.tested_accuracies,
-            initial=self.setting.initial,
-        )
-        return self.diagnosis.measure(seen, gathered, self.metrics, self.timings)
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
         if label in ("client_after", "client_adapted"):
