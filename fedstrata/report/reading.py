@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from fedstrata import files
 from fedstrata.runs.folder import RunFolder
-from fedstrata.runs.metrics import CLASSES, CLASSES_SCHEMA, METRIC_SCHEMAS, TimingLog
+from fedstrata.runs.metrics import CLASSES, DIAGNOSTICS, METRIC_SCHEMAS, OPTIONAL_SCHEMAS, TimingLog
 
-_SCHEMAS = {**METRIC_SCHEMAS, CLASSES: CLASSES_SCHEMA}
+_SCHEMAS = {**METRIC_SCHEMAS, **OPTIONAL_SCHEMAS}
 _HEADLINES_OF_AN_UNFINISHED_RUN = ("client_adapted", "client_after", "global_on_clients", "global")
 
 
@@ -83,6 +83,12 @@ class Run:
         return found
 
     @cached_property
+    def client_accuracies(self) -> Mapping[int, float]:
+        """Each client's accuracy behind the headline when it was last tested, by the client's number."""
+        clients, values = self.clients.get(f"{self.summary['headline']}.accuracy", (np.empty(0), np.empty(0)))
+        return dict(zip(clients.tolist(), values.tolist(), strict=True))
+
+    @cached_property
     def layers(self) -> Mapping[str, np.ndarray]:
         """The columns of the layer table."""
         table = self._table("layers")
@@ -91,9 +97,12 @@ class Run:
     @cached_property
     def classes(self) -> Mapping[str, np.ndarray]:
         """The columns of the table of single classes, which is empty where none were asked for."""
-        has_file = (self.path / "metrics" / f"{CLASSES}.parquet").exists()
-        table = self._table(CLASSES) if has_file or not self.finished else CLASSES_SCHEMA.empty_table()
-        return {name: table.column(name).to_numpy() for name in table.column_names}
+        return self._optional(CLASSES)
+
+    @cached_property
+    def diagnostics(self) -> Mapping[str, np.ndarray]:
+        """The columns of the table of clients in layers, which is empty where no diagnostic gave such numbers."""
+        return self._optional(DIAGNOSTICS)
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -124,12 +133,29 @@ class Run:
         distinct, position = np.unique(rounds, return_inverse=True)
         return distinct, np.cumsum(np.bincount(position, weights=seconds, minlength=len(distinct)))
 
+    def _optional(self, name: str) -> Mapping[str, np.ndarray]:
+        """Read the columns of a table that is there only where it has rows."""
+        table = self._table(name)
+        return {column: table.column(column).to_numpy() for column in table.column_names}
+
     def _table(self, name: str) -> pa.Table:
-        """Read one table of metrics; of a finished run straight from its file, which may hold millions of rows."""
+        """Read one table of metrics; of a finished run straight from its file, which may hold millions of rows.
+
+        What was computed after the run was finished comes after it.
+        """
         if not self.finished:
             return self.folder.metrics().to_tables().get(name, _SCHEMAS[name].empty_table())
         path = self.path / "metrics" / f"{name}.parquet"
-        return files.from_parquet(files.read_bytes(path), _SCHEMAS[name], path)
+        if name in OPTIONAL_SCHEMAS and not path.exists():
+            table = _SCHEMAS[name].empty_table()
+        else:
+            table = files.from_parquet(files.read_bytes(path), _SCHEMAS[name], path)
+        later = self._diagnosis.get(name)
+        return table if later is None else pa.concat_tables([table, later])
+
+    @cached_property
+    def _diagnosis(self) -> Mapping[str, pa.Table]:
+        return self.folder.diagnosis()
 
 
 def read_run(path: Path) -> Run:
