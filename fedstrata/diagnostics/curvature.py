@@ -51,7 +51,8 @@ class Hessian(WhereToFederate):
     not the trace.
 
     Cost: in each client one forward and one backward pass of a batch, and then for each probe and each layer with
-    weights another backward pass, through both: the dearest of the diagnostics.
+    weights another backward pass, through both: the dearest of the diagnostics, about five rounds of 20 clients on
+    digits with the CNN and five local epochs.
     """
 
     curve: ClassVar[str] = "hessian.trace"
