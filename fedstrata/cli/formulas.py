@@ -12,7 +12,7 @@ _SYMBOLS = {
     "varphi": "φ", "Phi": "Φ", "psi": "ψ", "Sigma": "Σ", "ell": "ℓ", "nabla": "∇", "partial": "∂", "infty": "∞",
     "sum": "Σ", "prod": "Π", "top": "T", "leftarrow": " ← ", "rightarrow": " → ", "cdot": "·", "times": "×",
     "odot": "⊙", "pm": "±", "le": " ≤ ", "ge": " ≥ ", "ne": " ≠ ", "neq": " ≠ ", "in": " ∈ ",
-    "sim": " ~ ", "propto": " ∝ ",
+    "sim": " ~ ", "propto": " ∝ ", "cap": " ∩ ", "cup": " ∪ ",
     "lVert": "‖\n", "rVert": "\n‖", "langle": "⟨\n", "rangle": "\n⟩", "lfloor": "⌊\n", "rfloor": "\n⌋",
     "lceil": "⌈\n", "rceil": "\n⌉", "lvert": "|\n", "rvert": "\n|", "dots": "…", "ldots": "…", "mid": " | ",
 }  # fmt: skip
