@@ -197,7 +197,9 @@ class Page:
     @property
     def requests(self) -> list[str]:
         """The addresses that the page asked for, beyond its own and what it carries itself."""
-        asked = [event["params"]["request"] for event in self._events() if event["method"] == "Network.requestWillBeSent"]
+        asked = [
+            event["params"]["request"] for event in self._events() if event["method"] == "Network.requestWillBeSent"
+        ]
         return [one["url"] for one in asked[1:] if not one["url"].startswith(("data:", "blob:"))]
 
     def _events(self) -> list[dict[str, Any]]:
