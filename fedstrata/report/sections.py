@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstrata.report import charts, series
+from fedstrata.report import charts, client_charts, cost_charts, series
 from fedstrata.report.charts import Drawing
 from fedstrata.report.figures import figure, menu
 from fedstrata.report.labels import metric_title
 from fedstrata.report.markup import Markup, join
+from fedstrata.report.pareto import MEASURES, POINTS, Pareto, pareto
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 
@@ -38,10 +39,18 @@ def curves(view: View, with_charts: bool) -> Section | None:
                 "Line: mean over seeds. Band: one standard deviation over seeds."
                 if any(len(group.runs) > 1 for group in view.groups)
                 else "One seed for each method.",
-                [menu(kind, "shown", "Measured", options, shown, all(row.everybody for row in view.rows))],
+                [
+                    menu(kind, "shown", "Measured", options, shown, all(row.everybody for row in view.rows)),
+                    menu(kind, "smoothing", "Smoothing", _smoothings(view, metrics), "value"),
+                ],
             )
         )
     return Section("curves", "Accuracy and loss", join(figures), drawn) if figures else None
+
+
+def _smoothings(view: View, metrics: list[str]) -> dict[str, str]:
+    spans = series.smoothings(view.groups, metrics)
+    return {"value": "none"} | {series.smoothed_column(span): f"mean of the last {span} rounds" for span in spans}
 
 
 def clients(view: View, with_charts: bool) -> Section | None:
@@ -62,7 +71,9 @@ def clients(view: View, with_charts: bool) -> Section | None:
         "One point per client and seed, last round. Bar: the middle half of the clients. Stroke: the median." + thinned,
         [menu("clients", "shown", "Measured", options, shown, all(row.everybody for row in view.rows))],
     )
-    return Section("clients", "Clients", place, {"clients": charts.clients(rows, view.methods, view.chosen, shown)})
+    return Section(
+        "clients", "Clients", place, {"clients": client_charts.clients(rows, view.methods, view.chosen, shown)}
+    )
 
 
 def data(view: View, with_charts: bool) -> Section | None:
@@ -124,23 +135,41 @@ def costs(view: View, with_charts: bool) -> Section | None:
     cost, traffic, time = series.cost_rows(view.groups), series.traffic_rows(view.groups), series.time_rows(view.groups)
     figures: list[Markup] = []
     drawn: dict[str, Drawing] = {}
-    if cost:
-        measures = {
-            "both": "bytes, both ways",
-            "up": "bytes up, from clients",
-            "down": "bytes down, to clients",
-            "seconds": "seconds",
-        }
-        drawn["cost"] = charts.cost(cost, view.methods, view.chosen)
-        figures.append(
+    points = pareto(view.groups)
+    if points.axes:
+        measures = {name: MEASURES[name] for name in points.axes}
+        first = next(iter(measures))
+        drawn["pareto"] = cost_charts.front(points, view.methods, view.chosen)
+        drawn["cost"] = cost_charts.cost(cost, view.methods, view.chosen, first)
+        several = len(view.methods) > 1
+        figures += [
+            figure(
+                "pareto",
+                "Accuracy against cost",
+                "Accuracy against bytes or seconds of a whole run, one point per method, with the Pareto front.",
+                (
+                    "Full points, joined by steps: the Pareto front, on which no other method is as accurate for less. "
+                    "Hollow points: methods behind it. "
+                    if several
+                    else ""
+                )
+                + "The accuracy is that of the results table, mean over seeds"
+                + (" ± one standard deviation. " if any(len(group.runs) > 1 for group in view.groups) else ". ")
+                + _axis_in_words(points),
+                [
+                    menu("pareto", "measure", "Cost", measures, first),
+                    menu("pareto", "point", "Accuracy of", POINTS, "last"),
+                ],
+            ),
             figure(
                 "cost",
-                "Accuracy against cost",
+                "Accuracy on the way there",
                 "Accuracy against bytes or seconds since the beginning of the run, one line per method.",
-                "The accuracy of the results table, against all that was sent or spent up to that round.",
-                [menu("cost", "measure", "Cost", measures, "both")],
-            )
-        )
+                "The same accuracy after each round, against all that was sent or spent up to it. A method that "
+                "spends nothing of what is chosen is a dotted level, its accuracy in the last round.",
+                [menu("cost", "measure", "Cost", measures, first)],
+            ),
+        ]
     if any(row["bytes"] for row in traffic):
         drawn["traffic"] = charts.traffic(traffic, view.methods)
         figures.append(
@@ -163,6 +192,16 @@ def costs(view: View, with_charts: bool) -> Section | None:
             )
         )
     return Section("cost", "Bytes and time", join(figures), drawn) if figures else None
+
+
+def _axis_in_words(points: Pareto) -> str:
+    """Say where the axis goes in powers of ten, and where zero is then."""
+    powers = [MEASURES[name] for name, axis in points.axes.items() if axis.logarithmic]
+    if not powers:
+        return ""
+    zero = any(axis.logarithmic and axis.zero in axis.ticks for axis in points.axes.values())
+    standing = "; zero, which has no place on such an axis, stands left of it" if zero else ""
+    return f"The axis goes in powers of ten where costs lie far apart ({'; '.join(powers)}){standing}."
 
 
 def layers(view: View, with_charts: bool) -> Section | None:
