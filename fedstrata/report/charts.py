@@ -305,9 +305,10 @@ def with_legend(
 def legend_columns(methods: Sequence[str], width: int) -> int:
     """How many columns of methods stand side by side in a width. It must not hang on what is left beside the axis."""
     longest = max((len(method) for method in methods), default=0)
-    return max(1, (width - 60) // (50 + min(7 * longest, METHOD_LEGEND["labelLimit"])))
+    return max(1, (width - 60) // (50 + min(7 * longest, _LABEL_OF_LEGEND)))
 
 
+_LABEL_OF_LEGEND = 240
 METHOD_LEGEND: Mapping[str, Any] = {
     "orient": "top",
     "title": None,
@@ -317,7 +318,8 @@ METHOD_LEGEND: Mapping[str, Any] = {
     "symbolSize": 300,
     "symbolStrokeWidth": 2,
     "symbolOpacity": 1,
-    "labelLimit": 240,
+    "labelLimit": _LABEL_OF_LEGEND,
+    "offset": 22,
 }
 """The legend of the methods in colour, for charts that have left the page; it follows the parameter ``chosen``."""
 
