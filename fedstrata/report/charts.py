@@ -39,6 +39,8 @@ class Theme:
     methods: tuple[str, ...]
     parts: tuple[str, ...]
     layers: tuple[str, ...]
+    heat: tuple[str, ...]
+    """From the low to the high end of a scale with a turning point in its middle."""
 
 
 LIGHT = Theme(
@@ -50,6 +52,7 @@ LIGHT = Theme(
     methods=("#2c6cb0", "#c8551b", "#23825c", "#8552b0", "#a87900", "#c0356f", "#1a8794", "#7d5a3c"),
     parts=("#2c6cb0", "#8fb6de", "#c8551b", "#e9b08f", "#23825c", "#93c7b0", "#8552b0", "#c9aee0"),
     layers=("#2a4f9c", "#1f77a8", "#16938f", "#3aa76d", "#86a93a", "#c39a1f", "#d17a2c", "#b8443d"),
+    heat=("#17417c", "#3a78b7", "#8fbcdc", "#f3f0ea", "#efb587", "#d6742e", "#9c450a"),
 )
 DARK = Theme(
     text="#d5dae0",
@@ -60,6 +63,7 @@ DARK = Theme(
     methods=("#7db3ec", "#f0935f", "#5fc79b", "#c39ae6", "#e0bb4d", "#f07fae", "#5cc9d6", "#c9a483"),
     parts=("#7db3ec", "#3f6c9c", "#f0935f", "#98583a", "#5fc79b", "#36775c", "#c39ae6", "#735293"),
     layers=("#8fb0ff", "#63bbe6", "#4fd0c4", "#77d99a", "#b9d968", "#e8c95a", "#f2a566", "#f08077"),
+    heat=("#a6d4ff", "#5b9cd9", "#33618f", "#2b3037", "#8c5428", "#da8541", "#ffc894"),
 )
 
 
@@ -133,6 +137,7 @@ def theme_config(theme: Theme) -> dict[str, Any]:
         "range": {
             "category": list(theme.methods),
             "ordinal": {"scheme": list(theme.layers)},
+            "ramp": list(theme.heat),
             "diverging": list(theme.parts),
             "heatmap": [theme.grid, theme.accent],
         },

@@ -225,6 +225,7 @@
     const box = document.createElement("div");
     box.className = "save";
     box.append(...buttons);
+    $all(".save", place.parentElement).forEach((earlier) => earlier.remove());
     place.before(box);
   });
 

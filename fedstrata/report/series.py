@@ -288,6 +288,19 @@ def splits(groups: Groups) -> list[SplitCounts]:
     return result
 
 
+def effective_classes(label_counts: np.ndarray) -> np.ndarray:
+    """The exponential of the entropy of each client's labels: 1 for one class, C for C equal ones, 0 without samples.
+
+    >>> effective_classes(np.array([[5, 0], [3, 3]])).round(6).tolist()
+    [1.0, 2.0]
+    """
+    sizes = label_counts.sum(1, keepdims=True)
+    shares = label_counts / np.maximum(sizes, 1)
+    entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1)
+    found: np.ndarray = np.where(sizes[:, 0] > 0, np.exp(entropy), 0.0)
+    return found
+
+
 def skew_rows(label_counts: np.ndarray, class_names: Sequence[str], **common: str) -> Rows:
     """One row for each class that a client has: how many samples, and what share of the client's samples."""
     sizes = label_counts.sum(1)
