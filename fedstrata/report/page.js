@@ -66,6 +66,63 @@
     });
   });
 
+  /* Two methods side by side: the menus fill the tables anew. */
+
+  const ABSENT = "\u2013";
+  const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+
+  function dataSize(count) {
+    const step = Math.min(UNITS.length - 1, Math.max(0, Math.floor(Math.log10(Number(count.toPrecision(3))) / 3)));
+    return Number((count / 1000 ** step).toPrecision(3)) + " " + UNITS[step];
+  }
+
+  function difference(first, second, kind) {
+    if (first === null || second === null) return ABSENT;
+    const size = Math.abs(second - first);
+    if (size === 0) return "0";
+    const written = {
+      percent: () => (100 * size).toFixed(2),
+      bytes: () => dataSize(size),
+      seconds: () => Number(size.toPrecision(3)) + " s",
+      number: () => String(Number(size.toPrecision(4))),
+    };
+    return (second > first ? "+" : "\u2212") + written[kind]();
+  }
+
+  function fill(table, heads, lines) {
+    Array.from(table.tHead.rows[0].cells).slice(1, 3).forEach((cell, place) => { cell.textContent = heads[place]; });
+    const classes = Array.from(table.tHead.rows[0].cells).map((cell) => cell.className);
+    table.tBodies[0].replaceChildren(...lines.map((line) => {
+      const row = document.createElement("tr");
+      row.append(...line.map((text, place) => {
+        const cell = document.createElement(place === 0 ? "th" : "td");
+        if (place === 0) cell.scope = "row";
+        cell.className = classes[place];
+        cell.textContent = text;
+        return cell;
+      }));
+      return row;
+    }));
+  }
+
+  const compared = document.getElementById("side-by-side-data");
+  if (compared) {
+    const known = JSON.parse(compared.textContent);
+    const box = compared.closest(".side-by-side");
+    const sides = $all("select[data-side]", box);
+    const [ofSettings, ofNumbers] = $all("table", box);
+    const show = () => {
+      const [a, b] = sides.map((side) => known.methods[Number(side.value)]);
+      const keys = Object.keys(a.settings).filter((key) => a.settings[key] !== b.settings[key]);
+      fill(ofSettings, [a.label, b.label], keys.map((key) => [key, a.settings[key], b.settings[key]]));
+      const lines = known.numbers.map(([title, kind], place) => {
+        return [title, a.texts[place], b.texts[place], difference(a.means[place], b.means[place], kind)];
+      });
+      fill(ofNumbers, [a.label, b.label], lines.filter((line) => line[1] !== ABSENT || line[2] !== ABSENT));
+    };
+    sides.forEach((side) => side.addEventListener("change", show));
+  }
+
   /* Charts. */
 
   const payload = document.getElementById("charts");
