@@ -83,7 +83,7 @@ def table(rows: Rows, methods: Mapping[str, str], split: str, columns: int) -> D
     )
     samples, classes = "training samples", "effective classes"
     names = [samples, classes, " ", *methods.values()]
-    x = alt.X("place:O").title("clients, from low to high in the chosen order").axis(labels=False, ticks=False)
+    x = alt.X("place:O").title("clients, sorted").axis(labels=False, ticks=False)
     y = alt.Y("line:N").title(None).scale(domain=names).sort(names).axis(labelLimit=LABEL_LIMIT)
     who = "datum.clients === 1 ? 'client ' + datum.first : datum.clients + ' clients, ' + datum.first + ' and others'"
     groups: dict[str, Any] = {
