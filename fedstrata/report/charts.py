@@ -165,7 +165,7 @@ def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("round:Q", title="round"),
         alt.Tooltip("value:Q", title="mean over seeds", format=".2%" if percent else ".4~g"),
-        alt.Tooltip("spread:Q", title="± over seeds", format=".2%" if percent else ".3~g"),
+        *spread_of_seeds(rows, ".2%" if percent else ".3~g"),
     ]
     low, high = "datum.drawn - datum.spread", "datum.drawn + datum.spread"
     edges = {"low": f"max(0, {low})", "high": f"min(1, {high})"} if percent else {"low": low, "high": high}
@@ -357,6 +357,15 @@ def chosen_methods(methods: Sequence[str]) -> alt.Parameter:
     import altair as alt
 
     return alt.param(name="chosen", value=list(methods))
+
+
+def spread_of_seeds(rows: Rows, number_format: str) -> list[alt.Tooltip]:
+    """The standard deviation over seeds for those that are pointed at, where there are several seeds."""
+    import altair as alt
+
+    if all(row["spread"] is None for row in rows):
+        return []
+    return [alt.Tooltip("spread:Q", title="± over seeds", format=number_format)]
 
 
 def number_axis(percent: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedstrata.report.charts import (
     chosen_methods,
     method_colour,
     sized,
+    spread_of_seeds,
 )
 from fedstrata.report.series import ClientRows, Rows
 from fedstrata.report.similarity import Similarities
@@ -183,7 +184,7 @@ def by_class(rows: Rows, methods: Sequence[str], chosen: Sequence[str], classes:
         alt.Tooltip("class:N", title="class"),
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("value:Q", title="mean over seeds", format=".3f"),
-        alt.Tooltip("spread:Q", title="± over seeds", format=".3f"),
+        *spread_of_seeds(rows, ".3f"),
     ]
     spans = base.transform_filter(IN_COLOUR).transform_aggregate(low="min(value)", high="max(value)", groupby=["class"])
     chart = alt.layer(

@@ -15,11 +15,13 @@ from fedstrata.significance import Group, headline_key
 Rows = list[dict[str, Any]]
 Groups = Sequence[Group[Run]]
 
-CURVE_POINTS = 16_000
+CURVE_POINTS = 10_000
 """How many points all curves of one chart may have together, so that a page stays small."""
 SMOOTHINGS = (5, 20)
 """Over how many rounds curves can be smoothed."""
-CLIENT_POINTS = 6_000
+COST_POINTS = 4_000
+"""The same for accuracy against cost."""
+CLIENT_POINTS = 4_000
 """How many clients the distribution chart may show one by one."""
 SKEW_CLIENTS = 200
 """How many clients the label-skew chart shows at most."""
@@ -83,7 +85,7 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
 
     Where there are rounds enough, the same value smoothed stands beside it, computed before anything is thinned.
     """
-    limit = int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 40, 500))
+    limit = int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 30, 500))
     spans = smoothings(groups, metrics)
     rows: Rows = []
     for group in groups:
@@ -155,7 +157,7 @@ def costs_of(group: Group[Run]) -> CostCurve | None:
 
 def cost_rows(groups: Groups) -> Rows:
     """The headline accuracy beside what it took to get there: bytes and seconds since the beginning of the run."""
-    limit = int(np.clip(CURVE_POINTS / max(1, len(groups)), 40, 200))
+    limit = int(np.clip(COST_POINTS / max(1, len(groups)), 40, 200))
     rows: Rows = []
     for group in groups:
         curve = costs_of(group)
@@ -378,6 +380,6 @@ def _last_of_clients(group: Group[Run], metric: str) -> list[tuple[float, int, i
     )
 
 
-def short(value: float) -> float | None:
-    """Round to four significant digits, which no screen can tell from more; JSON has no NaN, so none stands for it."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+def short(value: float, digits: int = 4) -> float | None:
+    """Round to a few digits, which no screen can tell from more; JSON has no NaN, so none stands for it."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None

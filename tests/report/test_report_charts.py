@@ -74,10 +74,10 @@ def test_a_wrong_ending_and_wrong_counts_are_refused(tmp_path: Path) -> None:
 
 
 def test_compact_turns_rows_into_columns_with_each_text_once() -> None:
-    rows = [{"a": 1.5, "b": "x"}, {"a": None, "b": "y"}, {"a": 2, "b": "x"}]
-    assert compact({"mark": "bar", "datasets": {"rows": rows}}) == {
+    rows = [{"a": 1.5, "b": "x", "c": None}, {"a": None, "b": "y", "c": None}, {"a": 2, "b": "x", "c": None}]
+    assert compact({"mark": "bar", "datasets": {"rows": rows, "none": []}}) == {
         "mark": "bar",
-        "datasets": {"rows": {"a": [1.5, None, 2], "b": {"texts": ["x", "y"], "codes": [0, 1, 0]}}},
+        "datasets": {"rows": {"a": [1.5, None, 2], "b": {"texts": ["x", "y"], "codes": [0, 1, 0]}}, "none": {}},
     }
 
 
