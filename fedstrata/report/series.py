@@ -85,7 +85,7 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
 
     Where there are rounds enough, the same value smoothed stands beside it, computed before anything is thinned.
     """
-    limit = int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 30, 500))
+    limit = points_of_a_curve(groups, metrics)
     spans = smoothings(groups, metrics)
     rows: Rows = []
     for group in groups:
@@ -110,11 +110,20 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
     return rows
 
 
+def points_of_a_curve(groups: Groups, metrics: Sequence[str]) -> int:
+    """How many points each curve of a chart may have."""
+    return int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 30, 500))
+
+
+def longest_curve(groups: Groups, metrics: Sequence[str]) -> int:
+    """In how many rounds the metric that was noted most often was noted."""
+    curves = (run.series for group in groups for run in group.runs)
+    return max((len(curve[metric][0]) for curve in curves for metric in metrics if metric in curve), default=0)
+
+
 def smoothings(groups: Groups, metrics: Sequence[str]) -> list[int]:
     """List the spans over which it makes sense to smooth: those of which the longest curve has two or more."""
-    curves = (run.series for group in groups for run in group.runs)
-    lengths = [len(curve[metric][0]) for curve in curves for metric in metrics if metric in curve]
-    return [span for span in SMOOTHINGS if max(lengths, default=0) >= 2 * span]
+    return [span for span in SMOOTHINGS if longest_curve(groups, metrics) >= 2 * span]
 
 
 def smoothed_column(span: int) -> str:

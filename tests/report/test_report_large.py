@@ -100,6 +100,7 @@ def test_a_large_page_stays_small_and_says_what_it_leaves_out() -> None:
     assert len(content.encode()) < LIMIT
     assert "1,000 clients are too many for columns of their own" in content
     assert "points are drawn" in content
+    assert "Of 10,000 rounds 33 are drawn" in content
 
 
 @pytest.mark.slow

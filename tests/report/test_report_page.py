@@ -196,7 +196,7 @@ def test_of_many_methods_eight_are_in_colour_and_all_lists_have_one_order(tmp_pa
     assert any(field.get("type") == "search" for field in page.all("input"))
     # The table of results stands in the order of the legend: the reference, and then by accuracy.
     table = page.text.partition("Accuracy, traffic and time")[2].partition("Bold:")[0]
-    places = [table.index(f"{chip['data-method']} ") for chip in chips]
+    places = [table.index(str(chip["data-method"])) for chip in chips]
     assert places == sorted(places)
 
 
