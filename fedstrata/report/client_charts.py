@@ -123,7 +123,7 @@ def table(rows: Rows, methods: Mapping[str, str], split: str, columns: int) -> D
         )
 
     shade = alt.Color("value:Q").scale(zero=False, nice=True).legend(legend("accuracy"))
-    turning = alt.Color("value:Q").scale(domainMid=0, range=_TURNING).legend(legend("gain"))
+    turning = alt.Color("value:Q").scale(domainMid=0, range=_TURNING, interpolate="rgb").legend(legend("gain"))
     plain, gained = (cells.transform_filter(f"against {sign} ''").mark_rect() for sign in ("===", "!=="))
     strength = alt.Opacity("share:Q").scale(zero=True, range=[0.03, 0.85]).legend(None)
     about_data = [about[0], about[3], about[4]]
@@ -161,7 +161,7 @@ def similarity(found: Similarities) -> Drawing:
         alt.Tooltip("other:N", title="and client"),
         alt.Tooltip("value:Q", title="cosine", format=".3f"),
     ]
-    colour = alt.Color("value:Q").scale(domain=[-1, 1], domainMid=0, range=_TURNING)
+    colour = alt.Color("value:Q").scale(domain=[-1, 1], domainMid=0, range=_TURNING, interpolate="rgb")
     marks = base.mark_rect().encode(
         x=alt.X("column:O").title("clients, by clustering").axis(plain),
         y=alt.Y("row:O").title(None).axis(plain),

@@ -105,7 +105,7 @@ def _client_by_client(view: View, drawn: dict[str, Drawing]) -> list[Markup | No
     gains = {"": "accuracy"} | {name: f"gain over {text}" for name, text in found.methods.items()}
     caption = (
         "One column per client, last round. Above, how many training samples a client has and how many effective "
-        "classes (the exponential of the entropy of its labels: 1 for a single class): the darker, the more."
+        "classes (the exponential of the entropy of its labels: 1 for a single class): the stronger, the more."
     )
     if found.clients > client_view.COLUMNS:
         caption += (
