@@ -139,6 +139,7 @@ def theme_config(theme: Theme) -> dict[str, Any]:
         "style": {
             "muted": {"color": theme.muted},
             "faint": {"color": theme.faint},
+            "inverse": {"color": theme.grid},
             "accent": {"color": theme.accent},
             "contrast": {"color": theme.text},
         },

@@ -7,20 +7,21 @@ page, a phone and a column of a paper: what fits beside each other stands there,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedstrata.report.charts import COLOURS, Drawing
 from fedstrata.report.layer_scales import Scale, round_step
-from fedstrata.report.layer_view import LayerView, MetricView
+from fedstrata.report.layer_view import ROLES, LayerFacts, LayerView, MetricView
 
 if TYPE_CHECKING:
     import altair as alt
 
 _KINDS = {"conv": "convolution", "linear": "linear", "attention": "attention", "embedding": "embedding", "norm": "norm"}
 _SNOWFLAKE = "M-1,0L1,0M-0.5,-0.87L0.5,0.87M-0.5,0.87L0.5,-0.87"
+_STRIPE = "M-1.8,-0.35H1.8V0.35H-1.8Z"
 _CHECKED = "M-1,-1H0V0H1V1H0V0H-1Z"
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 _CANVAS_FROM = 9_000
@@ -33,7 +34,7 @@ def layers(view: LayerView, chosen: Sequence[str], shown: str, against: str = ""
     import altair as alt
 
     most = max(len(metric.layers) for metric in view.metrics.values())
-    step = max(7, min(24, 760 // most))
+    step = max(7, min(30, 520 // most))
     head, foot = -(-24 // step), -(-40 // step)
     base = _panels(view, step, head, foot)
     first_line = base.transform_filter("datum.place === 0")
@@ -83,7 +84,7 @@ def _parameters(
         "against": against,
         "methods": list(view.methods),
         "facts": facts,
-        "metrics": {name: _metric(metric) for name, metric in view.metrics.items()},
+        "metrics": {name: _metric(metric, view.layers) for name, metric in view.metrics.items()},
         "largest": max((layer.parameters or 0 for layer in view.layers.values()), default=0),
     }
     expressions = {
@@ -99,6 +100,7 @@ def _parameters(
         "dots": "narrow ? width - left - 12 : max(150, 0.19 * width)",
         "room": "width - left - (narrow ? 0 : dots + 34)",
         "most_across": "max(1, floor((room + 18) / (narrow ? 260 : 158)))",
+        "title_room": f"(room + 18) / min(most_across, max(1, min({COLOURS}, length(chosen)))) - 34",
     }
     return [
         *(alt.param(name=name, value=value) for name, value in values.items()),
@@ -106,14 +108,20 @@ def _parameters(
     ]
 
 
-def _metric(metric: MetricView) -> dict[str, Any]:
+def _metric(metric: MetricView, facts: Mapping[str, LayerFacts]) -> dict[str, Any]:
     """What the chart must know of a metric beside its numbers."""
+    weighted = [name for name in metric.layers if facts[name].role in ROLES]
+    roles = [
+        (name, facts[name].role != facts[before].role if before else True)
+        for before, name in zip(["", *weighted], weighted, strict=False)
+    ]
     ends = _ENDS.get(metric.name, ("", ""))
     rounds = [f"{first}" if first == last else f"{first} to {last}" for first, last in metric.columns]
     unit = f" ({metric.quantity.unit})" if metric.quantity.unit else ""
     return {
         "title": metric.quantity.title + unit,
         "layers": list(metric.layers),
+        "begins": [name for name, role in roles if role],
         "rounds": rounds,
         "ticks": round_ticks(metric.columns),
         "scale": _scale(metric.scale, *ends),
@@ -168,7 +176,7 @@ def _panels(view: LayerView, step: int, head: int, foot: int) -> alt.Chart:
         .transform_joinaggregate(panels="max(rank)")
         .transform_calculate(
             place="indexof(metric.layers, datum.layer)",
-            across="min(datum.panels, most_across)",
+            across="ceil(datum.panels / ceil(datum.panels / most_across))",
             column="(datum.rank - 1) % datum.across",
             begin="floor((datum.rank - 1) / datum.across) * tall",
             begin_last="ceil(datum.panels / datum.across) * tall",
@@ -209,8 +217,8 @@ def _cells(base: alt.Chart) -> list[alt.Chart]:
         .transform_filter("isValid(datum.number)")
         .transform_calculate(
             shade=_share("datum.number"),
-            left_edge="round(datum.start + datum.panel * datum.at / length(metric.rounds))",
-            right_edge="round(datum.start + datum.panel * (datum.at + 1) / length(metric.rounds))",
+            left_edge="datum.start + datum.panel * datum.at / length(metric.rounds)",
+            right_edge="min(datum.left_edge + datum.panel / length(metric.rounds) + 1, datum.start + datum.panel)",
             **_about_layer(),
             round="metric.rounds[datum.at]",
             value=_written("datum.values"),
@@ -273,7 +281,7 @@ def _network(base: alt.Chart, step: int) -> list[alt.Chart]:
         size_edge="roles + names + 8 + 66",
         count="facts[datum.layer].size ? format(facts[datum.layer].size, '.2~s') : ''",
         short="facts[datum.layer].short",
-        begins="datum.place === 0 || facts[metric.layers[datum.place - 1]].role !== datum.role",
+        begins="indexof(metric.begins, datum.layer) >= 0",
     )
     tooltip = _tooltips(method=False)
     font = min(12, step + 1)
@@ -282,22 +290,24 @@ def _network(base: alt.Chart, step: int) -> list[alt.Chart]:
     )
     drawn = [names.encode(x=_pixel("name_edge"), y=_line("slot"), text="layer:N", tooltip=tooltip)]
     known = rows.transform_filter("network > 0 && isValid(facts[datum.layer].size)")
-    spine = known.mark_rect(width=2, height={"band": 1}, style="muted", opacity=0.6)
+    spine = known.transform_filter("datum.place > 0").mark_rect(
+        width=2, height=0.26 * step, yOffset=-0.5 * step, style="muted"
+    )
     drawn.append(spine.encode(x=_pixel("spine"), y=_line("slot")))
     block: dict[str, Any] = {"cornerRadius": 3, "height": {"band": 0.74}}
     across = {"x": _pixel("block_start"), "x2": alt.X2("block_end:Q"), "y": _line("slot")}
     for kinds, style, opacity in (
-        ("indexof(['linear', 'embedding'], datum.short) >= 0", "contrast", 0.75),
+        ("indexof(['linear', 'embedding'], datum.short) >= 0", "accent", 0.4),
         ("datum.short === 'norm'", "muted", 0.5),
-        ("indexof(['linear', 'embedding', 'norm'], datum.short) < 0", "muted", 1),
+        ("indexof(['linear', 'embedding', 'norm'], datum.short) < 0", "muted", 0.75),
     ):
         drawn.append(known.transform_filter(kinds).mark_rect(**block, style=style, opacity=opacity).encode(**across, tooltip=tooltip))
     normed = known.transform_filter("facts[datum.layer].norm")
     stripe = normed.mark_rect(height=max(1.5, 0.09 * step), yOffset=0.43 * step, style="accent", opacity=0.85)
     drawn.append(stripe.encode(**across, tooltip=tooltip))
     if step >= 12:
-        inside = known.transform_filter("datum.half >= 17").mark_text(fontSize=9, fontWeight=600, baseline="middle")
-        drawn.append(inside.encode(x=_pixel("spine"), y=_line("slot"), text="short:N", color=alt.ColorValue("white")))
+        inside = known.transform_filter("datum.half >= 17").mark_text(fontSize=9, style="contrast")
+        drawn.append(inside.encode(x=_pixel("spine"), y=_line("slot"), text="short:N"))
         sizes = known.transform_filter("!narrow").mark_text(fontSize=10, align="left", style="faint")
         drawn.append(sizes.encode(x=_pixel("size_edge"), y=_line("slot"), text="count:N"))
         roles = rows.transform_filter("roles > 0 && datum.begins").mark_text(
@@ -315,7 +325,7 @@ def _titles(first_line: alt.Chart, methods: Sequence[str], head: int) -> list[al
         above=f"datum.begin + {head - 1}", sign="datum.start + 5", words_start="datum.start + 15"
     )
     title = titled.mark_text(
-        align="left", fontSize=12, fontWeight=600, style="contrast", limit=alt.expr("room / 3 + (narrow ? 400 : 0)")
+        align="left", fontSize=12, fontWeight=600, style="contrast", limit=alt.expr("title_room")
     )
     return [
         titled.mark_point(filled=True, size=55, opacity=1).encode(
@@ -411,15 +421,15 @@ def _legend(first_line: alt.Chart, head: int, foot: int) -> list[alt.Chart]:
     import altair as alt
 
     one = first_line.transform_filter("datum.rank === 1").transform_calculate(
-        top="datum.begin_last + (narrow ? tall : 0)", long="min(320, width - left)", from_x="narrow ? 4 : left"
+        top="datum.begin_last + (narrow ? tall : 0)", long="min(320, width - (narrow ? 24 : left))", from_x="narrow ? 12 : left"
     )
     shades = (
         one.transform_calculate(shade="sequence(0, 64)")
         .transform_flatten(["shade"])
         .transform_calculate(
             line="datum.top + 1",
-            left_edge="round(datum.from_x + datum.long * datum.shade / 64)",
-            right_edge="round(datum.from_x + datum.long * (datum.shade + 1) / 64)",
+            left_edge="datum.from_x + datum.long * datum.shade / 64",
+            right_edge="min(datum.left_edge + datum.long / 64 + 1, datum.from_x + datum.long)",
             share="(datum.shade + 0.5) / 64",
         )
     )
@@ -429,9 +439,7 @@ def _legend(first_line: alt.Chart, head: int, foot: int) -> list[alt.Chart]:
         .transform_calculate(
             line="datum.top + 2",
             across=f"datum.from_x + datum.long * {_share('datum.ticks')}",
-            text=_written("datum.ticks")
-            + " + (scale.ends[0] && datum.ticks === scale.low ? ' = ' + scale.ends[0] : '')"
-            + " + (scale.ends[1] && datum.ticks === scale.high ? ' = ' + scale.ends[1] : '')",
+            text=_written("datum.ticks"),
         )
     )
     heading = one.transform_calculate(
@@ -446,6 +454,10 @@ def _legend(first_line: alt.Chart, head: int, foot: int) -> list[alt.Chart]:
         drawn.append(
             rects.encode(x=_pixel("left_edge"), x2=alt.X2("right_edge:Q"), y=_line("line"), color=colour)
         )
+    for place, align, end in ((0, "left", "datum.from_x + 6"), (1, "right", "datum.from_x + datum.long - 6")):
+        meaning = one.transform_calculate(line="datum.top + 1", across=end, text=f"scale.ends[{place}]")
+        words = meaning.mark_text(align=align, fontSize=11, fontWeight=600, style="inverse")
+        drawn.append(words.encode(x=_pixel("across"), y=_line("line"), text="text:N"))
     drawn.append(numbers.mark_text(fontSize=11, style="faint").encode(x=_pixel("across"), y=_line("line"), text="text:N"))
     drawn.append(
         heading.mark_text(align="left", fontSize=12, style="contrast").encode(
@@ -460,18 +472,18 @@ def _signs(view: LayerView, first_line: alt.Chart) -> list[alt.Chart]:
     signs = (
         ("weights masked", _CHECKED, True, view.masked),
         ("frozen", _SNOWFLAKE, False, view.frozen),
-        ("norm on its output", "", True, {"": [name for name, layer in view.layers.items() if layer.norm]}),
+        ("norm on its output", _STRIPE, True, {"": [name for name, layer in view.layers.items() if layer.norm]}),
     )
     drawn = []
     for number, (words, shape, filled, marked) in enumerate(sign for sign in signs if any(sign[3].values())):
         one = first_line.transform_filter("datum.rank === 1").transform_calculate(
-            line=f"datum.begin_last + (narrow ? tall + 3 : 1) + {0}",
+            line="datum.begin_last + (narrow ? tall + 3 : 1)",
             at=f"(narrow ? 10 : left + min(320, width - left) + 60) + {130 * number}",
             text_at="datum.at + 10",
             words=f"'{words}'",
         )
-        sign = one.mark_point(shape=shape or "stroke", filled=filled, size=40, strokeWidth=1.4 if shape else 3,
-                              style="contrast" if shape else "accent", opacity=0.9)
+        style = "accent" if shape == _STRIPE else "contrast"
+        sign = one.mark_point(shape=shape, filled=filled, size=40, strokeWidth=1.2, style=style, opacity=0.9)
         drawn.append(sign.encode(x=_pixel("at"), y=_line("line")))
         text = one.mark_text(align="left", fontSize=11, style="faint")
         drawn.append(text.encode(x=_pixel("text_at"), y=_line("line"), text="words:N"))

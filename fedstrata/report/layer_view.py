@@ -27,7 +27,8 @@ NUMBERS = 160_000
 FIRST = ("cosine", "update")
 """The metrics that every run has, which come first."""
 _DENSITIES = ("density", "masks.density")
-_WEIGHTED = ("first", "middle", "last")
+ROLES = ("first", "middle", "last")
+"""The roles of layers with weights."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,7 @@ def _over_seeds(values: np.ndarray, with_spread: bool) -> tuple[np.ndarray, np.n
 def _layers_of(metric: str, told: Mapping[str, Sequence[_Told]], facts: Mapping[str, LayerFacts]) -> tuple[str, ...]:
     """The layers with a number in any run, and all others with weights, in execution order."""
     having = {one.layers[code] for parts in told.values() for one in parts for code in np.unique(one.of_metric(metric)[0])}
-    return tuple(name for name, layer in facts.items() if name in having or layer.role in _WEIGHTED)
+    return tuple(name for name, layer in facts.items() if name in having or layer.role in ROLES)
 
 
 def _stays(told: Sequence[_Told], facts: Mapping[str, LayerFacts]) -> frozenset[str]:
