@@ -543,11 +543,11 @@ def _line(name: str) -> alt.Y:
 def _colour(methods: Sequence[str]) -> alt.Color:
     import altair as alt
 
-    return alt.Color("method:N").scale(domain=list(methods)).legend(None)
+    return alt.Color("order:N").scale(domain=list(range(len(methods))), range="category").legend(None)
 
 
 def _shape(methods: Sequence[str]) -> alt.Shape:
     import altair as alt
 
     shapes = [_SHAPES[place % len(_SHAPES)] for place in range(len(methods))]
-    return alt.Shape("method:N").scale(domain=list(methods), range=shapes).legend(None)
+    return alt.Shape("order:N").scale(domain=list(range(len(methods))), range=shapes).legend(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedstrata.report import charts, layer_charts
 from fedstrata.report.figures import menu
 from fedstrata.report.layer_findings import finding, kept_norms
-from fedstrata.report.layer_view import FIRST, LayerView, MetricView
+from fedstrata.report.layer_view import LayerView, MetricView, first_metric
 from fedstrata.report.markup import Markup, element
 from fedstrata.report.view import Section, View
 
@@ -18,7 +18,7 @@ def layers(view: View, with_charts: bool) -> Section | None:
     layer_view = LayerView.of(view.groups, view.methods) if with_charts else None
     if layer_view is None:
         return None
-    shown = next((name for name in FIRST if name in layer_view.metrics), next(iter(layer_view.metrics)))
+    shown = first_metric(layer_view)
     drawing = layer_charts.layers(layer_view, view.chosen, shown)
     return Section(NAME, "Inside the layers", _figure(view, layer_view, shown), {NAME: drawing})
 

@@ -215,6 +215,11 @@ class _Told:
         return {self.layers[layer]: float(value) for layer, value in zip(layers[last], values[last], strict=True)}
 
 
+def first_metric(view: LayerView) -> str:
+    """The metric that is shown first: the inertia, where there is one."""
+    return next((name for name in FIRST if name in view.metrics), next(iter(view.metrics)))
+
+
 def layer_facts(runs: Iterable[Run]) -> dict[str, LayerFacts]:
     """Gather what runs know of their layers, in execution order; where they know nothing, as their tables name them."""
     told: dict[str, Mapping[str, Any]] = {}
