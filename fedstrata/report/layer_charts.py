@@ -35,7 +35,7 @@ def layers(view: LayerView, chosen: Sequence[str], shown: str, against: str = ""
 
     most = max(len(metric.layers) for metric in view.metrics.values())
     step = max(7, min(30, 520 // most))
-    head, foot = -(-24 // step), -(-40 // step)
+    head, foot = -(-24 // step), -(-28 // step)
     base = _panels(view, step, head, foot)
     first_line = base.transform_filter("datum.place === 0")
     parts = [
@@ -310,6 +310,12 @@ def _network(base: alt.Chart, step: int) -> list[alt.Chart]:
         drawn.append(inside.encode(x=_pixel("spine"), y=_line("slot"), text="short:N"))
         sizes = known.transform_filter("!narrow").mark_text(fontSize=10, align="left", style="faint")
         drawn.append(sizes.encode(x=_pixel("size_edge"), y=_line("slot"), text="count:N"))
+        sided = rows.transform_filter("roles > 0 && datum.role").transform_calculate(side="roles - 1")
+        for begins, height, offset in (("!datum.begins", 1.0, 0.0), ("datum.begins", 0.84, 0.08)):
+            bar = sided.transform_filter(begins).mark_rect(
+                width=1.5, height={"band": height}, yOffset=offset * step, style="muted"
+            )
+            drawn.append(bar.encode(x=_pixel("side"), y=_line("slot")))
         roles = rows.transform_filter("roles > 0 && datum.begins").mark_text(
             angle=270, fontSize=10, align="right", baseline="top", style="faint", dy=0
         )

@@ -146,11 +146,11 @@ def _setting(view: View) -> str:
 
 
 def _smaller(picture: bytes) -> bytes:
-    """Write a picture with as few bytes as its few hundred colours need."""
+    """Write a picture with fewer bytes, and the same pixels."""
     from PIL import Image
 
     with Image.open(io.BytesIO(picture)) as image:
-        reduced = image.convert("RGB").quantize(255, dither=Image.Dither.NONE)
+        plain = image.convert("RGB")
     written = io.BytesIO()
-    reduced.save(written, "PNG", optimize=True)
+    plain.save(written, "PNG", optimize=True)
     return min(picture, written.getvalue(), key=len)

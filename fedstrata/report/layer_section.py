@@ -59,7 +59,7 @@ def explanation(metric: MetricView) -> str:
     """Say what the colours of a metric mean, and what was done to its numbers."""
     said = [metric.quantity.explanation]
     if metric.averaged:
-        said.append(f"A column is the mean of several rounds ({metric.columns[-1][1]:,} in {len(metric.columns)}).")
+        said.append(f"A column is the mean of {metric.rounds_in_a_column} rounds.")
     if metric.scale.clipped:
         said.append("Numbers beyond the ends of the scale have the colours of its ends.")
     return " ".join(sentence for sentence in said if sentence)

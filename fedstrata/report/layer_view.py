@@ -82,6 +82,12 @@ class MetricView:
         """Whether a column stands for several rounds."""
         return any(first != last for first, last in self.columns)
 
+    @property
+    def rounds_in_a_column(self) -> str:
+        """How many rounds there are from the first to the last of a column."""
+        low, high = (choose(last - first + 1 for first, last in self.columns) for choose in (min, max))
+        return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
 
 @dataclass(frozen=True)
 class LayerView:
