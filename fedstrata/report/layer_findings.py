@@ -61,7 +61,7 @@ def kept_norms(view: LayerView) -> str:
 
 def _within(view: LayerView, metric: MetricView, method: str) -> str:
     """Compare the roles inside one method."""
-    found = []
+    found: list[tuple[str, _Level]] = []
     for role in ROLES:
         layers, words = _of_role(view, metric, role)
         level = _level(metric, method, layers)
@@ -72,7 +72,7 @@ def _within(view: LayerView, metric: MetricView, method: str) -> str:
     if len(found) == 1 or not _apart(metric, low, high):
         return f"{_subject(metric)}: all layers of {method} end alike, near {_number(metric, levels[0].mean)}."
     parts = [f"{words} at {_number(metric, level.mean)}" for words, level in found]
-    return f"{_subject(metric)}: in {method}, {_listed([parts[0].replace(' at ', ' end at ' if 'layers' in parts[0] else ' ends at '), *parts[1:]])}."
+    return f"{_subject(metric)}: in {method}, after the last round, {_listed(parts)}."
 
 
 def _of_role(view: LayerView, metric: MetricView, role: str) -> tuple[list[int], str]:
@@ -80,7 +80,7 @@ def _of_role(view: LayerView, metric: MetricView, role: str) -> tuple[list[int],
     weighted = [name for name in metric.layers if view.layers[name].role in ROLES]
     roles = {name: view.layers[name].role for name in weighted}
     if not weighted:  # A run that does not tell the roles: by the places.
-        roles = {name: "middle" for name in metric.layers}
+        roles = dict.fromkeys(metric.layers, "middle")
         roles |= {metric.layers[0]: "first", metric.layers[-1]: "last"} if len(metric.layers) > 2 else {}
     lines = [line for line, name in enumerate(metric.layers) if roles.get(name) == role]
     if not lines:
