@@ -22,8 +22,10 @@ from fedstrata.report.series import Groups, Rows
 COLUMNS = 120
 """How many columns a heat map has at most."""
 FEWEST_COLUMNS = 8
-NUMBERS = 160_000
-"""How many numbers all heat maps of a page may have together, so that it stays small."""
+NUMBERS = 240_000
+"""How many numbers all heat maps of a page may have together, so that it stays small; about five bytes each."""
+_BESIDE = 7
+"""As how many numbers the names and marks of a line count."""
 FIRST = ("cosine", "update")
 """The metrics that every run has, which come first."""
 _DENSITIES = ("density", "masks.density")
@@ -121,13 +123,14 @@ class LayerView:
         series = 0
         for name in wanted:
             more = len(shown[name]) * len(having[name])
-            if fitting and (series + more) * FEWEST_COLUMNS > NUMBERS:
+            if fitting and (series + more) * (FEWEST_COLUMNS + _BESIDE) > NUMBERS:
                 continue
             fitting.append(name)
             series += more
         seeds = max(len(parts) for parts in told.values())
-        limit = int(np.clip(NUMBERS / series / (1 + (seeds > 1)), FEWEST_COLUMNS, COLUMNS))
-        with_spread = seeds > 1 and 2 * series * limit <= NUMBERS
+        room = NUMBERS / series - _BESIDE
+        with_spread = seeds > 1 and room >= 4 * FEWEST_COLUMNS
+        limit = int(np.clip(room / (1 + with_spread), FEWEST_COLUMNS, COLUMNS))
         metrics = {
             name: _metric_view(name, shown[name], {m: told[m] for m in having[name]}, limit, with_spread)
             for name in fitting
