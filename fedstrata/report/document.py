@@ -21,7 +21,7 @@ from typing import Any
 from fedstrata import files
 from fedstrata.caching import kept_directory
 from fedstrata.errors import FedStrataError
-from fedstrata.report.charts import COLOURS, DARK, LIGHT, Drawing, dash_of, theme_config
+from fedstrata.report.charts import COLOURS, DARK, LIGHT, METHOD_LEGEND, Drawing, dash_of, theme_config
 from fedstrata.report.markup import Markup, element, join
 
 
@@ -37,6 +37,7 @@ def document(title: str, body: Markup, charts: Mapping[str, Drawing], methods: S
             "methods": list(methods),
             "dashes": [list(dash_of(position)) for position in range(len(methods))],
             "colours": COLOURS,
+            "legend": METHOD_LEGEND,
         }
         data = element("script", _json(payload), type="application/json", id="charts")
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
