@@ -345,7 +345,7 @@ def _dots(base: alt.Chart, methods: Sequence[str], lines: Lines) -> list[alt.Cha
     )
     heading = one.transform_filter("datum.place === 0").transform_calculate(
         above=f"datum.dots_begin + {lines.title}",
-        words="against === '' ? 'after the last round' : 'last round, difference to ' + against",
+        words="against === '' ? 'after the last round' : 'last round, difference'",
     )
     names = one.transform_filter("narrow").transform_calculate(edge="roles + names")
     return [

@@ -80,7 +80,7 @@ def signs(view: LayerView, first_line: alt.Chart, lines: Lines) -> list[alt.Char
     for number, (words, shape, filled) in enumerate(shown):
         one = first_line.transform_filter("datum.rank === 1").transform_calculate(
             line=f"datum.begin_last + (narrow ? tall + {3 * lines.apart} : {lines.apart})",
-            at=f"narrow ? {12 + 104 * number} : left + 370 + {120 * number}",
+            at=f"(narrow ? 12 : left + 370) + {sum(30 + 6.2 * len(before) for before, _, _ in shown[:number])}",
             text_at="datum.at + 10",
             words=f"'{words}'",
         )

@@ -10,6 +10,8 @@ import numpy as np
 
 from fedstrata.diagnostics import Quantity
 
+_MANY = 50
+"""From how many values on a few may lie beyond the ends of a scale."""
 _DECADES = 2.0
 """From how many powers of ten on positive numbers are shown by their logarithm."""
 
@@ -62,7 +64,7 @@ def scale_of(quantity: Quantity, values: np.ndarray) -> Scale:
             ends = (ends[0], ends[1] if ends[1] > ends[0] else 10 * ends[0])
             return Scale(*ends, logarithmic=True, clipped=low < ends[0] or high > ends[1])
     clipped = False
-    if quantity.high is None and len(finite) >= 50:
+    if quantity.high is None and len(finite) >= _MANY:
         usual = float(np.quantile(finite, 0.98))
         if high - low > 4 * (usual - low) > 0:
             high, clipped = usual, True
@@ -86,7 +88,8 @@ def difference_scale(scale: Scale, tables: Sequence[np.ndarray]) -> Scale:
     known = np.isfinite(values)
     most, least = np.where(known, values, -math.inf).max(0), np.where(known, values, math.inf).min(0)
     shared = known.sum(0) > 1
-    reach = float((most - least)[shared].max(initial=0.0)) or 1.0
+    apart = (most - least)[shared]
+    reach = float(np.quantile(apart, 0.98) if len(apart) >= _MANY else apart.max(initial=0.0)) or 1.0
     step = round_step(reach / 2)
     reach = short(step * math.ceil(reach / step - 1e-9), 6) or 1.0
     return Scale(-reach, reach, diverging=True)

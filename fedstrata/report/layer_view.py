@@ -22,7 +22,7 @@ from fedstrata.report.series import Groups, Rows
 COLUMNS = 120
 """How many columns a heat map has at most."""
 FEWEST_COLUMNS = 8
-NUMBERS = 240_000
+NUMBERS = 170_000
 """How many numbers all heat maps of a page may have together, so that it stays small; about five bytes each."""
 _BESIDE = 7
 """As how many numbers the names and marks of a line count."""
