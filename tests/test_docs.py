@@ -32,7 +32,7 @@ RUN = (
 )
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
-    "index.md": ("fedstrata compare", "fedstrata report", "fedstrata diff"),
+    "index.md": ("fedstrata compare", "fedstrata report", "fedstrata diff", "fedstrata picture"),
     "use-the-model.md": ("fedstrata run",),
     "your-data-and-model.md": ('fedstrata run --data "image_folder',),
 }

@@ -12,6 +12,7 @@ from fedstrata.report import charts, formats, sections, settings
 from fedstrata.report.document import document
 from fedstrata.report.finding import finding
 from fedstrata.report.further import further
+from fedstrata.report.layer_section import layers
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.opening import read_runs
 from fedstrata.report.published import PublishedRun
@@ -43,12 +44,12 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     view = View.of(started, title)
     parts = [
         results(view),
+        layers(view, with_charts),
         further(view, with_charts),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),
         sections.costs(view, with_charts),
-        sections.layers(view, with_charts),
         side_by_side(view),
         settings.meanings(view),
         settings.configuration(view),

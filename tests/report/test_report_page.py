@@ -78,6 +78,7 @@ def test_several_methods_and_seeds(tmp_path: Path, make_run: MakeRun) -> None:
     assert "p: two-sided paired t-test over seeds against fedavg." in page.text
     charts = ["accuracy", "loss", "clients", "client-table", "skew", "pareto", "cost", "traffic", "time", "layers"]
     assert sorted(charts_of(content)) == sorted(charts)
+    assert next(iter(charts_of(content))) == "layers"
     anchors = {attributes["href"] for attributes in page.all("a")}
     assert anchors == {f"#{attributes['id']}" for attributes in page.all("section")}
     assert len(page.all("caption")) == len(page.all("table"))
