@@ -171,13 +171,19 @@ class Driver:
         after those that imported files have registered.
         """
         called = Callbacks([*imported_callbacks(self.experiment.imports), *callbacks])
+        if folder is not None:
+            folder.begin_live(self.round, self.metrics, self.timings)
         with stop_requests() as stop:
             while not self.ended:
                 self.step(called)
+                if folder is not None:
+                    folder.show_round(self.metrics, self.timings)
                 due = self.round % self.experiment.checkpoint_every == 0 or self.ended
                 if folder is not None and (due or stop):
                     self.save(folder)
                 if stop and not self.ended:
+                    if folder is not None:
+                        folder.end_live()
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
         if self.round < self.experiment.rounds:
             self._test_early_end()

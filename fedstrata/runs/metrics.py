@@ -77,8 +77,8 @@ class _Column:
         column.words.frombytes(values.to_numpy(zero_copy_only=False).astype(column.words.typecode).tobytes())
         return column
 
-    def to_array(self) -> pa.Array:
-        words = pa.array(np.array(self.words, dtype=self.words.typecode))
+    def to_array(self, start: int = 0) -> pa.Array:
+        words = pa.array(np.array(self.words[start:] if start else self.words, dtype=self.words.typecode))
         if self.kind != pa.string():
             return words
         return pa.DictionaryArray.from_arrays(words, pa.array(list(self.texts), pa.string())).cast(pa.string())
@@ -111,8 +111,11 @@ class _Rows:
             else:
                 self.columns[name].extend(items)
 
-    def to_table(self) -> pa.Table:
-        return pa.table([column.to_array() for column in self.columns.values()], schema=self.schema)
+    def __len__(self) -> int:
+        return len(self.columns["round"].words)
+
+    def to_table(self, start: int = 0) -> pa.Table:
+        return pa.table([column.to_array(start) for column in self.columns.values()], schema=self.schema)
 
 
 class MetricLog:
@@ -182,6 +185,17 @@ class MetricLog:
         tables = {name: rows.to_table() for name, rows in self._tables.items()}
         classes = self._classes.to_table()
         return {**tables, CLASSES: classes} if len(classes) else tables
+
+    def lengths(self) -> dict[str, int]:
+        """Count the rows of each table."""
+        return {name: len(rows) for name, rows in self._rows().items()}
+
+    def since(self, lengths: Mapping[str, int]) -> dict[str, pa.Table]:
+        """Return the rows that each table has had since it was as long as that, and perhaps none."""
+        return {name: rows.to_table(lengths[name]) for name, rows in self._rows().items()}
+
+    def _rows(self) -> dict[str, _Rows]:
+        return {**self._tables, CLASSES: self._classes}
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, pa.Table]) -> MetricLog:
@@ -281,6 +295,14 @@ class TimingLog:
     def add(self, round: int, phase: str, seconds: float) -> None:
         """Note the time of one phase in one round."""
         self._rows.extend(round, 1, phase=[phase], seconds=[float(seconds)])
+
+    def length(self) -> int:
+        """Count the rows."""
+        return len(self._rows)
+
+    def since(self, length: int) -> pa.Table:
+        """Return the rows that came after the first ``length`` ones."""
+        return self._rows.to_table(length)
 
     def to_table(self) -> pa.Table:
         """Return the table ``round, phase, seconds``."""
