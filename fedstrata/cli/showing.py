@@ -19,6 +19,7 @@ from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.further import STATISTICS, asked_for
 from fedstrata.report.labels import meaning, short_name
 from fedstrata.report.summary import accuracies, took_part
+from fedstrata.report.terminal import BEST
 from fedstrata.significance import Row, comparison_rows, epsilon_spent, everybody_took_part, notes, sites_without_state
 
 
@@ -76,7 +77,7 @@ def show_comparison(
             }
         )
     elif not quiet:
-        results.print(Group(rich_table(rows), *explanation(rows)))
+        results.print(Group(rich_table(rows, width=results.width), *explanation(rows)))
         _print_places({"report": page})
 
 
@@ -91,6 +92,7 @@ def explanation(rows: Sequence[Row]) -> list[Text]:
     headlines, everybody = dict.fromkeys(row.headline for row in rows), all(row.everybody for row in rows)
     said = [f"{short_name(headline)}: {meaning(headline, everybody)}" for headline in headlines]
     columns = "Accuracies in percent. worst 10 %: the mean of the worst tenth of the clients in the last round."
+    columns += f" {BEST}: the highest of a column." if len(rows) > 1 else ""
     return [Text(sentence, style="dim") for sentence in ("", columns, *said, *notes(rows))]
 
 

@@ -38,7 +38,7 @@ class Quantity:
 
     ``explanation`` is a sentence for a newcomer that says what a high and a low value mean. ``low`` and ``high`` bound
     it where it has bounds. ``centre`` is the value at which the meaning turns (0 of a cosine between updates), for
-    scales of two colours.
+    scales of two colours. ``pairs`` says that the columns of ``[K, K]`` are the participants, not classes or bins.
     """
 
     title: str
@@ -48,6 +48,7 @@ class Quantity:
     high: float | None = None
     centre: float | None = None
     logarithmic: bool = False
+    pairs: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ page. Charts with several methods have a parameter ``chosen``: the methods in co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -335,6 +335,54 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Ch
         colour = alt.Color("count:Q").scale(zero=True).legend(title="samples", orient="bottom", gradientLength=160)
         marks = base.mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
     return _sized(marks, step * len(class_names))
+
+
+def with_legend(drawing: Drawing, methods: Sequence[str], chosen: Sequence[str], title: str = "") -> dict[str, Any]:
+    """Return the specification of a chart that stands alone, away from the page and its list of methods.
+
+    The methods ``chosen`` are in colour and, where the chart names them nowhere else, in a legend above it. Charts with
+    the methods along an axis, and those of one method, need none.
+    """
+    specification = drawing.specification()
+    params = [
+        {**param, "value": list(chosen)} if param["name"] == "chosen" else param
+        for param in specification.get("params", [])
+    ]
+    encodings = list(_encodings(specification))
+    named = any(encoding.get(axis, {}).get("field") == "method" for encoding in encodings for axis in ("x", "y"))
+    if len(methods) > 1 and not named:
+        for encoding in encodings:
+            for channel in ("color", "strokeDash"):
+                if encoding.get(channel, {}).get("field") == "method":
+                    encoding[channel]["legend"] = METHOD_LEGEND
+    heading = {"title": {"text": title, "anchor": "start"}} if title else {}
+    return {**specification, **heading, **({"params": params} if params else {})}
+
+
+METHOD_LEGEND: Mapping[str, Any] = {
+    "orient": "top",
+    "title": None,
+    "direction": "horizontal",
+    "columns": {"expr": "max(1, floor(width / 150))"},
+    "values": {"expr": "chosen"},
+    "symbolType": "stroke",
+    "symbolSize": 300,
+    "symbolStrokeWidth": 2,
+    "symbolOpacity": 1,
+    "labelLimit": 120,
+}
+"""The legend of the methods in colour, for charts that have left the page; it follows the parameter ``chosen``."""
+
+
+def _encodings(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Find what all marks of a specification encode."""
+    if "encoding" in part:
+        yield part["encoding"]
+    for inner in ("layer", "hconcat", "vconcat", "concat"):
+        for one in part.get(inner, ()):
+            yield from _encodings(one)
+    if "spec" in part:
+        yield from _encodings(part["spec"])
 
 
 _PARTS: Literal["diverging"] = (

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from fedstrata import files
 from fedstrata.runs.folder import RunFolder
-from fedstrata.runs.metrics import CLASSES, CLASSES_SCHEMA, METRIC_SCHEMAS, MetricLog, TimingLog
+from fedstrata.runs.metrics import CLASSES, DIAGNOSTICS, METRIC_SCHEMAS, OPTIONAL_SCHEMAS, MetricLog, TimingLog
 
-_SCHEMAS = {**METRIC_SCHEMAS, CLASSES: CLASSES_SCHEMA}
+_SCHEMAS = {**METRIC_SCHEMAS, **OPTIONAL_SCHEMAS}
 _HEADLINES_OF_AN_UNFINISHED_RUN = ("client_adapted", "client_after", "global_on_clients", "global")
 
 
@@ -96,9 +96,12 @@ class Run:
     @cached_property
     def classes(self) -> Mapping[str, np.ndarray]:
         """The columns of the table of single classes, which is empty where none were asked for."""
-        has_file = (self.path / "metrics" / f"{CLASSES}.parquet").exists()
-        table = self._table(CLASSES) if has_file or not self.finished else CLASSES_SCHEMA.empty_table()
-        return {name: table.column(name).to_numpy() for name in table.column_names}
+        return self._optional(CLASSES)
+
+    @cached_property
+    def diagnostics(self) -> Mapping[str, np.ndarray]:
+        """The columns of the table of clients in layers, which is empty where no diagnostic gave such numbers."""
+        return self._optional(DIAGNOSTICS)
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -128,6 +131,12 @@ class Run:
         rounds, seconds = table.column("round").to_numpy(), table.column("seconds").to_numpy()
         distinct, position = np.unique(rounds, return_inverse=True)
         return distinct, np.cumsum(np.bincount(position, weights=seconds, minlength=len(distinct)))
+
+    def _optional(self, name: str) -> Mapping[str, np.ndarray]:
+        """Read the columns of a table that is there only where it has rows."""
+        has_file = (self.path / "metrics" / f"{name}.parquet").exists()
+        table = self._table(name) if has_file or not self.finished else _SCHEMAS[name].empty_table()
+        return {column: table.column(column).to_numpy() for column in table.column_names}
 
     def _table(self, name: str) -> pa.Table:
         """Read one table of metrics; of a finished run straight from its file, which may hold millions of rows."""

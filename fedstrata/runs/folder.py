@@ -7,7 +7,8 @@
     split.parquet       who holds which samples
     checkpoints/        the newest two, for going on after an interruption
     metrics/            rounds.parquet, clients.parquet, layers.parquet: equal runs have equal bytes here; and
-                        classes.parquet where numbers of single classes were asked for
+                        classes.parquet where numbers of single classes were asked for, diagnostics.parquet where
+                        diagnostics gave numbers of clients in layers
     timings.parquet     all that a clock has touched
     live.arrows         while the run goes on: the rounds since the newest checkpoint, for those who look on
     model.safetensors   the final global model, as far as it is shared
@@ -27,7 +28,7 @@ import platform
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -49,7 +50,7 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
 from fedstrata.runs.live_log import LIVE_FILE, LiveLog, read_live_log
-from fedstrata.runs.metrics import CLASSES, CLASSES_SCHEMA, METRIC_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
+from fedstrata.runs.metrics import METRIC_SCHEMAS, OPTIONAL_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
 from fedstrata.trained.card import Card
 from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
 
@@ -215,8 +216,8 @@ class RunFolder:
         """All that was measured: of the whole run if it is finished, else up to its newest checkpoint."""
         if self.finished:
             place = self.path / "metrics"
-            has_classes = (place / f"{CLASSES}.parquet").exists()
-            return _metrics_from_parquet(lambda name: self._read(f"metrics/{name}"), place, has_classes)
+            there = {path.name for path in place.glob("*.parquet")}
+            return _metrics_from_parquet(lambda name: self._read(f"metrics/{name}"), place, there)
         return self._from_newest_checkpoint(_metrics_of_checkpoint) or MetricLog()
 
     def timings(self) -> TimingLog:
@@ -501,8 +502,10 @@ def _logs_to_parquet(metrics: MetricLog, timings: TimingLog) -> dict[str, bytes]
     return {f"{name}.parquet": files.to_parquet(table) for name, table in tables.items()}
 
 
-def _metrics_from_parquet(read: Callable[[str], bytes], folder: Path, has_classes: bool) -> MetricLog:
-    schemas = {**METRIC_SCHEMAS, CLASSES: CLASSES_SCHEMA} if has_classes else METRIC_SCHEMAS
+def _metrics_from_parquet(read: Callable[[str], bytes], folder: Path, there: Collection[str]) -> MetricLog:
+    """Read the tables of metrics: those that every run has, and of the others those that are there."""
+    optional = {name: schema for name, schema in OPTIONAL_SCHEMAS.items() if f"{name}.parquet" in there}
+    schemas = {**METRIC_SCHEMAS, **optional}
     names = {name: f"{name}.parquet" for name in schemas}
     return MetricLog.from_tables(
         {name: files.from_parquet(read(file), schemas[name], folder / file) for name, file in names.items()}
@@ -559,8 +562,7 @@ def _is_whole(folder: Path) -> bool:
 
 def _metrics_of_checkpoint(folder: Path) -> MetricLog:
     manifest = _read_manifest(folder)
-    has_classes = f"{CLASSES}.parquet" in manifest["files"]
-    return _metrics_from_parquet(lambda name: _read_verified(folder, manifest, name), folder, has_classes)
+    return _metrics_from_parquet(lambda name: _read_verified(folder, manifest, name), folder, manifest["files"])
 
 
 def _timings_of_checkpoint(folder: Path) -> TimingLog:

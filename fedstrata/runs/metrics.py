@@ -43,6 +43,24 @@ The client :data:`EVERYBODY` stands for all samples together. ``predicted`` is t
 zeros are left out, and else :data:`EVERYBODY` too. What is not defined is left out.
 """
 EVERYBODY = -1
+DIAGNOSTICS = "diagnostics"
+DIAGNOSTICS_SCHEMA: pa.Schema = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("metric", pa.string()),
+        ("layer", pa.string()),
+        ("client", pa.int32()),
+        ("other", pa.int32()),
+        ("value", pa.float64()),
+    ]
+)
+"""Numbers of single clients in single layers, a table that is there only where diagnostics gave some.
+
+The layer is empty where all layers stand together. ``other`` is :data:`EVERYBODY`, or the second client of a pair, the
+class or the bin where a client has several numbers. What is not defined is left out.
+"""
+OPTIONAL_SCHEMAS: Mapping[str, pa.Schema] = {CLASSES: CLASSES_SCHEMA, DIAGNOSTICS: DIAGNOSTICS_SCHEMA}
+"""The tables that are there only where they have rows."""
 TIMING_SCHEMA: pa.Schema = pa.schema([("round", pa.int32()), ("phase", pa.string()), ("seconds", pa.float64())])
 
 
@@ -119,7 +137,8 @@ class _Rows:
 
 
 class MetricLog:
-    """All metrics of a run: of rounds, of clients in rounds, of layers in rounds, of classes where they are asked for.
+    """All metrics of a run: of rounds, of clients in rounds, of layers in rounds; of classes and of clients in layers
+    where they are asked for.
 
     >>> log = MetricLog()
     >>> log.add_round(1, {"accuracy": 0.5, "loss": 1.0})
@@ -130,7 +149,7 @@ class MetricLog:
 
     def __init__(self) -> None:
         self._tables = {name: _Rows(schema) for name, schema in METRIC_SCHEMAS.items()}
-        self._classes = _Rows(CLASSES_SCHEMA)
+        self._optional = {name: _Rows(schema) for name, schema in OPTIONAL_SCHEMAS.items()}
         self._last_round: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -165,7 +184,7 @@ class MetricLog:
         """Note one metric of all classes, or a confusion matrix, of one client or of :data:`EVERYBODY`."""
         told = ~np.isnan(values) if values.ndim == 1 else ~np.isnan(values) & (values != 0)
         places = np.argwhere(told).tolist()
-        self._classes.extend(
+        self._optional[CLASSES].extend(
             round,
             len(places),
             client=[client] * len(places),
@@ -177,14 +196,50 @@ class MetricLog:
             },
         )
 
+    def add_diagnostics(
+        self,
+        round: int,
+        metric: str,
+        layer: str,
+        clients: Sequence[int],
+        values: np.ndarray,
+        others: Sequence[int] | None = None,
+    ) -> None:
+        """Note one metric of several clients in a layer, the empty one for all layers together.
+
+        ``values`` are ``[K]``, or ``[K, M]`` where a client has several numbers; ``others`` then says what the columns
+        are (the second clients of pairs), by default 0 to M - 1. NaN stands for what is not defined and is left out.
+        """
+        numbers = np.asarray(values, dtype=np.float64)
+        if numbers.ndim not in (1, 2) or len(numbers) != len(clients):
+            raise ValueError(f"The metric '{metric}' has the shape {numbers.shape} for {len(clients)} clients.")
+        columns = np.arange(numbers.shape[1]) if numbers.ndim == 2 else np.array([EVERYBODY])
+        if others is not None:
+            columns = np.asarray(others, dtype=np.int64)
+        if numbers.ndim == 2 and len(columns) != numbers.shape[1]:
+            raise ValueError(f"The metric '{metric}' has {numbers.shape[1]} columns, named by {len(columns)} numbers.")
+        numbers = numbers.reshape(len(numbers), -1)
+        told = ~np.isnan(numbers)
+        rows, places = np.nonzero(told)
+        self._optional[DIAGNOSTICS].extend(
+            round,
+            len(rows),
+            metric=metric,
+            layer=layer,
+            client=np.asarray(clients, dtype=np.int64)[rows],
+            other=columns[places],
+            value=numbers[told],
+        )
+
     def to_tables(self) -> dict[str, pa.Table]:
         """Return the tables ``rounds``, ``clients`` and ``layers``, in the order in which the rows were added.
 
-        Where there are numbers of single classes, there is the table ``classes`` too.
+        Where there are numbers of single classes, or of clients in layers, there are the tables ``classes`` and
+        ``diagnostics`` too.
         """
         tables = {name: rows.to_table() for name, rows in self._tables.items()}
-        classes = self._classes.to_table()
-        return {**tables, CLASSES: classes} if len(classes) else tables
+        optional = {name: rows.to_table() for name, rows in self._optional.items()}
+        return {**tables, **{name: table for name, table in optional.items() if len(table)}}
 
     def lengths(self) -> dict[str, int]:
         """Count the rows of each table."""
@@ -195,15 +250,15 @@ class MetricLog:
         return {name: rows.to_table(lengths[name]) for name, rows in self._rows().items()}
 
     def _rows(self) -> dict[str, _Rows]:
-        return {**self._tables, CLASSES: self._classes}
+        return {**self._tables, **self._optional}
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, pa.Table]) -> MetricLog:
         """Continue from the tables of :meth:`to_tables`."""
         log = cls()
         log._tables = {name: _Rows.from_table(tables[name], schema) for name, schema in METRIC_SCHEMAS.items()}
-        if CLASSES in tables:
-            log._classes = _Rows.from_table(tables[CLASSES], CLASSES_SCHEMA)
+        for name in OPTIONAL_SCHEMAS.keys() & tables.keys():
+            log._optional[name] = _Rows.from_table(tables[name], OPTIONAL_SCHEMAS[name])
         columns = log._tables["rounds"].columns
         names = list(columns["metric"].texts)
         for round, metric in zip(columns["round"].words, columns["metric"].words, strict=True):

@@ -1,5 +1,7 @@
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,13 +9,13 @@ from made_up_runs import MakeRun
 
 from fedstrata.errors import FedStrataError
 from fedstrata.report import read_run, skew_chart, write_chart
-from fedstrata.report.charts import DARK, LIGHT, Theme
+from fedstrata.report.charts import DARK, LIGHT, Theme, with_legend
 from fedstrata.report.document import compact
 from fedstrata.report.sections import clients, costs, curves, data, layers
 from fedstrata.report.view import View
 
 pytest.importorskip("altair")
-pytest.importorskip("vl_convert")
+vl_convert = pytest.importorskip("vl_convert")
 
 COUNTS = np.array([[5, 0, 1], [0, 7, 2]])
 NAMES = ("cat", "dog", "eel")
@@ -27,6 +29,25 @@ def test_charts_are_valid_vega_lite_and_hold_finite_data(build: object, make_run
     for drawing in section.charts.values():
         drawing.chart.to_dict()
         assert json.dumps(drawing.specification(), allow_nan=False)
+
+
+def test_a_chart_that_leaves_the_page_names_its_methods(make_run: MakeRun) -> None:
+    view = View.of([read_run(make_run(method, method=method)) for method in ("fedavg", "fedbn", "local")], None)
+    drawn = {name: chart for build in (curves, clients) for name, chart in build(view, True).charts.items()}  # type: ignore[union-attr]
+    alone = with_legend(drawn["accuracy"], view.methods, ["fedbn"], "Accuracy")
+    assert alone["title"]["text"] == "Accuracy"
+    assert [param["value"] for param in alone["params"] if param["name"] == "chosen"] == [["fedbn"]]
+    assert _texts(alone) & set(view.methods) == {"fedbn"}
+    assert not _texts(drawn["accuracy"].specification()) & set(view.methods)
+    along_an_axis = with_legend(drawn["clients"], view.methods, ["fedbn"])
+    assert _texts(along_an_axis) >= set(view.methods)
+    assert all("legend" not in json.dumps(one) or '"legend": null' in json.dumps(one) for one in along_an_axis["layer"])
+
+
+def _texts(specification: dict[str, Any]) -> set[str]:
+    """Draw a chart, and read what stands written in it."""
+    picture = vl_convert.vegalite_to_svg(json.dumps({**specification, "width": 400}))
+    return set(re.findall(r">([^<>]+)</text>", picture))
 
 
 @pytest.mark.parametrize(
