@@ -25,6 +25,7 @@ from fedstrata.runs.metrics import MetricLog, TimingLog
 LIVE_FILE = "live.arrows"
 _BEGINNING, _TIMINGS = "beginning", "timings"
 _NAME, _AFTER = b"table", b"after"
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class LiveLog:
@@ -118,15 +119,18 @@ class LiveRounds:
 def read_live_log(path: Path) -> LiveRounds | None:
     """Read the complete rounds of a log, also while it is written; none where there is no log."""
     try:
-        content = pa.BufferReader(path.read_bytes())
+        written = path.read_bytes()
     except OSError:
         return None
+    content = pa.BufferReader(written)
     after: int | None = None
     found: dict[str, list[pa.Table]] = {}
     of_round: dict[str, pa.Table] = {}
     try:
         while content.tell() < content.size():
             table = pa.ipc.open_stream(content).read_all()
+            if not written.endswith(_END_OF_STREAM, 0, content.tell()):
+                break  # To a reader a stream that was cut between two messages looks whole.
             facts = table.schema.metadata
             name = facts[_NAME].decode()
             if name == _BEGINNING:
