@@ -38,7 +38,8 @@ class Theme:
     accent: str
     methods: tuple[str, ...]
     parts: tuple[str, ...]
-    layers: tuple[str, ...]
+    heat: tuple[str, ...]
+    """From the low to the high end of a scale with a turning point in its middle."""
 
 
 LIGHT = Theme(
@@ -49,7 +50,7 @@ LIGHT = Theme(
     accent="#2c6cb0",
     methods=("#2c6cb0", "#c8551b", "#23825c", "#8552b0", "#a87900", "#c0356f", "#1a8794", "#7d5a3c"),
     parts=("#2c6cb0", "#8fb6de", "#c8551b", "#e9b08f", "#23825c", "#93c7b0", "#8552b0", "#c9aee0"),
-    layers=("#2a4f9c", "#1f77a8", "#16938f", "#3aa76d", "#86a93a", "#c39a1f", "#d17a2c", "#b8443d"),
+    heat=("#17417c", "#3a78b7", "#8fbcdc", "#f3f0ea", "#efb587", "#d6742e", "#9c450a"),
 )
 DARK = Theme(
     text="#d5dae0",
@@ -59,7 +60,7 @@ DARK = Theme(
     accent="#7db3ec",
     methods=("#7db3ec", "#f0935f", "#5fc79b", "#c39ae6", "#e0bb4d", "#f07fae", "#5cc9d6", "#c9a483"),
     parts=("#7db3ec", "#3f6c9c", "#f0935f", "#98583a", "#5fc79b", "#36775c", "#c39ae6", "#735293"),
-    layers=("#8fb0ff", "#63bbe6", "#4fd0c4", "#77d99a", "#b9d968", "#e8c95a", "#f2a566", "#f08077"),
+    heat=("#a6d4ff", "#5b9cd9", "#33618f", "#2b3037", "#8c5428", "#da8541", "#ffc894"),
 )
 
 
@@ -131,12 +132,14 @@ def theme_config(theme: Theme) -> dict[str, Any]:
         },
         "range": {
             "category": list(theme.methods),
-            "ordinal": {"scheme": list(theme.layers)},
+            "ramp": list(theme.heat),
             "diverging": list(theme.parts),
             "heatmap": [theme.grid, theme.accent],
         },
         "style": {
             "muted": {"color": theme.muted},
+            "faint": {"color": theme.faint},
+            "inverse": {"color": theme.grid},
             "accent": {"color": theme.accent},
             "contrast": {"color": theme.text},
         },
@@ -252,33 +255,6 @@ def time(rows: Rows, methods: Sequence[str]) -> Drawing:
     import altair as alt
 
     return _bars(rows, methods, alt.X("seconds:Q").axis(grid=True, tickCount=_TICKS), "phase", ",.2f")
-
-
-def layers(rows: Rows) -> Drawing:
-    """One line per layer over the rounds, for one method and one metric at a time (parameters ``of`` and ``shown``)."""
-    import altair as alt
-
-    names = distinct(rows, "layer")
-    tooltip = [alt.Tooltip(f"{name}:{kind}") for name, kind in (("layer", "N"), ("round", "Q"), ("value", "Q"))]
-    base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown && datum.method === of")
-    legend = alt.Legend(
-        orient="bottom",
-        title=None,
-        columns=alt.expr("max(1, floor(width / 150))"),
-        symbolType="stroke",
-        symbolOpacity=1,
-        symbolStrokeWidth=2,
-    )
-    encoded = base.encode(
-        x=alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=_TICKS).scale(nice=False),
-        y=alt.Y("value:Q").title(None).scale(zero=False),
-        color=alt.Color("layer:O").sort(names).scale(domain=names).legend(legend),
-    )
-    chart = alt.layer(
-        encoded.mark_line(strokeWidth=1.75), encoded.mark_circle(size=140, opacity=0).encode(tooltip=tooltip)
-    )
-    first = [alt.param(name="shown", value=rows[0]["metric"]), alt.param(name="of", value=rows[0]["method"])]
-    return Drawing(_sized(chart.add_params(*first), 320), {"rows": rows})
 
 
 def skew(rows: Rows, clients: int, class_names: Sequence[str], split: str) -> Drawing:

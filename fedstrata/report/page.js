@@ -194,6 +194,8 @@
     menu.addEventListener("change", () => {
       settings.set(menu.dataset.chart + "/" + menu.dataset.signal, menu.value);
       setSignal(menu.dataset.chart, menu.dataset.signal, menu.value);
+      const spoken = `[data-of="${menu.dataset.chart}/${menu.dataset.signal}"]`;
+      $all(spoken).forEach((words) => { words.hidden = words.dataset.value !== menu.value; });
     });
   });
 

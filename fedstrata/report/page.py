@@ -12,6 +12,7 @@ from fedstrata.report import charts, formats, sections, settings
 from fedstrata.report.document import Contents, document
 from fedstrata.report.finding import finding
 from fedstrata.report.further import further
+from fedstrata.report.layer_section import layers
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.opening import read_runs
 from fedstrata.report.published import PublishedRun
@@ -47,12 +48,12 @@ def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = 
     view = View.of(started, title)
     parts = [
         results(view),
+        layers(view, with_charts),
         further(view),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),
         sections.costs(view, with_charts),
-        sections.layers(view, with_charts),
         settings.meanings(view),
         settings.configuration(view),
         settings.rerun(view),

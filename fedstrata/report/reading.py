@@ -51,6 +51,11 @@ class Run:
         """With which software the run was made, and on what."""
         return self.folder.environment()
 
+    @cached_property
+    def layer_facts(self) -> Mapping[str, Any]:
+        """What is known of the layers of the model: nothing of a run of an earlier version."""
+        return self.folder.layers()
+
     @property
     def split_hash(self) -> str:
         """The fingerprint of the split."""

@@ -1,4 +1,4 @@
-"""The sections that show charts: curves, clients, data, cost and layers; none where there is nothing to show."""
+"""The sections that show charts: curves, clients, data and cost; none where there is nothing to show."""
 
 from __future__ import annotations
 
@@ -163,25 +163,6 @@ def costs(view: View, with_charts: bool) -> Section | None:
             )
         )
     return Section("cost", "Bytes and time", join(figures), drawn) if figures else None
-
-
-def layers(view: View, with_charts: bool) -> Section | None:
-    """What was measured layer by layer."""
-    rows = series.layer_rows(view.groups) if with_charts else []
-    if not rows:
-        return None
-    metrics, methods = series.distinct(rows, "metric"), series.distinct(rows, "method")
-    place = figure(
-        "layers",
-        "Layer by layer" if len(metrics) > 1 else f"Layer by layer: {metrics[0]}",
-        "A metric of each layer over the rounds, one line per layer.",
-        "Mean over seeds; the layers in the order of the model, from the input on.",
-        [
-            menu("layers", "shown", "Metric", {metric: metric for metric in metrics}, metrics[0]),
-            menu("layers", "of", "Method", {method: method for method in methods}, methods[0]),
-        ],
-    )
-    return Section("layers", "Layers", place, {"layers": charts.layers(rows)})
 
 
 def _extent(values: np.ndarray) -> str:

@@ -255,33 +255,6 @@ def skew_rows(label_counts: np.ndarray, class_names: Sequence[str], **common: st
     ]
 
 
-def layer_rows(groups: Groups) -> Rows:
-    """One row per method, layer metric, layer and round, averaged over seeds, the layers numbered from the input on."""
-    gathered: dict[tuple[str, str, str], dict[int, list[float]]] = {}
-    for group in groups:
-        for run in group.runs:
-            columns = (run.layers[name] for name in ("metric", "layer", "round", "value"))
-            for metric, layer, number, value in zip(*columns, strict=True):
-                gathered.setdefault((group.label, metric, layer), {}).setdefault(int(number), []).append(float(value))
-    limit = int(np.clip(CURVE_POINTS / max(1, len(gathered)), 20, 500))
-    rows: Rows = []
-    for (method, metric, layer), by_round in gathered.items():
-        rounds = np.array(list(by_round))
-        means = np.array([np.mean(values) for values in by_round.values()])
-        finite = np.flatnonzero(np.isfinite(means))
-        for position in finite[thin(rounds[finite], means[finite], limit)]:
-            rows.append(
-                {
-                    "method": method,
-                    "metric": metric,
-                    "layer": layer,
-                    "round": int(rounds[position]),
-                    "value": _short(float(means[position])),
-                }
-            )
-    return rows
-
-
 def distinct(rows: Iterable[dict[str, Any]], column: str) -> list[str]:
     """List the values of a column in the order of their appearance."""
     return list(dict.fromkeys(row[column] for row in rows))

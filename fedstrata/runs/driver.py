@@ -28,6 +28,7 @@ from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
 from fedstrata.runs.devices import spare_host
 from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.layer_facts import layer_facts
 from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
@@ -173,6 +174,7 @@ class Driver:
         called = Callbacks([*imported_callbacks(self.experiment.imports), *callbacks])
         if folder is not None:
             folder.begin_live(self.round, self.metrics, self.timings)
+            folder.describe_layers(layer_facts(self.setting.layers, self.method))
         with stop_requests() as stop:
             while not self.ended:
                 self.step(called)

@@ -5,6 +5,7 @@
     environment.json    with which software, on what
     data.json           the data in numbers: classes, sizes, label counts, and a fingerprint of all samples
     split.parquet       who holds which samples
+    layers.json         the layers of the model: kinds, roles, sizes, and in which the method masks weights
     checkpoints/        the newest two, for going on after an interruption
     metrics/            rounds.parquet, clients.parquet, layers.parquet: equal runs have equal bytes here; and
                         classes.parquet where numbers of single classes were asked for, diagnostics.parquet where
@@ -61,6 +62,8 @@ BEFORE_A_RUN = {"status.json", "deployment.log", "audit.jsonl"}
 """What a server of real sites writes while it waits for them, before it can begin a run."""
 CONTENTS = "contents"
 """Where the fingerprint of all samples stands in the description of the data."""
+LAYERS_FILE = "layers.json"
+"""What is known of the layers of the model."""
 _CLIENTS_FILE = "clients.safetensors"
 _LAST = "last-{}"
 _CHECKPOINT_VERSION = 2
@@ -284,6 +287,15 @@ class RunFolder:
         if self._live is not None:
             self._live.end()
             self._live = None
+    def layers(self) -> dict[str, Any]:
+        """What is known of the layers of the model; nothing in runs of earlier versions."""
+        return self._read_json(LAYERS_FILE) if (self.path / LAYERS_FILE).exists() else {}
+
+    def describe_layers(self, facts: Mapping[str, Any]) -> None:
+        """Write what is known of the layers of the model, where it is not there yet."""
+        self._require_lock()
+        if not (self.path / LAYERS_FILE).exists():
+            files.write_atomically(self.path / LAYERS_FILE, files.to_json(facts))
 
     def save_checkpoint(
         self, round: int, state: Mapping[str, Tensor], facts: Mapping[str, Any], metrics: MetricLog, timings: TimingLog
