@@ -173,8 +173,8 @@ class Driver:
         """
         called = Callbacks([*imported_callbacks(self.experiment.imports), *callbacks])
         if folder is not None:
-            folder.begin_live(self.round, self.metrics, self.timings)
             folder.describe_layers(layer_facts(self.setting.layers, self.method))
+            folder.begin_live(self.round, self.metrics, self.timings)
         with stop_requests() as stop:
             while not self.ended:
                 self.step(called)

@@ -287,6 +287,7 @@ class RunFolder:
         if self._live is not None:
             self._live.end()
             self._live = None
+
     def layers(self) -> dict[str, Any]:
         """What is known of the layers of the model; nothing in runs of earlier versions."""
         return self._read_json(LAYERS_FILE) if (self.path / LAYERS_FILE).exists() else {}
