@@ -250,7 +250,8 @@ class Driver:
 
     def _view(self, values: Mapping[str, float], evaluated: bool = True) -> RoundView:
         method, seed, rounds = str(self.method), self.experiment.seed, self.experiment.rounds
-        return RoundView(method, seed, self.round, rounds, self.seconds, values, evaluated, self)
+        layers = self.metrics.of_layers(self.round)
+        return RoundView(method, seed, self.round, rounds, self.seconds, values, evaluated, self, layers)
 
     def tested_model(self, round: int) -> Tensors:
         """Copy the shared part of the model that is tested after a round; refused once that round is over."""

@@ -291,6 +291,20 @@ class MetricLog:
                 found[metric] = float(values[rounds == round][-1])
         return found
 
+    def of_layers(self, round: int) -> dict[str, dict[str, float]]:
+        """Return what was noted of the layers in the last round, if it is this one: by metric, and then by layer."""
+        columns = self._tables["layers"].columns
+        layers, metrics = (list(columns[name].texts) for name in ("layer", "metric"))
+        rounds = columns["round"].words
+        start = len(rounds)
+        while start and rounds[start - 1] == round:
+            start -= 1
+        found: dict[str, dict[str, float]] = {}
+        words = (columns[name].words[start:] for name in ("metric", "layer", "value"))
+        for metric, layer, value in zip(*words, strict=True):
+            found.setdefault(metrics[int(metric)], {})[layers[int(layer)]] = value
+        return found
+
     def of_client(self, client: int, metric: str, round: int | None = None) -> float | None:
         """Return the value of a metric of one client in a round, by default its last one, if it has any."""
         columns = self._tables["clients"].columns
