@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -16,6 +17,9 @@ from fedstrata.cli.terminal import Stopped, messages, print_plain, telling
 
 if TYPE_CHECKING:
     from fedstrata.report.serving import PageServer
+
+_POLITE = 10
+"""How far drawing stands back behind the runs that it shows."""
 
 
 def register(app: typer.Typer) -> None:
@@ -79,6 +83,7 @@ def watch(
         )
     if open_page:
         webbrowser.open(server.url)
+    os.nice(_POLITE)
     _serve(server)
 
 

@@ -80,7 +80,7 @@ def _of_role(view: LayerView, metric: MetricView, role: str) -> tuple[list[int],
     weighted = [name for name in metric.layers if view.layers[name].role in ROLES]
     roles = {name: view.layers[name].role for name in weighted}
     if not weighted:  # A run that does not tell the roles: by the places.
-        roles = {name: "middle" for name in metric.layers}
+        roles = dict.fromkeys(metric.layers, "middle")
         roles |= {metric.layers[0]: "first", metric.layers[-1]: "last"} if len(metric.layers) > 2 else {}
     lines = [line for line, name in enumerate(metric.layers) if roles.get(name) == role]
     if not lines:

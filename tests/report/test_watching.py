@@ -135,14 +135,24 @@ def test_a_damaged_folder_is_told_and_the_others_are_shown(tmp_path: Path) -> No
 
 
 def test_pages_are_built_in_a_share_of_the_time(tmp_path: Path) -> None:
-    times = iter([0.0, 1.0, 2.0, 4.9, 5.1, 5.1, 6.1])
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.5
+        return now[0]
+
     with GoingRun(tmp_path / "a") as run:
         run.step()
-        watcher = Watcher([tmp_path], clock=lambda: next(times))
-        first = watcher.current()  # which takes a second, so that the next one is not built within four
+        watcher = Watcher([tmp_path], clock=clock)
+        first = watcher.current()
         run.step()
-        assert watcher.current() is first
-        assert watcher.current() is first is not watcher.current()
+        second = watcher.current()
+        assert second is not first
+        assert now[0] == 2.5  # the second page was built from 2 to 2.5, so that the next may come at 4.5
+        run.step()
+        assert watcher.current() is second
+        now[0] = 4.5
+        assert watcher.current() is not second
 
 
 def test_only_the_page_and_its_news_are_served_and_only_to_get(tmp_path: Path) -> None:
