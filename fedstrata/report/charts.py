@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedstrata.errors import FedStrataError
-from fedstrata.report.series import SKEW_CLIENTS, ClientRows, Rows, distinct, skew_rows
+from fedstrata.report.series import SKEW_CLIENTS, Rows, distinct, skew_rows
 
 if TYPE_CHECKING:
     import altair as alt
@@ -121,6 +121,7 @@ def theme_config(theme: Theme) -> dict[str, Any]:
             "titleX": -6,
             "titleY": -12,
         },
+        "title": {"color": theme.text, "fontSize": 14, "subtitleColor": theme.faint, "subtitleFontSize": 12},
         "legend": {
             "labelColor": theme.text,
             "titleColor": theme.text,
@@ -147,93 +148,32 @@ def theme_config(theme: Theme) -> dict[str, Any]:
 
 
 def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str, title: str, percent: bool) -> Drawing:
-    """One line per method over the rounds, with a band of one standard deviation, for the metric ``shown``."""
+    """One line per method over the rounds, with a band of one standard deviation, for the metric ``shown``.
+
+    The parameter ``smoothing`` names the column that is drawn; beside a smoothed line the raw one stays, faint.
+    """
     import altair as alt
 
     base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown")
-    y = alt.Y("value:Q").title(title).axis(**_number_axis(percent)).scale(zero=False, nice=True)
-    x = alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=_TICKS).scale(nice=False)
+    base = base.transform_calculate(drawn="datum[smoothing]")
+    y = alt.Y("drawn:Q").title(title).axis(**number_axis(percent)).scale(zero=False, nice=True)
+    x = alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=TICKS).scale(nice=False)
     tooltip = [
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("round:Q", title="round"),
         alt.Tooltip("value:Q", title="mean over seeds", format=".2%" if percent else ".4~g"),
         alt.Tooltip("spread:Q", title="± over seeds", format=".2%" if percent else ".3~g"),
     ]
-    low, high = "datum.value - datum.spread", "datum.value + datum.spread"
+    low, high = "datum.drawn - datum.spread", "datum.drawn + datum.spread"
     edges = {"low": f"max(0, {low})", "high": f"min(1, {high})"} if percent else {"low": low, "high": high}
-    band = base.transform_filter(f"{_IN_COLOUR} && isValid(datum.spread)").transform_calculate(**edges)
+    band = base.transform_filter(f"{IN_COLOUR} && isValid(datum.spread)").transform_calculate(**edges)
     band = band.mark_area(opacity=alt.expr("length(chosen) > 4 ? 0.07 : 0.14"))
-    band = band.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=_method_colour(methods))
-    layers = alt.layer(band, *_lines(base, x, y, methods, tooltip))
-    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="shown", value=shown)), 320)
-    return Drawing(sized, {"rows": rows})
-
-
-def cost(rows: Rows, methods: Sequence[str], chosen: Sequence[str]) -> Drawing:
-    """Accuracy against what it took: bytes or seconds, by the parameter ``measure``."""
-    import altair as alt
-
-    base = (
-        alt.Chart(alt.NamedData("rows"))
-        .transform_calculate(both="datum.up + datum.down", cost="datum[measure]")
-        .transform_filter("isValid(datum.cost)")
-    )
-    label = "measure === 'seconds' ? format(datum.value, ',~r') + ' s' : format(datum.value, '.3~s') + 'B'"
-    x = alt.X("cost:Q").title(None).axis(labelExpr=label, tickCount=_TICKS).scale(zero=True, nice=False)
-    y = alt.Y("value:Q").title("accuracy").axis(**_number_axis(True)).scale(zero=False, nice=True)
-    tooltip = [
-        alt.Tooltip("method:N", title="method"),
-        alt.Tooltip("round:Q", title="after round"),
-        alt.Tooltip("value:Q", title="accuracy", format=".2%"),
-        alt.Tooltip("up:Q", title="bytes up", format=".3~s"),
-        alt.Tooltip("down:Q", title="bytes down", format=".3~s"),
-        alt.Tooltip("seconds:Q", title="seconds", format=",.1f"),
-    ]
-    layers = alt.layer(*_lines(base, x, y, methods, tooltip))
-    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="measure", value="both")), 320)
-    return Drawing(sized, {"rows": rows})
-
-
-def clients(rows: ClientRows, methods: Sequence[str], chosen: Sequence[str], shown: str) -> Drawing:
-    """Every client as a point, the middle half of the clients as a bar, the median as a stroke; one line per method."""
-    import altair as alt
-
-    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=_LABEL_LIMIT)
-    colour = _method_colour(methods)
-    points = alt.Chart(alt.NamedData("points")).transform_filter("datum.metric === shown")
-    boxes = alt.Chart(alt.NamedData("boxes")).transform_filter("datum.metric === shown")
-    offset = alt.YOffset("offset:Q").scale(domain=[-0.35, 1.35])
-    value = (
-        alt.X("value:Q").title("accuracy").axis(grid=True, format="~%", tickCount=_TICKS).scale(zero=False, nice=True)
-    )
-    about_client = [
-        alt.Tooltip("method:N", title="method"),
-        alt.Tooltip("client:N", title="client"),
-        alt.Tooltip("seed:N", title="seed"),
-        alt.Tooltip("value:Q", title="accuracy", format=".1%"),
-    ]
-    about_box = [
-        alt.Tooltip("method:N", title="method"),
-        alt.Tooltip("clients:Q", title="clients, over all seeds"),
-        alt.Tooltip("mean:Q", title="mean", format=".1%"),
-        alt.Tooltip("low:Q", title="lower quartile", format=".1%"),
-        alt.Tooltip("median:Q", title="median", format=".1%"),
-        alt.Tooltip("high:Q", title="upper quartile", format=".1%"),
-    ]
-    dot: dict[str, Any] = {"size": 22, "opacity": 0.5}
-    in_colour, in_grey = points.transform_filter(_IN_COLOUR), points.transform_filter(_IN_GREY)
-    step = 40 if len(methods) <= COLOURS else 22
-    bar: dict[str, Any] = {"size": 0.66 * step, "opacity": 0.28, "cornerRadius": 3}
-    low, high = alt.X("low:Q"), alt.X2("high:Q")
-    layers = alt.layer(
-        boxes.transform_filter(_IN_GREY).mark_bar(**bar, style="muted").encode(x=low, x2=high, y=y, tooltip=about_box),
-        boxes.transform_filter(_IN_COLOUR).mark_bar(**bar).encode(x=low, x2=high, y=y, color=colour, tooltip=about_box),
-        in_grey.mark_circle(**dot, style="muted").encode(x=value, y=y, yOffset=offset, tooltip=about_client),
-        in_colour.mark_circle(**dot).encode(x=value, y=y, yOffset=offset, color=colour, tooltip=about_client),
-        boxes.mark_tick(thickness=2, size=0.66 * step, style="contrast").encode(x=alt.X("median:Q"), y=y),
-    )
-    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="shown", value=shown)), step * len(methods))
-    return Drawing(sized, {"points": rows.points, "boxes": rows.boxes})
+    band = band.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=method_colour(methods))
+    raw = base.transform_filter(f"smoothing !== 'value' && {IN_COLOUR}").mark_line(strokeWidth=1, opacity=0.3)
+    raw = raw.encode(x=x, y=alt.Y("value:Q"), color=method_colour(methods))
+    layers = alt.layer(band, raw, *method_lines(base, x, y, methods, tooltip))
+    params = (chosen_methods(chosen), alt.param(name="shown", value=shown), alt.param(name="smoothing", value="value"))
+    return Drawing(sized(layers.add_params(*params), 320), {"rows": rows})
 
 
 def traffic(rows: Rows, methods: Sequence[str]) -> Drawing:
@@ -244,7 +184,7 @@ def traffic(rows: Rows, methods: Sequence[str]) -> Drawing:
     return _bars(
         rows,
         methods,
-        alt.X("bytes:Q").title(None).axis(labelExpr=label, grid=True, tickCount=_TICKS),
+        alt.X("bytes:Q").title(None).axis(labelExpr=label, grid=True, tickCount=TICKS),
         "direction",
         ".4~s",
     )
@@ -254,7 +194,7 @@ def time(rows: Rows, methods: Sequence[str]) -> Drawing:
     """Seconds of a whole run by phase, one bar per method."""
     import altair as alt
 
-    return _bars(rows, methods, alt.X("seconds:Q").axis(grid=True, tickCount=_TICKS), "phase", ",.2f")
+    return _bars(rows, methods, alt.X("seconds:Q").axis(grid=True, tickCount=TICKS), "phase", ",.2f")
 
 
 def skew(rows: Rows, clients: int, class_names: Sequence[str], split: str) -> Drawing:
@@ -293,7 +233,7 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Ch
     x = alt.X("client:O").title("client").scale(domain=list(range(shown)))
     x = x.axis(labelAngle=0, labelOverlap="parity", labelSeparation=8)
     y = alt.Y("class:N").title("class").sort(list(class_names)).scale(domain=list(class_names))
-    y = y.axis(labelLimit=_LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
+    y = y.axis(labelLimit=LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
     tooltip = [
         alt.Tooltip("client:O"),
         alt.Tooltip("class:N"),
@@ -310,14 +250,16 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Ch
         step = 20 if len(class_names) <= 30 else 5
         colour = alt.Color("count:Q").scale(zero=True).legend(title="samples", orient="bottom", gradientLength=160)
         marks = base.mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
-    return _sized(marks, step * len(class_names))
+    return sized(marks, step * len(class_names))
 
 
-def with_legend(drawing: Drawing, methods: Sequence[str], chosen: Sequence[str], title: str = "") -> dict[str, Any]:
+def with_legend(
+    drawing: Drawing, methods: Sequence[str], chosen: Sequence[str], title: str = "", width: int = 760
+) -> dict[str, Any]:
     """Return the specification of a chart that stands alone, away from the page and its list of methods.
 
-    The methods ``chosen`` are in colour and, where the chart names them nowhere else, in a legend above it. Charts with
-    the methods along an axis, and those of one method, need none.
+    The methods ``chosen`` are in colour and, where the chart names them nowhere else, in a legend above it, in as many
+    columns as ``width`` has room for. Charts with the methods along an axis, and those of one method, need none.
     """
     specification = drawing.specification()
     params = [
@@ -330,22 +272,29 @@ def with_legend(drawing: Drawing, methods: Sequence[str], chosen: Sequence[str],
         for encoding in encodings:
             for channel in ("color", "strokeDash"):
                 if encoding.get(channel, {}).get("field") == "method":
-                    encoding[channel]["legend"] = METHOD_LEGEND
+                    encoding[channel]["legend"] = {**METHOD_LEGEND, "columns": legend_columns(chosen, width)}
     heading = {"title": {"text": title, "anchor": "start"}} if title else {}
     return {**specification, **heading, **({"params": params} if params else {})}
 
 
+def legend_columns(methods: Sequence[str], width: int) -> int:
+    """How many columns of methods stand side by side in a width. It must not hang on what is left beside the axis."""
+    longest = max((len(method) for method in methods), default=0)
+    return max(1, (width - 60) // (50 + min(7 * longest, _LABEL_OF_LEGEND)))
+
+
+_LABEL_OF_LEGEND = 240
 METHOD_LEGEND: Mapping[str, Any] = {
     "orient": "top",
     "title": None,
     "direction": "horizontal",
-    "columns": {"expr": "max(1, floor(width / 150))"},
     "values": {"expr": "chosen"},
     "symbolType": "stroke",
     "symbolSize": 300,
     "symbolStrokeWidth": 2,
     "symbolOpacity": 1,
-    "labelLimit": 120,
+    "labelLimit": _LABEL_OF_LEGEND,
+    "offset": 22,
 }
 """The legend of the methods in colour, for charts that have left the page; it follows the parameter ``chosen``."""
 
@@ -364,36 +313,44 @@ def _encodings(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 _PARTS: Literal["diverging"] = (
     "diverging"  # A theme can set only the ranges that Vega-Lite names; this one is free for the parts of bars.
 )
-_IN_COLOUR = "indexof(chosen, datum.method) >= 0"
-_IN_GREY = "indexof(chosen, datum.method) < 0"
-_TICKS: Mapping[str, str] = {"expr": "ceil(width / 80)"}
-_LABEL_LIMIT: Mapping[str, str] = {"expr": "max(80, containerSize()[0] * 0.3 || 200)"}
+IN_COLOUR = "indexof(chosen, datum.method) >= 0"
+IN_GREY = "indexof(chosen, datum.method) < 0"
+"""Whether the method of a row stands in front, in its colour, or behind."""
+TICKS: Mapping[str, str] = {"expr": "ceil(width / 80)"}
+"""As many as there is room for."""
+LABEL_LIMIT: Mapping[str, str] = {"expr": "max(80, containerSize()[0] * 0.3 || 200)"}
+"""How much of the width names along an axis may take."""
 
 
-def _chosen(methods: Sequence[str]) -> alt.Parameter:
+def chosen_methods(methods: Sequence[str]) -> alt.Parameter:
+    """The parameter that holds the methods in colour."""
     import altair as alt
 
     return alt.param(name="chosen", value=list(methods))
 
 
-def _number_axis(percent: bool) -> dict[str, Any]:
+def number_axis(percent: bool) -> dict[str, Any]:
+    """How an axis writes its numbers."""
     return {"format": "~%" if percent else "~g", "tickCount": 6}
 
 
-def _method_colour(methods: Sequence[str]) -> alt.Color:
+def method_colour(methods: Sequence[str]) -> alt.Color:
+    """A colour for each method, by its place; the list of methods beside the charts is their legend."""
     import altair as alt
 
     return alt.Color("method:N").scale(domain=list(methods)).legend(None)
 
 
-def _lines(base: alt.Chart, x: alt.X, y: alt.Y, methods: Sequence[str], tooltip: list[alt.Tooltip]) -> list[alt.Chart]:
+def method_lines(
+    base: alt.Chart, x: alt.X, y: alt.Y, methods: Sequence[str], tooltip: list[alt.Tooltip]
+) -> list[alt.Chart]:
     """Lines in grey behind, lines in colour before them, and invisible points that answer to the pointer."""
     import altair as alt
 
-    colour = _method_colour(methods)
+    colour = method_colour(methods)
     dashes = [list(dash_of(position)) for position in range(len(methods))]
     dash = alt.StrokeDash("method:N").scale(domain=list(methods), range=dashes).legend(None)
-    front, back = base.transform_filter(_IN_COLOUR), base.transform_filter(_IN_GREY)
+    front, back = base.transform_filter(IN_COLOUR), base.transform_filter(IN_GREY)
     near = alt.selection_point(name="near", on="pointerover", clear="pointerout", fields=["method", "round"])
     pointed = alt.condition(near, alt.value(1), alt.value(0), empty=False)
     points = front.mark_circle(size=160).encode(x=x, y=y, color=colour, opacity=pointed, tooltip=tooltip)
@@ -418,15 +375,15 @@ def _bars(rows: Rows, methods: Sequence[str], x: alt.X, part: str, number_format
     quantity = "bytes" if part == "direction" else "seconds"
     colour = alt.Color(f"{part}:N").scale(domain=parts, range=_PARTS).legend(alt.Legend(orient="top", title=None))
     tooltip = [alt.Tooltip("method:N"), alt.Tooltip(f"{part}:N"), alt.Tooltip(f"{quantity}:Q", format=number_format)]
-    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=_LABEL_LIMIT)
+    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=LABEL_LIMIT)
     ordered = [{**row, "position": parts.index(row[part])} for row in rows]
     bars = alt.Chart(alt.NamedData("rows")).mark_bar(height={"band": 0.62})
     chart = bars.encode(x=x, y=y, color=colour, order=alt.Order("position:Q"), tooltip=tooltip)
     step = 30 if len(methods) <= COLOURS else 20
-    return Drawing(_sized(chart, step * len(methods)), {"rows": ordered})
+    return Drawing(sized(chart, step * len(methods)), {"rows": ordered})
 
 
-def _sized(chart: Chart, height: int) -> Chart:
+def sized(chart: Chart, height: int) -> Chart:
     """As wide as the place it is drawn in."""
     import altair as alt
 

@@ -22,7 +22,16 @@ from typing import Any, NamedTuple
 from fedstrata import files
 from fedstrata.caching import kept_directory
 from fedstrata.errors import FedStrataError
-from fedstrata.report.charts import COLOURS, DARK, LIGHT, Drawing, charts_are_possible, dash_of, theme_config
+from fedstrata.report.charts import (
+    COLOURS,
+    DARK,
+    LIGHT,
+    METHOD_LEGEND,
+    Drawing,
+    charts_are_possible,
+    dash_of,
+    theme_config,
+)
 from fedstrata.report.markup import Markup, element, join
 
 
@@ -71,6 +80,7 @@ def chart_data(charts: Mapping[str, Drawing], methods: Sequence[str]) -> Markup:
         "methods": list(methods),
         "dashes": [list(dash_of(position)) for position in range(len(methods))],
         "colours": COLOURS,
+        "legend": METHOD_LEGEND,
     }
     return element("script", _json(payload), type="application/json", id="charts")
 

@@ -18,6 +18,7 @@ from fedstrata.report.opening import read_runs
 from fedstrata.report.published import PublishedRun
 from fedstrata.report.reading import Run
 from fedstrata.report.results import results
+from fedstrata.report.side_by_side import side_by_side
 from fedstrata.report.view import Section, View
 
 
@@ -49,11 +50,12 @@ def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = 
     parts = [
         results(view),
         layers(view, with_charts),
-        further(view),
+        further(view, with_charts),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),
         sections.costs(view, with_charts),
+        side_by_side(view),
         settings.meanings(view),
         settings.configuration(view),
         settings.rerun(view),
