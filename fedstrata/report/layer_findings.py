@@ -27,6 +27,7 @@ class _Level:
 def finding(view: LayerView, metric: MetricView) -> str:
     """Say which methods differ most in the middle layers after the last round, or that there is nothing to see."""
     layers, words = _of_role(view, metric, "middle")
+    many = words.endswith("s")
     levels = [level for method in metric.tables if (level := _level(metric, method, layers)) is not None]
     if not levels:
         return f"{metric.quantity.title}: no numbers of the last round."
@@ -37,14 +38,15 @@ def finding(view: LayerView, metric: MetricView) -> str:
         extent = _number(metric, low.mean)
         if _number(metric, high.mean) != extent:
             extent = f"{extent} to {_number(metric, high.mean)}"
-        return f"{_subject(metric)}: {words} of all {len(levels)} methods end alike, at {extent}."
+        return f"{_subject(metric)}: {words} {'end' if many else 'ends'} alike in all methods, at {extent}."
     if metric.name == INERTIA:
+        keep, come = ("keep", "they come") if many else ("keeps", "it comes")
         return (
-            f"In {high.method} {words} keep a cosine of {_number(metric, high.mean)} to round {metric.columns[0][0]}; "
-            f"in {low.method} they come down to {_number(metric, low.mean)}."
+            f"In {high.method} {words} {keep} a cosine of {_number(metric, high.mean)} to round "
+            f"{metric.columns[0][0]}; in {low.method} {come} down to {_number(metric, low.mean)}."
         )
     return (
-        f"{_subject(metric)}: {words} end at {_number(metric, high.mean)} in {high.method}, "
+        f"{_subject(metric)}: {words} {'end' if many else 'ends'} at {_number(metric, high.mean)} in {high.method}, "
         f"at {_number(metric, low.mean)} in {low.method}."
     )
 
@@ -61,7 +63,7 @@ def kept_norms(view: LayerView) -> str:
 
 def _within(view: LayerView, metric: MetricView, method: str) -> str:
     """Compare the roles inside one method."""
-    found = []
+    found: list[tuple[str, _Level]] = []
     for role in ROLES:
         layers, words = _of_role(view, metric, role)
         level = _level(metric, method, layers)
@@ -72,7 +74,7 @@ def _within(view: LayerView, metric: MetricView, method: str) -> str:
     if len(found) == 1 or not _apart(metric, low, high):
         return f"{_subject(metric)}: all layers of {method} end alike, near {_number(metric, levels[0].mean)}."
     parts = [f"{words} at {_number(metric, level.mean)}" for words, level in found]
-    return f"{_subject(metric)}: in {method}, {_listed([parts[0].replace(' at ', ' end at ' if 'layers' in parts[0] else ' ends at '), *parts[1:]])}."
+    return f"{_subject(metric)}: in {method}, after the last round, {_listed(parts)}."
 
 
 def _of_role(view: LayerView, metric: MetricView, role: str) -> tuple[list[int], str]:

@@ -32,9 +32,9 @@ class Scale:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             step = max(1, math.ceil((last - first) / 4))
             return [float(f"1e{power}") for power in range(first, last + 1, step)] or [self.low, self.high]
-        step = round_step((self.high - self.low) / 4)
-        first = math.ceil(self.low / step - 1e-9)
-        return [short(number * step, 6) or 0.0 for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        apart = round_step((self.high - self.low) / 4)
+        first = math.ceil(self.low / apart - 1e-9)
+        return [short(number * apart, 6) or 0.0 for number in range(first, math.floor(self.high / apart + 1e-9) + 1)]
 
 
 def scale_of(quantity: Quantity, values: np.ndarray) -> Scale:

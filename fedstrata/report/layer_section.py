@@ -48,8 +48,8 @@ def _figure(view: View, layer_view: LayerView, shown: str) -> Markup:
             id=f"chart-{NAME}",
             class_="chart",
             role="img",
-            aria_label="For each method a heat map, a line for each layer from the input on and a column for each round; "
-            "beside it the network, and the last round as dots.",
+            aria_label="For each method a heat map: a line for each layer from the input on, a column for each round. "
+            "Beside it the network, and the last round as dots.",
         ),
         element("figcaption", *explanations, " ", reading_aid(layer_view, len(view.methods))),
     )

@@ -22,8 +22,10 @@ from fedstrata.report.series import Groups, Rows
 COLUMNS = 120
 """How many columns a heat map has at most."""
 FEWEST_COLUMNS = 8
-NUMBERS = 160_000
-"""How many numbers all heat maps of a page may have together, so that it stays small."""
+NUMBERS = 240_000
+"""How many numbers all heat maps of a page may have together, so that it stays small; about five bytes each."""
+_BESIDE = 7
+"""As how many numbers the names and marks of a line count."""
 FIRST = ("cosine", "update")
 """The metrics that every run has, which come first."""
 _DENSITIES = ("density", "masks.density")
@@ -117,16 +119,18 @@ class LayerView:
             return None
         shown = {name: _layers_of(name, told, facts) for name in wanted}
         having = {name: [m for m in methods if any(name in one.metrics for one in told[m])] for name in wanted}
-        fitting, series = [], 0
+        fitting: list[str] = []
+        series = 0
         for name in wanted:
             more = len(shown[name]) * len(having[name])
-            if fitting and (series + more) * FEWEST_COLUMNS > NUMBERS:
+            if fitting and (series + more) * (FEWEST_COLUMNS + _BESIDE) > NUMBERS:
                 continue
             fitting.append(name)
             series += more
         seeds = max(len(parts) for parts in told.values())
-        limit = int(np.clip(NUMBERS / series / (1 + (seeds > 1)), FEWEST_COLUMNS, COLUMNS))
-        with_spread = seeds > 1 and 2 * series * limit <= NUMBERS
+        room = NUMBERS / series - _BESIDE
+        with_spread = seeds > 1 and room >= 4 * FEWEST_COLUMNS
+        limit = int(np.clip(room / (1 + with_spread), FEWEST_COLUMNS, COLUMNS))
         metrics = {
             name: _metric_view(name, shown[name], {m: told[m] for m in having[name]}, limit, with_spread)
             for name in fitting
@@ -195,7 +199,9 @@ class _Told:
     @classmethod
     def of(cls, run: Run) -> _Told:
         columns = run.layers
-        metric, layer = (pa.array(columns[name].tolist(), pa.string()).dictionary_encode() for name in ("metric", "layer"))
+        metric, layer = (
+            pa.array(columns[name].tolist(), pa.string()).dictionary_encode() for name in ("metric", "layer")
+        )
         return cls(
             tuple(metric.dictionary.to_pylist()),
             tuple(layer.dictionary.to_pylist()),
@@ -243,7 +249,11 @@ def layer_facts(runs: Iterable[Run]) -> dict[str, LayerFacts]:
         row = told.get(name, {})
         size = row.get("parameters")
         facts[name] = LayerFacts(
-            name, str(row.get("kind", "")), str(row.get("role", "")), None if size is None else int(size), name in normed
+            name,
+            str(row.get("kind", "")),
+            str(row.get("role", "")),
+            None if size is None else int(size),
+            name in normed,
         )
     return facts
 
@@ -314,9 +324,7 @@ def _metric_view(
             final = noted == noted.max()
             lasts.append(_means(line[final], np.zeros(int(final.sum()), int), values[final], (len(layers), 1))[:, 0])
         spread = with_spread and len(seeds) > 1
-        tables[method] = Table(
-            *_over_seeds(np.stack(seeds), spread), *_over_seeds(np.stack(lasts), len(lasts) > 1)
-        )
+        tables[method] = Table(*_over_seeds(np.stack(seeds), spread), *_over_seeds(np.stack(lasts), len(lasts) > 1))
     return MetricView(name, plain_quantity(name), layers, columns, tables)
 
 
@@ -341,7 +349,9 @@ def _over_seeds(values: np.ndarray, with_spread: bool) -> tuple[np.ndarray, np.n
 
 def _layers_of(metric: str, told: Mapping[str, Sequence[_Told]], facts: Mapping[str, LayerFacts]) -> tuple[str, ...]:
     """The layers with a number in any run, and all others with weights, in execution order."""
-    having = {one.layers[code] for parts in told.values() for one in parts for code in np.unique(one.of_metric(metric)[0])}
+    having = {
+        one.layers[code] for parts in told.values() for one in parts for code in np.unique(one.of_metric(metric)[0])
+    }
     return tuple(name for name, layer in facts.items() if name in having or layer.role in ROLES)
 
 

@@ -11,7 +11,8 @@ from fedstrata.errors import FedStrataError
 from fedstrata.report import read_run, skew_chart, write_chart
 from fedstrata.report.charts import DARK, LIGHT, Theme, with_legend
 from fedstrata.report.document import compact
-from fedstrata.report.sections import clients, costs, curves, data, layers
+from fedstrata.report.layer_section import layers
+from fedstrata.report.sections import clients, costs, curves, data
 from fedstrata.report.view import View
 
 pytest.importorskip("altair")
