@@ -77,10 +77,10 @@
 
   function nameOf(element) {
     const home = element.closest("section[id], aside, header, #live");
-    const { chart = "", signal = "", method = "" } = element.dataset;
+    const given = [element.id, element.name, ...Object.values(element.dataset)].filter(Boolean);
     const text = element.matches("summary, th") ? element.textContent : "";
     const label = element.getAttribute("aria-label") || (element.closest("label") || { textContent: "" }).textContent;
-    const own = [element.tagName, element.id, element.name, chart, signal, method, text, chart ? "" : label];
+    const own = [element.tagName, text, ...(given.length ? given : [label])];
     return [home ? home.id || home.tagName : "", ...own].join("|");
   }
 
@@ -90,11 +90,12 @@
       const touched = control.matches("select")
         ? Array.from(control.options).some((option) => option.selected !== option.defaultSelected)
         : control.value !== control.defaultValue || control.checked !== control.defaultChecked;
-      if (touched) kept.values.set(nameOf(control), [control.value, control.checked]);
+      const chosen = control.matches("select") ? control.selectedOptions[0].textContent : control.value;
+      if (touched) kept.values.set(nameOf(control), [chosen, control.checked]);
     });
     $all("details > summary").forEach((summary) => kept.open.set(nameOfDetails(summary), summary.parentElement.open));
     $all("[aria-pressed]").forEach((b) => kept.pressed.set(nameOf(b), b.getAttribute("aria-pressed")));
-    $all("section[id] *").filter((one) => one.scrollLeft).forEach((one, _, all) => {
+    $all("section[id] *").filter((one) => one.scrollLeft).forEach((one) => {
       kept.scrolled.push([one.closest("section").id, one.className, one.scrollLeft]);
     });
     $all("table.sortable").forEach((table) => {
@@ -130,9 +131,14 @@
     $all("select, input").forEach((control) => {
       const set = kept.values.get(nameOf(control));
       if (!set) return;
-      if (control.matches("select") && !Array.from(control.options).some((option) => option.value === set[0])) return;
-      control.value = set[0];
-      control.checked = set[1];
+      if (control.matches("select")) {
+        // By its words: the same choice may have another value in the next page.
+        const same = Array.from(control.options).find((option) => option.textContent === set[0]);
+        if (!same) return;
+        same.selected = true;
+      } else {
+        [control.value, control.checked] = set;
+      }
       for (const type of ["input", "change"]) control.dispatchEvent(new Event(type, { bubbles: true }));
     });
   }
@@ -235,7 +241,7 @@
     const now = Date.now() / 1000 + ahead;
     $all("time[data-at]").forEach((time) => { time.textContent = ago(now - Number(time.dataset.at)); });
     const lost = document.documentElement.dataset.live === "off";
-    const words = lost ? `no answer since ${ago((Date.now() - heard) / 1000).replace(" ago", "")}; the page is as of then` : "";
+    const words = lost ? `no answer any more; the page is as it was ${ago((Date.now() - heard) / 1000)}` : "";
     $all(".live-link").forEach((link) => { if (link.textContent !== words) link.textContent = words; });
   }
 
