@@ -21,12 +21,13 @@ from typing import Any
 
 from fedstrata import files
 from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
-from fedstrata.report.charts import LIGHT, Drawing, require_charts, theme_config, with_legend
+from fedstrata.report.charts import LIGHT, Drawing, encodings_of, require_charts, theme_config, with_legend
 from fedstrata.report.document import vega_lite_version
 from fedstrata.report.layer_section import NAME as LAYERS
 from fedstrata.report.layer_view import LayerView
 from fedstrata.report.opening import read_runs
 from fedstrata.report.page import contents
+from fedstrata.report.pareto import MEASURES
 from fedstrata.report.series import Rows
 from fedstrata.report.typeset import latex_table, markdown_table
 from fedstrata.report.view import View
@@ -48,6 +49,7 @@ _TALLEST = 1.6
 """A figure that would be higher than that for its width, in a column, goes over the whole page."""
 _DOTS_IN_AN_INCH = 300
 _COLUMNS = {"spread": "std_over_seeds"}
+_SMOOTHED = "over_"
 _ONLY_FOR_DRAWING = {"offset", "position", "key", "mark"}
 
 
@@ -136,11 +138,22 @@ def for_paper(specification: Mapping[str, Any], inches: float, font: str) -> dic
         "title": {"fontSize": 14},
         "padding": 2,
     }
-    specification = _without_pointer(specification)
+    specification = _with_axis_title(_without_pointer(specification))
     height = specification.get("height")
     free = isinstance(height, int | float) and not _has_lines_of_names(specification)
     flat = {"height": min(height, round(_FLATTEST * width))} if free and height is not None else {}
     return {**specification, "width": width, **flat, "config": config}
+
+
+def _with_axis_title(specification: dict[str, Any]) -> dict[str, Any]:
+    """Write below a chart what it is drawn against, which the page says in a menu or in the heading."""
+    measure = next((one.get("value") for one in specification.get("params", []) if one["name"] == "measure"), None)
+    copied: dict[str, Any] = json.loads(json.dumps({**specification, "datasets": {}}))
+    for encoding in encodings_of(copied):
+        x = encoding.get("x", {})
+        if x.get("type") == "quantitative" and "title" in x and x["title"] is None:
+            x["title"] = MEASURES.get(str(measure)) or x.get("field")
+    return {**copied, "datasets": specification.get("datasets", {})}
 
 
 def _without_pointer(specification: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +226,7 @@ def _data(
         shown = [row for row in all_rows if all(row[key] == value for key, value in chosen.items() if key in row)]
         if not shown:
             continue
-        columns = [key for key in shown[0] if key not in _ONLY_FOR_DRAWING]
+        columns = [key for key in shown[0] if key not in _ONLY_FOR_DRAWING and not key.startswith(_SMOOTHED)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS.get(key, key) for key in columns)
