@@ -50,7 +50,8 @@ _TALLEST = 1.6
 _DOTS_IN_AN_INCH = 300
 _COLUMNS = {"spread": "std_over_seeds"}
 _SMOOTHED = "over_"
-_ONLY_FOR_DRAWING = {"offset", "position", "key", "mark"}
+_ONLY_FOR_DRAWING = {"offset", "position", "key", "mark", "right", "begins"}
+"""Columns and tables that say where something stands in a chart, and nothing of the runs."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,8 @@ def _data(
     """Write the rows that a chart shows, a file for each of its tables; those of other menus are left out."""
     chosen = dict(_choices(specification))
     for table, all_rows in rows.items():
+        if table in _ONLY_FOR_DRAWING:
+            continue
         if name == LAYERS:
             all_rows = _layer_rows(view)
         shown = [row for row in all_rows if all(row[key] == value for key, value in chosen.items() if key in row)]
@@ -229,9 +232,15 @@ def _data(
         columns = [key for key in shown[0] if key not in _ONLY_FOR_DRAWING and not key.startswith(_SMOOTHED)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_COLUMNS.get(key, key) for key in columns)
+        writer.writerow(_heading(key, view.methods) for key in columns)
         writer.writerows([row[key] for key in columns] for row in shown)
         yield (f"{name}.csv" if len(rows) == 1 else f"{name}-{table}.csv"), text.getvalue()
+
+
+def _heading(column: str, methods: Sequence[str]) -> str:
+    """Name a column as people do; one with the numbers of a method has its place as its name."""
+    place = re.fullmatch(r"m(\d+)", column)
+    return methods[int(place.group(1))] if place else _COLUMNS.get(column, column)
 
 
 def _layer_rows(view: View) -> Rows:
