@@ -32,6 +32,7 @@ from fedstrata.runs.layer_facts import layer_facts
 from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
+from fedstrata.runs.pacing import Pace
 from fedstrata.runs.preparing import Ingredients, note_exact_statistics, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
 from fedstrata.runs.summing_up import summarise
@@ -175,14 +176,15 @@ class Driver:
         if folder is not None:
             folder.describe_layers(layer_facts(self.setting.layers, self.method))
             folder.begin_live(self.round, self.metrics, self.timings)
+        pace = Pace(self.experiment.checkpoint_every)
         with stop_requests() as stop:
             while not self.ended:
                 self.step(called)
                 if folder is not None:
                     folder.show_round(self.metrics, self.timings)
-                due = self.round % self.experiment.checkpoint_every == 0 or self.ended
-                if folder is not None and (due or stop):
-                    self.save(folder)
+                if folder is not None and (pace.due(self.round) or self.ended or stop):
+                    with pace.saving():
+                        self.save(folder)
                 if stop and not self.ended:
                     if folder is not None:
                         folder.end_live()
