@@ -32,7 +32,7 @@ RUN = (
 )
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
-    "index.md": ("fedstrata compare", "fedstrata report"),
+    "index.md": ("fedstrata compare", "fedstrata report", "fedstrata diff"),
     "use-the-model.md": ("fedstrata run",),
     "while-it-runs.md": ("fedstrata watch", "fedstrata report"),
     "your-data-and-model.md": ('fedstrata run --data "image_folder',),

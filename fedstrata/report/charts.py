@@ -29,7 +29,7 @@ _DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (4
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of charts on one background."""
+    """The colours of charts on one background; those of methods stay apart for eyes without green or red cones too."""
 
     text: str
     faint: str
@@ -48,7 +48,7 @@ LIGHT = Theme(
     grid="#e4e7eb",
     muted="#b9c0c8",
     accent="#2c6cb0",
-    methods=("#2c6cb0", "#c8551b", "#23825c", "#8552b0", "#a87900", "#c0356f", "#1a8794", "#7d5a3c"),
+    methods=("#4c7ac0", "#a43911", "#428351", "#2a45a4", "#a38427", "#83226c", "#1984a4", "#833e27"),
     parts=("#2c6cb0", "#8fb6de", "#c8551b", "#e9b08f", "#23825c", "#93c7b0", "#8552b0", "#c9aee0"),
     heat=("#17417c", "#3a78b7", "#8fbcdc", "#f3f0ea", "#efb587", "#d6742e", "#9c450a"),
 )
@@ -58,7 +58,7 @@ DARK = Theme(
     grid="#333a42",
     muted="#5b6570",
     accent="#7db3ec",
-    methods=("#7db3ec", "#f0935f", "#5fc79b", "#c39ae6", "#e0bb4d", "#f07fae", "#5cc9d6", "#c9a483"),
+    methods=("#1288ee", "#f09c64", "#3b8b6d", "#d0a8f8", "#f1c342", "#ea6081", "#66cfd1", "#cc8923"),
     parts=("#7db3ec", "#3f6c9c", "#f0935f", "#98583a", "#5fc79b", "#36775c", "#c39ae6", "#735293"),
     heat=("#a6d4ff", "#5b9cd9", "#33618f", "#2b3037", "#8c5428", "#da8541", "#ffc894"),
 )
@@ -162,7 +162,7 @@ def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("round:Q", title="round"),
         alt.Tooltip("value:Q", title="mean over seeds", format=".2%" if percent else ".4~g"),
-        alt.Tooltip("spread:Q", title="± over seeds", format=".2%" if percent else ".3~g"),
+        *spread_of_seeds(rows, ".2%" if percent else ".3~g"),
     ]
     low, high = "datum.drawn - datum.spread", "datum.drawn + datum.spread"
     edges = {"low": f"max(0, {low})", "high": f"min(1, {high})"} if percent else {"low": low, "high": high}
@@ -327,6 +327,15 @@ def chosen_methods(methods: Sequence[str]) -> alt.Parameter:
     import altair as alt
 
     return alt.param(name="chosen", value=list(methods))
+
+
+def spread_of_seeds(rows: Rows, number_format: str) -> list[alt.Tooltip]:
+    """The standard deviation over seeds for those that are pointed at, where there are several seeds."""
+    import altair as alt
+
+    if all(row["spread"] is None for row in rows):
+        return []
+    return [alt.Tooltip("spread:Q", title="± over seeds", format=number_format)]
 
 
 def number_axis(percent: bool) -> dict[str, Any]:

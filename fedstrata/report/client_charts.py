@@ -16,6 +16,7 @@ from fedstrata.report.charts import (
     chosen_methods,
     method_colour,
     sized,
+    spread_of_seeds,
 )
 from fedstrata.report.series import ClientRows, Rows
 from fedstrata.report.similarity import Similarities
@@ -122,7 +123,7 @@ def table(rows: Rows, methods: Mapping[str, str], split: str, columns: int) -> D
         )
 
     shade = alt.Color("value:Q").scale(zero=False, nice=True).legend(legend("accuracy"))
-    turning = alt.Color("value:Q").scale(domainMid=0, range=_TURNING).legend(legend("gain"))
+    turning = alt.Color("value:Q").scale(domainMid=0, range=_TURNING, interpolate="rgb").legend(legend("gain"))
     plain, gained = (cells.transform_filter(f"against {sign} ''").mark_rect() for sign in ("===", "!=="))
     strength = alt.Opacity("share:Q").scale(zero=True, range=[0.03, 0.85]).legend(None)
     about_data = [about[0], about[3], about[4]]
@@ -160,7 +161,7 @@ def similarity(found: Similarities) -> Drawing:
         alt.Tooltip("other:N", title="and client"),
         alt.Tooltip("value:Q", title="cosine", format=".3f"),
     ]
-    colour = alt.Color("value:Q").scale(domain=[-1, 1], domainMid=0, range=_TURNING)
+    colour = alt.Color("value:Q").scale(domain=[-1, 1], domainMid=0, range=_TURNING, interpolate="rgb")
     marks = base.mark_rect().encode(
         x=alt.X("column:O").title("clients, by clustering").axis(plain),
         y=alt.Y("row:O").title(None).axis(plain),
@@ -183,7 +184,7 @@ def by_class(rows: Rows, methods: Sequence[str], chosen: Sequence[str], classes:
         alt.Tooltip("class:N", title="class"),
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("value:Q", title="mean over seeds", format=".3f"),
-        alt.Tooltip("spread:Q", title="± over seeds", format=".3f"),
+        *spread_of_seeds(rows, ".3f"),
     ]
     spans = base.transform_filter(IN_COLOUR).transform_aggregate(low="min(value)", high="max(value)", groupby=["class"])
     chart = alt.layer(

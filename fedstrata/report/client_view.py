@@ -102,7 +102,7 @@ def _of_split(runs: Mapping[str, Run], methods: Mapping[str, str]) -> Rows:
     values = {name: _by_client(runs.get(label)) for name, label in methods.items()}
     rows: Rows = []
     for client in range(len(counts)):
-        own: dict[str, Any] = {name: short(values[name].get(client, math.nan)) for name in methods}
+        own: dict[str, Any] = {name: short(values[name].get(client, math.nan), digits=3) for name in methods}
         told = [value for value in own.values() if value is not None]
         rows.append(
             {

@@ -16,6 +16,7 @@ from fedstrata.report.charts import (
     method_lines,
     number_axis,
     sized,
+    spread_of_seeds,
 )
 from fedstrata.report.pareto import Pareto
 from fedstrata.report.series import Rows
@@ -50,7 +51,7 @@ def front(rows: Pareto, methods: Sequence[str], chosen: Sequence[str]) -> Drawin
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("standing:N", title="standing"),
         alt.Tooltip("value:Q", title="accuracy", format=".2%"),
-        alt.Tooltip("spread:Q", title="± over seeds", format=".2%"),
+        *spread_of_seeds(rows.points, ".2%"),
         alt.Tooltip("written:N", title="cost"),
         alt.Tooltip("round:Q", title="after round"),
     ]

@@ -91,11 +91,14 @@ def compact(specification: Mapping[str, Any]) -> dict[str, Any]:
     >>> compact({"datasets": {"rows": [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]}})
     {'datasets': {'rows': {'a': [1, 2], 'b': {'texts': ['x'], 'codes': [0, 0]}}}}
     """
-    columns = {
-        name: {column: _column([row[column] for row in rows]) for column in rows[0]}
-        for name, rows in specification["datasets"].items()
-    }
+    columns = {name: _columns(rows) for name, rows in specification["datasets"].items()}
     return {**specification, "datasets": columns}
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Part rows into columns; one that holds nothing at all is left out."""
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
+    return {name: _column([row[name] for row in rows]) for name in names}
 
 
 def _column(values: list[Any]) -> Any:

@@ -140,6 +140,7 @@
   /* Columns become rows again; see compact() in document.py. */
   function expandRows(table) {
     const names = Object.keys(table);
+    if (!names.length) return [];
     const columns = names.map((name) => expandColumn(table[name]));
     return columns[0].map((_, row) => Object.fromEntries(names.map((name, i) => [name, columns[i][row]])));
   }

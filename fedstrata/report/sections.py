@@ -37,9 +37,12 @@ def curves(view: View, with_charts: bool) -> Section | None:
                 kind,
                 title,
                 f"{title} over the rounds, one line per method.",
-                "Line: mean over seeds. Band: one standard deviation over seeds."
-                if any(len(group.runs) > 1 for group in view.groups)
-                else "One seed for each method.",
+                (
+                    "Line: mean over seeds. Band: one standard deviation over seeds."
+                    if any(len(group.runs) > 1 for group in view.groups)
+                    else "One seed for each method."
+                )
+                + _thinned(view, metrics),
                 [
                     menu(kind, "shown", "Measured", options, shown, all(row.everybody for row in view.rows)),
                     menu(kind, "smoothing", "Smoothing", _smoothings(view, metrics), "value"),
@@ -47,6 +50,13 @@ def curves(view: View, with_charts: bool) -> Section | None:
             )
         )
     return Section("curves", "Accuracy and loss", join(figures), drawn) if figures else None
+
+
+def _thinned(view: View, metrics: list[str]) -> str:
+    longest, drawn = series.longest_curve(view.groups, metrics), series.points_of_a_curve(view.groups, metrics)
+    if longest <= drawn:
+        return ""
+    return f" Of {longest:,} rounds {drawn} are drawn, those that keep a curve's shape and its peaks."
 
 
 def _smoothings(view: View, metrics: list[str]) -> dict[str, str]:
@@ -95,7 +105,7 @@ def _client_by_client(view: View, drawn: dict[str, Drawing]) -> list[Markup | No
     gains = {"": "accuracy"} | {name: f"gain over {text}" for name, text in found.methods.items()}
     caption = (
         "One column per client, last round. Above, how many training samples a client has and how many effective "
-        "classes (the exponential of the entropy of its labels: 1 for a single class): the darker, the more."
+        "classes (the exponential of the entropy of its labels: 1 for a single class): the stronger, the more."
     )
     if found.clients > client_view.COLUMNS:
         caption += (

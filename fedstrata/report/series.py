@@ -15,11 +15,13 @@ from fedstrata.significance import Group, headline_key
 Rows = list[dict[str, Any]]
 Groups = Sequence[Group[Run]]
 
-CURVE_POINTS = 16_000
+CURVE_POINTS = 10_000
 """How many points all curves of one chart may have together, so that a page stays small."""
 SMOOTHINGS = (5, 20)
 """Over how many rounds curves can be smoothed."""
-CLIENT_POINTS = 6_000
+COST_POINTS = 4_000
+"""The same for accuracy against cost."""
+CLIENT_POINTS = 4_000
 """How many clients the distribution chart may show one by one."""
 SKEW_CLIENTS = 200
 """How many clients the label-skew chart shows at most."""
@@ -83,7 +85,7 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
 
     Where there are rounds enough, the same value smoothed stands beside it, computed before anything is thinned.
     """
-    limit = int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 40, 500))
+    limit = points_of_a_curve(groups, metrics)
     spans = smoothings(groups, metrics)
     rows: Rows = []
     for group in groups:
@@ -108,11 +110,20 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
     return rows
 
 
+def points_of_a_curve(groups: Groups, metrics: Sequence[str]) -> int:
+    """How many points each curve of a chart may have."""
+    return int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 30, 500))
+
+
+def longest_curve(groups: Groups, metrics: Sequence[str]) -> int:
+    """In how many rounds the metric that was noted most often was noted."""
+    curves = (run.series for group in groups for run in group.runs)
+    return max((len(curve[metric][0]) for curve in curves for metric in metrics if metric in curve), default=0)
+
+
 def smoothings(groups: Groups, metrics: Sequence[str]) -> list[int]:
     """List the spans over which it makes sense to smooth: those of which the longest curve has two or more."""
-    curves = (run.series for group in groups for run in group.runs)
-    lengths = [len(curve[metric][0]) for curve in curves for metric in metrics if metric in curve]
-    return [span for span in SMOOTHINGS if max(lengths, default=0) >= 2 * span]
+    return [span for span in SMOOTHINGS if longest_curve(groups, metrics) >= 2 * span]
 
 
 def smoothed_column(span: int) -> str:
@@ -155,7 +166,7 @@ def costs_of(group: Group[Run]) -> CostCurve | None:
 
 def cost_rows(groups: Groups) -> Rows:
     """The headline accuracy beside what it took to get there: bytes and seconds since the beginning of the run."""
-    limit = int(np.clip(CURVE_POINTS / max(1, len(groups)), 40, 200))
+    limit = int(np.clip(COST_POINTS / max(1, len(groups)), 40, 200))
     rows: Rows = []
     for group in groups:
         curve = costs_of(group)
@@ -351,6 +362,6 @@ def _last_of_clients(group: Group[Run], metric: str) -> list[tuple[float, int, i
     )
 
 
-def short(value: float) -> float | None:
-    """Round to four significant digits, which no screen can tell from more; JSON has no NaN, so none stands for it."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+def short(value: float, digits: int = 4) -> float | None:
+    """Round to a few digits, which no screen can tell from more; JSON has no NaN, so none stands for it."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
