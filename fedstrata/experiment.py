@@ -118,7 +118,12 @@ class Experiment(Spec):
         "What models are judged by beside accuracy and loss, such as 'f1+auc+recall:each'; none: nothing.",
     )
     reference_round: int = parameter(2, "The round against which the layers' inertia (cosine) is measured.", low=1)
-    checkpoint_every: int = parameter(10, "The rounds from one checkpoint to the next.", low=1)
+    checkpoint_every: int | None = parameter(
+        None,
+        "The rounds from one checkpoint to the next; none: 10, or more where saving would take over a twentieth of the "
+        "time.",
+        low=1,
+    )
 
     imports: tuple[str, ...] = parameter(
         (), "A Python file that registers components of your own, such as methods; may be repeated."

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
 from hashlib import blake2b
-from importlib.util import find_spec
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.errors import FedStrataWarning
+from fedstrata.errors import FedStrataError
+from fedstrata.kernels.finding import find_kernels
 from fedstrata.private_torch import differs_between_clients
 from fedstrata.transfer import to_device
 
@@ -68,12 +67,14 @@ def philox(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor:
     ``stream`` (at most 32 bits) separates draws under one key, such as the steps of a round.
     """
     blocks = -(-count // 4)
-    kernel = _philox_kernel(keys.device) if keys.is_cuda and count and not differs_between_clients(keys) else None
-    if kernel is None:
+    kernels = _philox_kernels(keys.device) if keys.is_cuda and count and not differs_between_clients(keys) else None
+    if kernels is None:
         return _philox_words(keys, stream, blocks)
     streams = stream.reshape(stream.shape or (1,)) if isinstance(stream, Tensor) else keys.new_full((1,), stream)
     rows = (keys[..., 0] + streams[..., 0]).shape
-    words = kernel(keys.expand(*rows, 2).reshape(-1, 2), streams.expand(*rows, 1).reshape(-1), blocks)
+    words: Tensor = kernels.philox_words(
+        keys.expand(*rows, 2).reshape(-1, 2), streams.expand(*rows, 1).reshape(-1), blocks
+    )
     return words.reshape(*rows, 4 * blocks)
 
 
@@ -118,25 +119,16 @@ def philox_at_once(keys: Tensor, count: int, stream: int | Tensor = 0) -> Tensor
     return torch.from_numpy(drawn.reshape(*shape[:-1], 4 * shape[-1]))
 
 
-@cache
-def _philox_kernel(device: torch.device) -> Callable[[Tensor, Tensor, int], Tensor] | None:
+def _philox_kernels(device: torch.device) -> ModuleType | None:
     """Find the GPU's own kernel for the words, if there is one here and it draws the same."""
-    if find_spec("triton") is None:
-        return None
-    keys = torch.tensor([[1, 2], [_WORD, 0x80000000]], device=device)
-    streams = torch.tensor([[7], [_WORD]], device=device)
-    try:
-        from fedstrata.kernels.random_words import philox_words
 
-        same = torch.equal(philox_words(keys, streams[:, 0], 5), _philox_words(keys, streams, 5))
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-    else:
-        if same:
-            return philox_words
-        reason = "it draws other numbers"
-    warnings.warn(f"The GPU kernel for random numbers is not used ({reason}).", FedStrataWarning, stacklevel=2)
-    return None
+    def trial(kernels: ModuleType) -> None:
+        keys = torch.tensor([[1, 2], [_WORD, 0x80000000]], device=device)
+        streams = torch.tensor([[7], [_WORD]], device=device)
+        if not torch.equal(kernels.philox_words(keys, streams[:, 0], 5), _philox_words(keys, streams, 5)):
+            raise FedStrataError("it draws other numbers")
+
+    return find_kernels("random_words", "random numbers", trial)
 
 
 def uniform(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.transforms import Crop, Flip, Normalise, Own, Transform, apply_transforms
+from fedstrata.data.transforms import Crop, Flip, Normalise, Own, Rotate, Transform, apply_transforms
 from fedstrata.kernels.finding import find_kernels
 
 
@@ -47,22 +47,26 @@ def moved(
     keys: Tensor | None,
     stream: int | Tensor,
 ) -> Tensor:
-    """Let a kernel mirror and crop images, and look their bytes up in a table."""
-    kinds = [type(transform) for transform in applied]
+    """Let a kernel mirror, rotate and crop images, and look their bytes up in a table."""
     flip = next(((one.probability, one.sub_key) for one in applied if isinstance(one, Flip)), None)
     crop = next(((one.padding, one.sub_key) for one in applied if isinstance(one, Crop)), None)
-    flip_first = Flip in kinds and Crop in kinds and kinds.index(Flip) < kinds.index(Crop)
-    made: Tensor = kernels.pictures(samples, positions, table, keys, stream, flip, crop, flip_first)
+    turning = next((one for one in applied if isinstance(one, Rotate)), None)
+    angles = None if turning is None or keys is None else turning.angles(positions, keys, stream)
+    order = [_STEPS[type(one)] for one in applied]
+    order = order if "scale" in order else [*order, "scale"]
+    made: Tensor = kernels.pictures(samples, positions, table, keys, stream, flip, crop, angles, order)
     return made
 
 
+_STEPS: dict[type[Transform], str] = {Flip: "flip", Crop: "crop", Rotate: "rotate", Normalise: "scale"}
+"""What a kernel can do, by its names."""
+
+
 def _movable(applied: Sequence[Transform], samples: Tensor, positions: Tensor, stream: int | Tensor) -> bool:
-    """Tell whether these transforms only move pixels and change each by itself, with zeros coming in before that."""
-    kinds = [type(transform) for transform in applied]
-    in_order = Crop not in kinds or Normalise not in kinds or kinds.index(Crop) < kinds.index(Normalise)
+    """Tell whether these transforms only move pixels and change each by itself."""
     single = not isinstance(stream, Tensor) or stream.numel() == 1
     images = samples.dtype == torch.uint8 and samples.dim() == 4 and samples.is_contiguous()
-    return images and positions.dim() == 2 and single and in_order and set(kinds) <= {Flip, Crop, Normalise}
+    return images and positions.dim() == 2 and single and all(type(one) in _STEPS for one in applied)
 
 
 def _table(
@@ -82,6 +86,7 @@ def _kernels() -> ModuleType | None:
     def trial(kernels: ModuleType) -> None:
         samples = torch.zeros(1, 1, 2, 2, dtype=torch.uint8, device="cuda")
         positions, keys = (torch.zeros(1, count, dtype=torch.int64, device="cuda") for count in (1, 2))
-        kernels.pictures(samples, positions, torch.zeros(1, 1, 256, device="cuda"), keys, 0, (0.5, (1, 2)), (1, (3, 4)))
+        table, angles = torch.zeros(1, 1, 256, device="cuda"), torch.zeros(1, 1, dtype=torch.float64, device="cuda")
+        kernels.pictures(samples, positions, table, keys, 0, (0.5, (1, 2)), (1, (3, 4)), angles)
 
     return find_kernels("pictures", "images", trial)

@@ -208,8 +208,12 @@ class Rotate(Transform):
     def apply(self, inputs: Tensor, keys: Tensor, stream: int | Tensor, dataset: Dataset) -> Tensor:
         """Change the inputs."""
         self.check(dataset)
+        return rotated(inputs, self.angles(inputs, keys, stream))
+
+    def angles(self, inputs: Tensor, keys: Tensor, stream: int | Tensor) -> Tensor:
+        """Draw by how much each of the inputs ``[K, B, ...]`` is rotated, in radians ``[K, B]``."""
         turns = 2 * self.uniform(inputs, keys, stream, 1).double() - 1
-        return rotated(inputs, turns.squeeze(-1) * math.radians(self.degrees))
+        return turns.squeeze(-1) * math.radians(self.degrees)
 
 
 def rotated(inputs: Tensor, angles: Tensor) -> Tensor:

@@ -117,6 +117,7 @@ def milliseconds_on_gpu(work: Callable[[], object]) -> float:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
+        torch.cuda.empty_cache()  # while something is recorded, memory that earlier recordings left cannot be taken
         recording = torch.cuda.CUDAGraph()
         stream.synchronize()
         recording.capture_begin(capture_error_mode="thread_local")

@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedstrata.engines.choosing import Choice, Choices, choices_file, milliseconds_on_gpu, quickest
+from fedstrata.engines.watching import bringing_once
 from fedstrata.errors import FedStrataWarning
+from fedstrata.kernels.finding import find_kernels
 
 Pair = tuple[int, int]
 WAYS = ("windows", "implicit", "grouped")
@@ -44,7 +47,7 @@ class StackedConvolution(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Tensor:
         """Return ``[K, O, B, H', W']``; windows are kept for the backward pass only where both directions use them."""
         geometry = (weights.shape[3], weights.shape[4]), stride, padding
-        choice = _choice_ahead(images, weights, stride, padding)
+        choice = _choice_ahead(images, weights, stride, padding, learning=any(ctx.needs_input_grad[:2]))
         columns = None
         if choice["forward"] == "windows":
             columns, places = windows_of(images, *geometry)
@@ -78,20 +81,21 @@ class StackedConvolution(torch.autograd.Function):
 # The choice --------------------------------------------------------------------------------------------------------
 
 
-def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Choice:
-    """Choose for the forward pass and the weights together: they may share their windows."""
+def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair, learning: bool) -> Choice:
+    """Choose for the forward pass and the weights together: they may share their windows. Tests only go forward."""
     if not images.is_cuda or not _has_choice(weights.shape):
         return {"forward": "windows", "weights": "windows"}
 
     def measure() -> Choice:
-        gradient = forward_by("windows", images, weights, stride, padding)
         forward = _times(lambda way: forward_by(way, images, weights, stride, padding), WAYS)
-        suited = [way for way in WAYS if way != "implicit" or _suits_weights(weights.shape)]
-        back = _times(lambda way: weights_by(way, gradient, images, weights.shape, stride, padding), suited)
+        if not learning:
+            return {"forward": quickest(forward), "weights": "windows"}
+        gradient = forward_by("windows", images, weights, stride, padding)
+        back = _times(lambda way: weights_by(way, gradient, images, weights.shape, stride, padding), WAYS)
         kernel = (weights.shape[3], weights.shape[4])
         return quickest_pair(forward, back, milliseconds_on_gpu(lambda: windows_of(images, kernel, stride, padding)))
 
-    case = case_of("forward", images.shape, weights.shape, stride, padding, images.dtype)
+    case = case_of("forward" if learning else "tested", images.shape, weights.shape, stride, padding, images.dtype)
     rule = {
         part: rule_by_shape(part, images.shape, weights.shape, stride, padding, images.dtype)
         for part in ("forward", "weights")
@@ -132,12 +136,14 @@ def rule_by_shape(
     """Tell which way was the quickest for such shapes on an H200, without measuring here.
 
     Windows cost most where each pixel lies in many of them. The implicit way rearranges the weights, which pays off
-    where a client has far more places than outputs; for the images the other way does so, too.
+    where a client has far more places than outputs; for the images the other way does so, too. The gradient for the
+    weights gains nothing from it where a tile holds several taps, because there are few channels.
     """
     taps, steps = weights[3] * weights[4], stride[0] * stride[1]
     if dtype not in _KERNEL_DTYPES:
         return "windows"
-    if part == "weights" and not _suits_weights(weights):
+    channels = weights[2]
+    if part == "weights" and (channels % 64 or channels * weights[4] <= 32):
         return "windows"
     if part == "images":
         return "implicit" if taps > 1 and taps >= steps else "windows"
@@ -178,11 +184,14 @@ def _choices(device: torch.device) -> Choices:
     return Choices(choices_file("convolutions", torch.cuda.get_device_name(device)), WAYS)
 
 
-@torch.no_grad()
 def _times(work: Callable[[str], Tensor], ways: Collection[str]) -> dict[str, float]:
     """Time some ways; one that does not work here, lacks memory, or gives another result is never the quickest."""
-    expected = work("windows")
-    return {way: _timed(partial(work, way), expected, way) for way in ways}
+    with torch.no_grad():
+        expected = work("windows")
+        return {way: _timed(partial(work, way), expected, way) for way in ways}
+
+
+bringing_once(cast(FunctionType, _times))
 
 
 def _timed(work: Callable[[], Tensor], expected: Tensor, way: str) -> float:
@@ -213,16 +222,6 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 _TOLERANCES = {"float32": 1e-4, "tf32": 5e-3, "bfloat16": 5e-2, "float16": 5e-2}
 """How far two ways may differ that both are right: a few times more than rounding does."""
-
-
-def _suits_weights(weights: torch.Size) -> bool:
-    """Tell whether the kernel for the gradient of weights is right for these.
-
-    Where a tile holds several taps, because there are few channels, a large product was not: on an H200 93 of 940,800
-    entries for the stem of 100 ResNet-8 in tf32 were NaN. It was not quicker there either.
-    """
-    channels, wide = weights[2], weights[4]
-    return channels >= 64 and channels % 64 == 0 and channels * wide > 32
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -263,7 +262,7 @@ def forward_by(way: str, images: Tensor, weights: Tensor, stride: Pair, padding:
 
 def weights_by(way: str, gradient: Tensor, images: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
     """Compute the gradient for weights ``[K, O, C, h, w]`` in one of the ways."""
-    if way == "implicit" and _can_be_implicit(images) and _suits_weights(shape):
+    if way == "implicit" and _can_be_implicit(images):
         from fedstrata.kernels import convolution
 
         kernel = (shape[3], shape[4])
@@ -352,25 +351,20 @@ def _grouped_back(
 
 def windows_of(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, tuple[int, int, int]]:
     """Unfold ``[K, C, B, H, W]`` into columns ``[K, C * h * w, B * H' * W']``, and tell ``(B, H', W')``."""
-    unfold: Callable[..., tuple[Tensor, tuple[int, int, int]]]
-    unfold = _windows_kernel() if images.is_cuda else unfolded_windows
-    return unfold(images, kernel, stride, padding)
+    kernels = _windows_kernels() if images.is_cuda else None
+    if kernels is None:
+        return unfolded_windows(images, kernel, stride, padding)
+    found: tuple[Tensor, tuple[int, int, int]] = kernels.windows(images, kernel, stride, padding)
+    return found
 
 
-@cache
-def _windows_kernel() -> Callable[..., tuple[Tensor, tuple[int, int, int]]]:
-    """Find the GPU kernel for windows, or the general operation where it cannot be compiled."""
-    if not _has_triton():
-        return unfolded_windows
-    try:
-        from fedstrata.kernels.windows import windows
+def _windows_kernels() -> ModuleType | None:
+    """Find the GPU kernel for windows, if it can be compiled here."""
 
-        windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[-1][:120]
-        warnings.warn(f"The GPU kernel for convolutions is not used ({reason}).", FedStrataWarning, stacklevel=2)
-        return unfolded_windows
-    return windows
+    def trial(kernels: ModuleType) -> None:
+        kernels.windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
+
+    return find_kernels("windows", "windows of convolutions", trial)
 
 
 def unfolded_windows(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, tuple[int, int, int]]:

@@ -233,7 +233,9 @@ _BRINGING_ONCE: set[CodeType] = {constant.__wrapped__.__code__}
 
 
 def bringing_once(function: FunctionType) -> None:
-    """Let a function of the engine bring values from the host, which it will not do when a step is recorded."""
+    """Let a function of the engine look at values or bring them from the host, which it will not do when a step is
+    recorded. It must not be decorated: all functions that a decorator wraps have one code.
+    """
     _BRINGING_ONCE.add(function.__code__)
 
 

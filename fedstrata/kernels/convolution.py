@@ -12,7 +12,8 @@ places; their parts are added up in a fixed order, so that results repeat bit fo
 
 Tensor cores multiply float32 with 10 bits of each factor (``tf32``), and cut the others off. Here they are rounded
 before. For the weights, where the order in memory does not suit them, each factor is parted into two bfloat16 numbers
-instead, of which three products are taken: that is more exact than tf32.
+instead, of which three products are taken: that is more exact than tf32. Both factors are parted in memory before: a
+factor that was parted in registers was overwritten on an H200 (Triton 3.6) while the tensor cores still read it.
 """
 
 from dataclasses import dataclass
@@ -23,12 +24,13 @@ import triton.language as language
 from torch import Tensor
 from triton.language import constexpr
 
+from fedstrata.kernels.launching import on_device_of
 from fedstrata.kernels.rearranging import (
     collected,
     filling,
     in_planes,
+    in_two_parts,
     line_of,
-    on_gpu_of,
     rearranged_images,
     rearranged_weights,
 )
@@ -178,6 +180,7 @@ def _product_for_weights(  # type: ignore[no-untyped-def]
     image = images + client * pixels
     rest = (language.num_programs(2) // splits).to(language.int64) * pixels
     slope = gradient + client * gradient_client_step
+    other_slopes = (language.num_programs(2) // splits).to(language.int64) * gradient_client_step
     slope += (language.minimum(row, row_count - 1) * gradient_row_step)[:, None]
     if ROWS < 64:
         total = language.full((COLUMNS, ROWS), 0.0, language.float32)
@@ -202,16 +205,15 @@ def _product_for_weights(  # type: ignore[no-untyped-def]
         slopes = language.load(slope + which[None, :], mask=(place < last)[None, :], other=0.0)
         if PARTED:
             remainder = language.load(source + rest, mask=inside, other=0.0)
-            coarse = slopes.to(language.bfloat16)
-            fine = (slopes - coarse.to(language.float32)).to(language.bfloat16)
+            fine = language.load(slope + other_slopes + which[None, :], mask=(place < last)[None, :], other=0.0)
             if ROWS < 64:
                 total = language.dot(language.trans(gathered), language.trans(fine), total)
-                total = language.dot(language.trans(remainder), language.trans(coarse), total)
-                total = language.dot(language.trans(gathered), language.trans(coarse), total)
+                total = language.dot(language.trans(remainder), language.trans(slopes), total)
+                total = language.dot(language.trans(gathered), language.trans(slopes), total)
             else:
                 total = language.dot(fine, gathered, total)
-                total = language.dot(coarse, remainder, total)
-                total = language.dot(coarse, gathered, total)
+                total = language.dot(slopes, remainder, total)
+                total = language.dot(slopes, gathered, total)
         elif ROWS < 64:
             total = language.dot(language.trans(gathered), language.trans(slopes), total, input_precision=PRECISION)
         else:
@@ -289,6 +291,8 @@ def for_weights(
     laid, unfolded = rearranged_images(
         images, filling(channels, kernel[1], tile.columns), kernel[1], stride, padding, across, precision, parted
     )
+    if parted:
+        gradient = in_two_parts(gradient)
     if unfolded:
         taps, step_across, pad_across = (kernel[0], 1), 1, 0
     else:
@@ -297,7 +301,7 @@ def for_weights(
     splits = triton.cdiv(places, places_each)
     columns = taps[0] * taps[1] * laid.shape[4]
     parts = torch.empty(splits, clients, outputs, columns, dtype=torch.float32, device=images.device)
-    with on_gpu_of(images):
+    with on_device_of(images):
         _product_for_weights[(triton.cdiv(columns, tile.columns), triton.cdiv(outputs, tile.rows), clients * splits)](
             gradient, laid, parts, outputs, batch, places_each, laid.shape[2], laid.shape[3],
             stride[0], step_across, padding[0], pad_across, *gradient.stride()[:3], splits,
@@ -352,7 +356,7 @@ def _multiply(
     if classes != (1, 1) and size[0] % classes[0] == size[1] % classes[1] == 0:
         even = (size[0] // classes[0], size[1] // classes[1])
     grid = (triton.cdiv(places, tile.columns) * classes[0] * classes[1], triton.cdiv(rows, tile.rows), clients)
-    with on_gpu_of(laid):
+    with on_device_of(laid):
         _product[grid](
             factors, laid, result, rows, batch, laid.shape[2], laid.shape[3], *size, *stride, *padding,
             factors.shape[2], taps[1], *result.stride()[:2], *classes, *even, *taps, laid.shape[4], back, precision,

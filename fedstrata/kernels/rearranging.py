@@ -3,13 +3,13 @@
 Where one line of the kernel has few numbers, as that of a first layer with its three colours, they all become channels.
 """
 
-from contextlib import AbstractContextManager
-
 import torch
 import triton
 import triton.language as language
 from torch import Tensor
 from triton.language import constexpr
+
+from fedstrata.kernels.launching import on_device_of
 
 Pair = tuple[int, int]
 _FEW = 32
@@ -85,6 +85,16 @@ def _rearrange_weights(  # type: ignore[no-untyped-def]
     language.store(rearranged + client * count + place, _rounded(values, NARROW), mask=place < count)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _part(values, parts, count, BLOCK: constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    place = language.program_id(0).to(language.int64) * BLOCK + language.arange(0, BLOCK)
+    value = language.load(values + place, mask=place < count, other=0.0)
+    coarse = value.to(language.bfloat16)
+    language.store(parts + place, coarse, mask=place < count)
+    fine = (value - coarse.to(language.float32)).to(language.bfloat16)
+    language.store(parts + count + place, fine, mask=place < count)
+
+
 @triton.jit(do_not_specialize=_PLAIN)  # type: ignore[untyped-decorator]
 def _collect(  # type: ignore[no-untyped-def]
     parts, weights, count, channels, splits, split_step,
@@ -129,7 +139,7 @@ def rearranged_images(
     pixels = 4096 // some
     count = batch * height * shape[3]
     narrow = precision == "tf32" and images.dtype == torch.float32 and not parted
-    with on_gpu_of(images):
+    with on_device_of(images):
         _rearrange_images[(triton.cdiv(count, pixels), triton.cdiv(filled, some), clients)](
             images, laid, channels, count, height * width, width, stride[1], padding[1],
             *images.stride()[:3], filled, unfolded, *((height, across, channels) if unfolded else (1, 1, 1)),
@@ -146,7 +156,7 @@ def rearranged_weights(weights: Tensor, filled: int, unfolded: int, precision: s
     taps = tall * (1 if unfolded else wide)
     laid = weights.new_empty(clients, rows, taps, filled)
     count = rows * taps * filled
-    with on_gpu_of(weights):
+    with on_device_of(weights):
         _rearrange_weights[(triton.cdiv(count, _BLOCK), clients)](
             weights, laid, count, channels, *weights.stride()[:3], tall, wide, filled, unfolded,
             precision == "tf32" and weights.dtype == torch.float32, _BLOCK, num_warps=8,
@@ -159,11 +169,20 @@ def collected(parts: Tensor, channels: int, kernel: Pair, filled: int, unfolded:
     splits, clients, outputs = parts.shape[:3]
     weights = torch.empty(clients, outputs, channels, *kernel, dtype=dtype, device=parts.device)
     count = weights[0].numel()
-    with on_gpu_of(parts):
+    with on_device_of(parts):
         _collect[(triton.cdiv(count, _BLOCK), clients)](
             parts, weights, count, channels, splits, parts[0].numel(), *kernel, filled, unfolded, _BLOCK, num_warps=8
         )
     return weights
+
+
+def in_two_parts(values: Tensor) -> Tensor:
+    """Part float32 numbers ``[K, ...]`` into two bfloat16 numbers each, ``[2 * K, ...]``: what is left comes second."""
+    values = values.contiguous()
+    parts = torch.empty(2 * len(values), *values.shape[1:], dtype=torch.bfloat16, device=values.device)
+    with on_device_of(values):
+        _part[(triton.cdiv(values.numel(), _BLOCK),)](values, parts, values.numel(), _BLOCK, num_warps=8)
+    return parts
 
 
 def line_of(channels: int, wide: int) -> int:
@@ -174,12 +193,6 @@ def line_of(channels: int, wide: int) -> int:
 def filling(channels: int, wide: int, most: int) -> int:
     """Tell to a multiple of which number channels are filled up."""
     return int(min(most, max(16, triton.next_power_of_2(line_of(channels, wide)))))
-
-
-def on_gpu_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Launch on a tensor's GPU; tensors of the CPU are for Triton's interpreter."""
-    device: AbstractContextManager[None] = torch.cuda.device_of(tensor)
-    return device
 
 
 def in_planes(images: Tensor) -> Tensor:

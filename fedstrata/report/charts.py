@@ -266,7 +266,7 @@ def with_legend(
         {**param, "value": list(chosen)} if param["name"] == "chosen" else param
         for param in specification.get("params", [])
     ]
-    encodings = list(_encodings(specification))
+    encodings = list(encodings_of(specification))
     named = any(encoding.get(axis, {}).get("field") == "method" for encoding in encodings for axis in ("x", "y"))
     if len(methods) > 1 and not named:
         for encoding in encodings:
@@ -299,15 +299,15 @@ METHOD_LEGEND: Mapping[str, Any] = {
 """The legend of the methods in colour, for charts that have left the page; it follows the parameter ``chosen``."""
 
 
-def _encodings(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def encodings_of(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Find what all marks of a specification encode."""
     if "encoding" in part:
         yield part["encoding"]
     for inner in ("layer", "hconcat", "vconcat", "concat"):
         for one in part.get(inner, ()):
-            yield from _encodings(one)
+            yield from encodings_of(one)
     if "spec" in part:
-        yield from _encodings(part["spec"])
+        yield from encodings_of(part["spec"])
 
 
 _PARTS: Literal["diverging"] = (

@@ -9,7 +9,7 @@ from fedstrata import files
 from fedstrata._version import __version__
 from fedstrata.errors import FedStrataError
 from fedstrata.report import charts, formats, sections, settings
-from fedstrata.report.document import document
+from fedstrata.report.document import Contents, document
 from fedstrata.report.finding import finding
 from fedstrata.report.further import further
 from fedstrata.report.layer_section import layers
@@ -36,6 +36,11 @@ def write_report(runs: Sequence[Path], output: Path, title: str | None = None) -
 
 def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = True) -> str:
     """Build the page as text."""
+    return document(*contents(runs, title, with_charts))
+
+
+def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = True) -> Contents:
+    """Build what the page shows: its title, its body, and the charts that are drawn into it."""
     started = [run for run in runs if run.series]
     if not started:
         raise FedStrataError(
@@ -61,7 +66,7 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     footer = element("footer", element("p", f"Written by FedStrata {__version__} from the folders of the runs alone."))
     body = join((_header(view, [run for run in runs if run not in started], with_charts), content, footer))
     drawn = {name: chart for part in shown for name, chart in part.charts.items()}
-    return document(view.title, body, drawn, view.methods)
+    return Contents(view.title, body, drawn, view.methods)
 
 
 def _header(view: View, empty: Sequence[Run], with_charts: bool) -> Markup:

@@ -27,18 +27,28 @@ def results(view: View) -> Section:
 
 def comparison_table(rows: Sequence[Row], sortable: bool = True) -> Markup:
     """Set the rows of a comparison as a table, with notes below it."""
+    columns, cells = comparison_cells(rows)
+    body = (
+        table("Accuracy, traffic and time of each method", columns, cells, sortable),
+        element("ul", *(element("li", note) for note in comparison_notes(rows)), class_="notes"),
+    )
+    return join(body)
+
+
+def comparison_cells(rows: Sequence[Row]) -> tuple[list[Column], list[Line]]:
+    """The columns of a comparison, and what each row shows in them, for every kind of table."""
+    columns = _columns(rows, list(dict.fromkeys(row.headline for row in rows)))
+    return [column for column, _ in columns], [[write(row) for _, write in columns] for row in rows]
+
+
+def comparison_notes(rows: Sequence[Row]) -> list[str]:
+    """The sentences without which the table of a comparison could be misread."""
     headlines = list(dict.fromkeys(row.headline for row in rows))
-    columns = _columns(rows, headlines)
-    cells = [[write(row) for _, write in columns] for row in rows]
     everybody = all(row.everybody for row in rows)
     told = f"Accuracy: {short_name(headlines[0]).lower()}. {meaning(headlines[0], everybody)}" if headlines else ""
     measured = [told] if len(headlines) == 1 else []
     measured += ["Bold: the best of a column, which says nothing of chance."] if len(rows) > 1 else []
-    body = (
-        table("Accuracy, traffic and time of each method", [column for column, _ in columns], cells, sortable),
-        element("ul", *(element("li", note) for note in [*measured, *notes(rows)]), class_="notes"),
-    )
-    return join(body)
+    return [*measured, *notes(rows)]
 
 
 def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:

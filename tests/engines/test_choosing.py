@@ -11,6 +11,7 @@ import torch
 from fedstrata.engines import convolution
 from fedstrata.engines.choosing import Choices, choices_file, quickest
 from fedstrata.engines.convolution import case_of, forward_by, images_by, quickest_pair, rule_by_shape, weights_by
+from fedstrata.engines.watching import HostWatch
 from fedstrata.errors import FedStrataWarning
 
 WAYS = ("windows", "implicit")
@@ -212,12 +213,25 @@ def test_a_way_that_gives_another_result_is_never_taken(monkeypatch):
     assert "by 'implicit' are not used for [2]: the result is off by inf" in str(told[0].message)
 
 
+def test_measuring_is_no_part_of_the_step_in_which_a_shape_is_first_met(monkeypatch):
+    """Else a first run on a machine would not record its steps: they would seem to look at values."""
+    monkeypatch.setattr(convolution, "milliseconds_on_gpu", lambda work: 1.0)
+    right = torch.tensor([3.0, 4.0])
+    with HostWatch() as watch:
+        convolution._times(lambda way: right * 1.0, convolution.WAYS)
+    assert watch.found is None
+    with HostWatch() as watch:
+        convolution.relative_error(right, right)
+    assert "__float__" in str(watch.found)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("tf32", [True, False])
 @pytest.mark.parametrize(("channels", "outputs", "size", "kernel", "stride"), [(3, 64, 32, 7, 2), (64, 64, 8, 3, 1)])
-def test_all_ways_agree_at_the_size_of_a_real_setting(channels, outputs, size, kernel, stride, tf32):
+def test_all_ways_agree_at_the_size_of_a_real_setting(monkeypatch, channels, outputs, size, kernel, stride, tf32):
     """With 100 clients a kernel was wrong that was right with two."""
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     draw = torch.Generator("cuda").manual_seed(1)
     images = torch.randn(100, channels, 100, size, size, device="cuda", generator=draw)
     weights = torch.randn(100, outputs, channels, kernel, kernel, device="cuda", generator=draw)
@@ -232,4 +246,3 @@ def test_all_ways_agree_at_the_size_of_a_real_setting(channels, outputs, size, k
         for way in ("implicit", "grouped"):
             error = convolution.relative_error(compute(way), compute("windows"))
             assert error < (5e-3 if tf32 else 1e-4), way
-    torch.backends.cuda.matmul.allow_tf32 = False

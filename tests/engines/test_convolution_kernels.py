@@ -197,6 +197,7 @@ def test_on_a_gpu_every_way_is_right_and_repeats_bit_for_bit(geometry, dtype, tf
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_large_convolutions_are_measured_and_keep_no_windows(dtype, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     from fedstrata.engines import convolution
 
     convolution._choices.cache_clear()

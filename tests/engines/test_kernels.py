@@ -60,4 +60,4 @@ def test_the_random_words_of_the_kernel_are_those_of_the_operations(shape, count
         assert torch.equal(
             drawn.cpu(), rng.philox(keys.cpu(), count, stream.cpu() if torch.is_tensor(stream) else stream)
         )
-    assert rng._philox_kernel(keys.device) is philox_words
+    assert rng._philox_kernels(keys.device).philox_words is philox_words

@@ -19,6 +19,9 @@ from fedstrata.kernels.random_words import philox_words
         ("flip+crop:2+normalise", False),
         ("crop:1+flip+normalise:site", True),
         ("normalise+flip", False),
+        ("flip+rotate:15+normalise+crop:2", False),
+        ("crop:2+normalise+rotate:180+flip", False),
+        ("rotate:60+crop:1", False),
         ("none", False),
     ],
 )
@@ -39,11 +42,10 @@ def test_pictures_are_those_of_the_general_operations(text, own, monkeypatch):
     assert torch.equal(pictures.moved(kernels, chosen, samples, positions, table, keys, step), expected)
 
 
-def test_zeros_that_come_in_after_normalising_are_left_to_the_general_operations():
+def test_what_a_kernel_cannot_do_is_left_to_the_general_operations():
     samples, positions = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.int64)
-    assert pictures._movable(parse_transforms("crop+normalise"), samples, positions, 0)
-    assert not pictures._movable(parse_transforms("normalise+crop"), samples, positions, 0)
-    assert not pictures._movable(parse_transforms("flip+rotate"), samples, positions, 0)
+    assert pictures._movable(parse_transforms("flip+rotate+normalise+crop"), samples, positions, 0)
+    assert not pictures._movable(parse_transforms("flip+randaugment"), samples, positions, 0)
     assert not pictures._movable((), samples.float(), positions, 0)
     assert not pictures._movable((), samples, positions, torch.zeros(2, 1, dtype=torch.int64))
 
