@@ -38,15 +38,12 @@ def finding(view: View) -> list[str]:
 def _told_apart(view: View, top: Row) -> list[str]:
     """Compare the best with the reference, as the table does, and then name all others that may be as good."""
     against_top = {row.label: row.comparison for row in comparison_rows(view.runs, top.label) if row.comparison}
-    reference = view.rows[0].label
-    if reference == top.label:
+    if top.comparison is None:
         first = max((row for row in view.rows if row is not top), key=accuracy_or_nothing).label
         comparison, sign = against_top[first], -1
     else:
-        first, sign = reference, 1
-        assert top.comparison is not None
-        comparison = top.comparison
-    rest = [label for label, one in against_top.items() if label != first and not _is_told_apart(one)]
+        first, comparison, sign = top.comparison.reference, top.comparison, 1
+    rest = [label for label, one in against_top.items() if label != first and _may_be_equal(one)]
     nor = f"Nor is it from {_listed(rest)}. " if rest and not _is_told_apart(comparison) else ""
     also = f"It is not distinguishable from {_listed(rest)}. " if rest and not nor else ""
     return [_against(first, comparison, sign), nor or also]
@@ -67,6 +64,11 @@ def _against(other: str, comparison: Comparison, sign: int) -> str:
 
 def _is_told_apart(comparison: Comparison) -> bool:
     return comparison.adjusted is not None and comparison.adjusted < LEVEL
+
+
+def _may_be_equal(comparison: Comparison) -> bool:
+    """Whether a test was possible, and did not tell the two apart."""
+    return comparison.adjusted is not None and not _is_told_apart(comparison)
 
 
 def _worst(view: View, top: Row) -> list[str]:

@@ -74,6 +74,12 @@ def test_a_reference_that_leads_is_compared_with_the_next_best() -> None:
     assert "points above fedbn over 3 seeds" in said
 
 
+def test_what_was_not_tested_is_not_said_to_be_as_good() -> None:
+    said = sentence(fedavg=(0.5, 0.51, 0.53), fedbn=(0.90, 0.92, 0.94), lips=(0.91,))
+    assert "points above fedavg" in said
+    assert "lips" not in said
+
+
 def test_where_no_test_is_possible_the_reason_is_told() -> None:
     said = sentence(fedavg=(0.5, 0.6), fedbn=(0.5, 0.6))
     assert said.endswith("Not tested against fedbn: Equal to fedavg for every seed.")
