@@ -207,7 +207,7 @@ def test_a_phone_and_a_sheet_of_paper_hold_the_page(page: Page) -> None:
     page.resize(390, 800)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.theme(dark=False, media="print")
-    assert page.evaluate("getComputedStyle(document.querySelector('.controls')).display") == "none"
+    assert page.evaluate("getComputedStyle(document.querySelector('.save')).display") == "none"
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     page.theme(dark=False)
     page.resize(1400, 900)
