@@ -6,6 +6,7 @@
 ``summary.csv``   a row for each run: what it was, its accuracies, bytes, and on what it was made
 ``rounds.csv``    a row for each round of each run, a column for each metric; empty where it was not evaluated
 ``layers.csv``    a row for each layer of each run: its metrics in the last round that has them
+``layers.json``   what the layers of the model are, and in which of them each run masked weights
 ``cosine.csv``    for each metric of layers in ``--series``: a row for each round of each run, a column for each layer
 
 Fractions keep six digits, bytes all. Metrics of single clients, the split and the models stay behind.
@@ -108,6 +109,10 @@ def publish(runs: Sequence[Finished], out: Path, accuracy: str | None, series: S
     write(out / "summary.csv", [run.summary(accuracy) for run in runs])
     write(out / "rounds.csv", [row for run in runs for row in run.rounds()])
     write(out / "layers.csv", [row for run in runs for row in run.layers()])
+    about = [run.facts("layers.json") if (run.folder / "layers.json").exists() else {} for run in runs]
+    if all(about):
+        masked = {run.name: facts["masked"] for run, facts in zip(runs, about, strict=True) if facts["masked"]}
+        files.write_atomically(out / "layers.json", files.to_json({"layers": about[0]["layers"], "masked": masked}))
     for metric in series:
         write(out / f"{metric}.csv", [row for run in runs for row in run.series(metric)])
 

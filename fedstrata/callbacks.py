@@ -54,7 +54,8 @@ class RoundView:
     """What a callback sees of a round: its number, its metrics and, when it asks for them, the models.
 
     ``metrics`` are those of the round table, such as ``train.loss`` and ``client_after.accuracy.mean``; accuracies are
-    there in rounds that are ``evaluated``. Models are copied when they are touched, and cost nothing otherwise.
+    there in rounds that are ``evaluated``. ``layers`` are the numbers of the layers: ``layers["update"]["conv1"]``.
+    Models are copied when they are touched, and cost nothing otherwise.
     """
 
     method: str
@@ -65,9 +66,12 @@ class RoundView:
     metrics: Mapping[str, float]
     evaluated: bool = False
     models: Models | None = field(default=None, repr=False, compare=False)
+    layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
+        of_layers = {metric: MappingProxyType(dict(values)) for metric, values in self.layers.items()}
+        object.__setattr__(self, "layers", MappingProxyType(of_layers))
 
     def __repr__(self) -> str:
         """Tell the round in a line."""

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -195,7 +196,7 @@ class WriteLock:
         with explained(path):
             file = path.open("ab")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take_lock(file)
         except OSError as error:
             if error.errno in _LOCKED:
                 file.close()
@@ -217,6 +218,28 @@ class WriteLock:
             self._file = None
 
 
+def is_being_written(folder: Path) -> bool | None:
+    """Tell whether a process holds the right to write a folder; none where the file system cannot tell."""
+    try:
+        with (folder / LOCK_FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return True if error.errno in _LOCKED else None
+    return False
+
+
+def _take_lock(file: IO[bytes]) -> None:
+    """Lock a file at once, or after a moment: who only asks whether it is locked holds it for an instant, too."""
+    for _ in range(_MOMENTS):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_MOMENT)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+_MOMENTS, _MOMENT = 3, 0.01
 _held: WeakSet[WriteLock] = WeakSet()
 
 

@@ -6,23 +6,26 @@ import html
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
 from fedstrata.callbacks import Callback, RoundView
 from fedstrata.report.formats import duration
+from fedstrata.report.sparklines import LayerTrails
 from fedstrata.waiting import Waiting
 
 ACCURACIES = ("client_adapted.accuracy.mean", "client_after.accuracy.mean")
 """What is shown: the first of these that a round has."""
 SECONDS_BETWEEN_LINES = 10.0
+_LINES_KEPT_FREE = 5
+"""Of a terminal, for the bars and for what stood there before."""
 
 
 class TimeLeft:
@@ -56,12 +59,14 @@ class Shown:
         self.seconds = 0.0
         self.left: TimeLeft | None = None
         self.words = ""
+        self.layers = LayerTrails()
 
     def note(self, view: RoundView) -> None:
         """Take note of a round."""
         self.left = self.left or TimeLeft(view.rounds - view.round + 1)
         self.left.note(view.seconds)
         self.seconds += view.seconds
+        self.layers.note(view.layers)
         self.note_accuracy(view)
 
     def note_accuracy(self, view: RoundView) -> None:
@@ -217,8 +222,23 @@ class Lines(Progress):
             waiting.end()
 
 
+class _BarsAndLayers(Bars):
+    """Bars, and below them some lines."""
+
+    lines: Callable[[], list[str]] = staticmethod(list)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Draw the bars, and then the lines."""
+        yield from super().get_renderables()
+        for line in self.lines():
+            yield Text(line, style="dim", no_wrap=True, overflow="crop")
+
+
 class Live(Progress):
-    """Draws a bar for each run that is under way and, where there are several, one for all of them."""
+    """Draws a bar for each run that is under way and, where there are several, one for all of them.
+
+    Below it the layers of the run that goes on, if there is one alone and the terminal is high enough.
+    """
 
     def __init__(self, runs: int, rounds: int, console: Console, at_a_time: int = 1) -> None:
         super().__init__(runs, rounds, at_a_time)
@@ -228,7 +248,9 @@ class Live(Progress):
             BarColumn(24),
             TextColumn("{task.fields[state]}", markup=False),
         )
-        self._bars = Bars(*columns, console=console, transient=True, refresh_per_second=5)
+        self._bars = _BarsAndLayers(*columns, console=console, transient=True, refresh_per_second=5)
+        if at_a_time == 1 and console.is_interactive and console.encoding.lower().startswith("utf"):
+            self._bars.lines = lambda: self.current.layers.lines(console.height - _LINES_KEPT_FREE)
         # Bars stand in the order in which they are made, and that of all runs stands below the others.
         self._free = [
             self._bars.add_task("", total=None, state="preparing", visible=place == 0) for place in range(at_a_time)

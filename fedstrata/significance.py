@@ -295,6 +295,16 @@ def highest(rows: Sequence[Row]) -> dict[str, float]:
     return {name: max(means) for name, means in finite.items() if means and len(rows) > 1}
 
 
+COSTS = ("bytes_up", "bytes_down", "seconds")
+"""The columns of a :class:`Row` that hold what a method costs."""
+
+
+def lowest(rows: Sequence[Row]) -> dict[str, float]:
+    """Find the lowest mean of each column of costs, where they differ."""
+    found = {name: {value.mean for row in rows if (value := getattr(row, name)) is not None} for name in COSTS}
+    return {name: min(means) for name, means in found.items() if len(means) > 1}
+
+
 def headline_key(headline: str, values: Mapping[str, Any]) -> str:
     """The metric that stands for a run: the mean over clients where the label is about clients."""
     over_clients = f"{headline}.accuracy.mean"

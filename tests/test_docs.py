@@ -34,11 +34,12 @@ RUN = (
 )
 """The pages whose Python runs, block after block, in one program."""
 LARGE = {
-    "index.md": ("fedstrata compare", "fedstrata report"),
+    "index.md": ("fedstrata compare", "fedstrata report", "fedstrata diff", "fedstrata picture"),
     "use-the-model.md": ("fedstrata run",),
+    "while-it-runs.md": ("fedstrata watch", "fedstrata report"),
     "your-data-and-model.md": ('fedstrata run --data "image_folder',),
 }
-"""What only runs with data that is not there, or takes too long for a test."""
+"""What only runs with data or runs that are not there, or takes too long for a test."""
 SMALLER = {
     "run": ("--model", "mlp", "--clients", "4", "--epochs", "1", "--no-report", "--quiet"),
     "compare": ("--model", "mlp", "--clients", "4", "--rounds", "1", "--seeds", "1", "--no-report", "--quiet"),

@@ -27,6 +27,22 @@ Json = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.html.")]
+Figures = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Also write every chart there as PNG, SVG and PDF for a paper, its data as CSV, and the results as LaTeX "
+        "and Markdown.",
+    ),
+]
+FigureWidth = Annotated[
+    str | None,
+    typer.Option(metavar="column|page", help="The width of figures: 3.25 inches (the default), or 6.75."),
+]
+FigureFont = Annotated[
+    str | None,
+    typer.Option(metavar="serif|sans", help="The letters of figures: like Times (the default) or Helvetica."),
+]
 ExperimentFile = Annotated[
     Path | None,
     typer.Argument(

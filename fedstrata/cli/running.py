@@ -15,6 +15,9 @@ from fedstrata.cli.completing import completing
 from fedstrata.cli.options import (
     EXPERIMENT_KEYS,
     ExperimentFile,
+    FigureFont,
+    Figures,
+    FigureWidth,
     Json,
     LearningRate,
     NoReport,
@@ -29,6 +32,7 @@ from fedstrata.experiment import Experiment
 
 if TYPE_CHECKING:
     from fedstrata.comparing import PlannedRun
+    from fedstrata.report.paper_figures import FiguresAsked
 
 PAGE = "report.html"
 
@@ -57,7 +61,11 @@ def register(app: typer.Typer) -> None:
         ),
     )
     add_command(app, resume)
-    add_command(app, report, examples=("fedstrata report runs/a runs/b -o page.html", "fedstrata report runs/compare"))
+    add_command(
+        app,
+        report,
+        examples=("fedstrata report runs/a runs/b -o page.html", "fedstrata report runs/compare --figures figures"),
+    )
 
 
 def run(
@@ -184,6 +192,9 @@ def compare(
     ] = None,
     learning_rate: LearningRate = None,
     settings: Settings = None,
+    figures: Figures = None,
+    figure_width: FigureWidth = None,
+    figure_font: FigureFont = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -192,6 +203,7 @@ def compare(
 
     The outcome is a table and a report. Interrupted, it goes on where it was when it is called again in the same way.
     """
+    figures_asked = read_figures(figures, figure_width, figure_font)
     files = [Path(text) for text in methods if text.endswith(".toml")]
     if len(files) > 1:
         raise FedStrataError(f"A comparison takes the file of one experiment, not of {len(files)}; keep one of them.")
@@ -217,7 +229,8 @@ def compare(
     ):
         comparing.perform(planned, progress, at_a_time=at_a_time)
     folders = [one.path for one in planned if one.path is not None]
-    show_comparison(folders, None if no_report else folder / PAGE, json, quiet, out=folder)
+    page = None if no_report else folder / PAGE
+    show_comparison(folders, page, json, quiet, out=folder, figures=figures_asked)
 
 
 def report(
@@ -236,6 +249,9 @@ def report(
         ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
+    figures: Figures = None,
+    figure_width: FigureWidth = None,
+    figure_font: FigureFont = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -246,9 +262,24 @@ def report(
     with telling("loading what reads and draws runs", quiet):
         from fedstrata.cli.showing import show_comparison
 
+    asked = read_figures(figures, figure_width, figure_font)
     folders = run_folders(runs)
     beside = len(runs) == 1 and (folders[0] / "experiment.toml").exists()
-    show_comparison(folders, output or (runs[0] / PAGE if beside else Path(PAGE)), json, quiet, title=title)
+    page = output or (runs[0] / PAGE if beside else Path(PAGE))
+    show_comparison(folders, page, json, quiet, title=title, figures=asked)
+
+
+def read_figures(folder: Path | None, width: str | None, font: str | None) -> FiguresAsked | None:
+    """Check what is asked for of figures before any work is done for them; options without a folder do nothing."""
+    given = {"--figure-width": width, "--figure-font": font}
+    for option, value in given.items():
+        if folder is None and value is not None:
+            raise FedStrataError(f"'{option} {value}' does nothing without --figures DIR, where figures are written.")
+    if folder is None:
+        return None
+    from fedstrata.report.paper_figures import FiguresAsked
+
+    return FiguresAsked(folder, width or "column", font or "serif")
 
 
 def unused_folder(experiment: Experiment) -> Path:

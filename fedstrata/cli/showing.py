@@ -18,7 +18,9 @@ from fedstrata.report import read_run, read_runs, rich_table, write_report
 from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.further import STATISTICS, asked_for
 from fedstrata.report.labels import meaning, short_name
+from fedstrata.report.paper_figures import INDEX, FiguresAsked, write_figures
 from fedstrata.report.summary import accuracies, took_part
+from fedstrata.report.terminal import BEST
 from fedstrata.significance import Row, comparison_rows, epsilon_spent, everybody_took_part, notes, sites_without_state
 
 
@@ -60,11 +62,15 @@ def show_comparison(
     *,
     title: str | None = None,
     out: Path | None = None,
+    figures: FiguresAsked | None = None,
 ) -> None:
     """Write the report over several runs, which lie in ``out`` if they were made together, and print their table."""
     runs = read_runs(folders)
     rows = comparison_rows(runs)
     _write_page(folders, page, title)
+    if figures is not None:
+        with messages.status("drawing figures"):
+            write_figures(folders, figures, title)
     if json:
         print_json(
             {
@@ -73,11 +79,12 @@ def show_comparison(
                 "runs": [str(run.path) for run in runs],
                 "report": None if page is None else str(page),
                 "out": None if out is None else str(out),
+                **({} if figures is None else {"figures": str(figures.folder / INDEX)}),
             }
         )
     elif not quiet:
-        results.print(Group(rich_table(rows), *explanation(rows)))
-        _print_places({"report": page})
+        results.print(Group(rich_table(rows, width=results.width), *explanation(rows)))
+        _print_places({"report": page, **({} if figures is None else {"figures": figures.folder})})
 
 
 def comparison_as_data(row: Row) -> dict[str, Any]:
@@ -91,6 +98,7 @@ def explanation(rows: Sequence[Row]) -> list[Text]:
     headlines, everybody = dict.fromkeys(row.headline for row in rows), all(row.everybody for row in rows)
     said = [f"{short_name(headline)}: {meaning(headline, everybody)}" for headline in headlines]
     columns = "Accuracies in percent. worst 10 %: the mean of the worst tenth of the clients in the last round."
+    columns += f" {BEST}: the highest of a column." if len(rows) > 1 else ""
     return [Text(sentence, style="dim") for sentence in ("", columns, *said, *notes(rows))]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.functional import keep_mask, sensitivity, sparsity_at
+from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Needs, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
@@ -97,6 +98,10 @@ class Transient(Part):
         if self.local_sparsity == "until-next":
             memory |= {"event": torch.zeros_like(clients.sizes)}
         return memory
+
+    def masked(self, layers: LayerMap) -> list[str]:
+        """Name what is masked."""
+        return weights_of(layers, self.layers) if self.tau0 > 0 else []
 
     def _weights(self, clients: Clients, model: Tensors) -> Tensors:
         return {name: model[name] for name in weights_of(clients.layers, self.layers)}

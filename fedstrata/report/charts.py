@@ -6,14 +6,14 @@ page. Charts with several methods have a parameter ``chosen``: the methods in co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedstrata.errors import FedStrataError
-from fedstrata.report.series import SKEW_CLIENTS, ClientRows, Rows, distinct, skew_rows
+from fedstrata.report.series import SKEW_CLIENTS, Rows, distinct, skew_rows
 
 if TYPE_CHECKING:
     import altair as alt
@@ -29,7 +29,7 @@ _DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (4
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of charts on one background."""
+    """The colours of charts on one background; those of methods stay apart for eyes without green or red cones too."""
 
     text: str
     faint: str
@@ -38,7 +38,8 @@ class Theme:
     accent: str
     methods: tuple[str, ...]
     parts: tuple[str, ...]
-    layers: tuple[str, ...]
+    heat: tuple[str, ...]
+    """From the low to the high end of a scale with a turning point in its middle."""
 
 
 LIGHT = Theme(
@@ -47,9 +48,9 @@ LIGHT = Theme(
     grid="#e4e7eb",
     muted="#b9c0c8",
     accent="#2c6cb0",
-    methods=("#2c6cb0", "#c8551b", "#23825c", "#8552b0", "#a87900", "#c0356f", "#1a8794", "#7d5a3c"),
+    methods=("#4c7ac0", "#a43911", "#428351", "#83226c", "#a38427", "#2a45a4", "#1984a4", "#833e27"),
     parts=("#2c6cb0", "#8fb6de", "#c8551b", "#e9b08f", "#23825c", "#93c7b0", "#8552b0", "#c9aee0"),
-    layers=("#2a4f9c", "#1f77a8", "#16938f", "#3aa76d", "#86a93a", "#c39a1f", "#d17a2c", "#b8443d"),
+    heat=("#17417c", "#3a78b7", "#8fbcdc", "#f3f0ea", "#efb587", "#d6742e", "#9c450a"),
 )
 DARK = Theme(
     text="#d5dae0",
@@ -57,9 +58,9 @@ DARK = Theme(
     grid="#333a42",
     muted="#5b6570",
     accent="#7db3ec",
-    methods=("#7db3ec", "#f0935f", "#5fc79b", "#c39ae6", "#e0bb4d", "#f07fae", "#5cc9d6", "#c9a483"),
+    methods=("#1288ee", "#f09c64", "#3b8b6d", "#d0a8f8", "#f1c342", "#ea6081", "#66cfd1", "#cc8923"),
     parts=("#7db3ec", "#3f6c9c", "#f0935f", "#98583a", "#5fc79b", "#36775c", "#c39ae6", "#735293"),
-    layers=("#8fb0ff", "#63bbe6", "#4fd0c4", "#77d99a", "#b9d968", "#e8c95a", "#f2a566", "#f08077"),
+    heat=("#a6d4ff", "#5b9cd9", "#33618f", "#2b3037", "#8c5428", "#da8541", "#ffc894"),
 )
 
 
@@ -120,6 +121,7 @@ def theme_config(theme: Theme) -> dict[str, Any]:
             "titleX": -6,
             "titleY": -12,
         },
+        "title": {"color": theme.text, "fontSize": 14, "subtitleColor": theme.faint, "subtitleFontSize": 12},
         "legend": {
             "labelColor": theme.text,
             "titleColor": theme.text,
@@ -131,12 +133,14 @@ def theme_config(theme: Theme) -> dict[str, Any]:
         },
         "range": {
             "category": list(theme.methods),
-            "ordinal": {"scheme": list(theme.layers)},
+            "ramp": list(theme.heat),
             "diverging": list(theme.parts),
             "heatmap": [theme.grid, theme.accent],
         },
         "style": {
             "muted": {"color": theme.muted},
+            "faint": {"color": theme.faint},
+            "inverse": {"color": theme.grid},
             "accent": {"color": theme.accent},
             "contrast": {"color": theme.text},
         },
@@ -144,93 +148,32 @@ def theme_config(theme: Theme) -> dict[str, Any]:
 
 
 def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str, title: str, percent: bool) -> Drawing:
-    """One line per method over the rounds, with a band of one standard deviation, for the metric ``shown``."""
+    """One line per method over the rounds, with a band of one standard deviation, for the metric ``shown``.
+
+    The parameter ``smoothing`` names the column that is drawn; beside a smoothed line the raw one stays, faint.
+    """
     import altair as alt
 
     base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown")
-    y = alt.Y("value:Q").title(title).axis(**_number_axis(percent)).scale(zero=False, nice=True)
-    x = alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=_TICKS).scale(nice=False)
+    base = base.transform_calculate(drawn="datum[smoothing]")
+    y = alt.Y("drawn:Q").title(title).axis(**number_axis(percent)).scale(zero=False, nice=True)
+    x = alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=TICKS).scale(nice=False)
     tooltip = [
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("round:Q", title="round"),
         alt.Tooltip("value:Q", title="mean over seeds", format=".2%" if percent else ".4~g"),
-        alt.Tooltip("spread:Q", title="± over seeds", format=".2%" if percent else ".3~g"),
+        *spread_of_seeds(rows, ".2%" if percent else ".3~g"),
     ]
-    low, high = "datum.value - datum.spread", "datum.value + datum.spread"
+    low, high = "datum.drawn - datum.spread", "datum.drawn + datum.spread"
     edges = {"low": f"max(0, {low})", "high": f"min(1, {high})"} if percent else {"low": low, "high": high}
-    band = base.transform_filter(f"{_IN_COLOUR} && isValid(datum.spread)").transform_calculate(**edges)
+    band = base.transform_filter(f"{IN_COLOUR} && isValid(datum.spread)").transform_calculate(**edges)
     band = band.mark_area(opacity=alt.expr("length(chosen) > 4 ? 0.07 : 0.14"))
-    band = band.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=_method_colour(methods))
-    layers = alt.layer(band, *_lines(base, x, y, methods, tooltip))
-    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="shown", value=shown)), 320)
-    return Drawing(sized, {"rows": rows})
-
-
-def cost(rows: Rows, methods: Sequence[str], chosen: Sequence[str]) -> Drawing:
-    """Accuracy against what it took: bytes or seconds, by the parameter ``measure``."""
-    import altair as alt
-
-    base = (
-        alt.Chart(alt.NamedData("rows"))
-        .transform_calculate(both="datum.up + datum.down", cost="datum[measure]")
-        .transform_filter("isValid(datum.cost)")
-    )
-    label = "measure === 'seconds' ? format(datum.value, ',~r') + ' s' : format(datum.value, '.3~s') + 'B'"
-    x = alt.X("cost:Q").title(None).axis(labelExpr=label, tickCount=_TICKS).scale(zero=True, nice=False)
-    y = alt.Y("value:Q").title("accuracy").axis(**_number_axis(True)).scale(zero=False, nice=True)
-    tooltip = [
-        alt.Tooltip("method:N", title="method"),
-        alt.Tooltip("round:Q", title="after round"),
-        alt.Tooltip("value:Q", title="accuracy", format=".2%"),
-        alt.Tooltip("up:Q", title="bytes up", format=".3~s"),
-        alt.Tooltip("down:Q", title="bytes down", format=".3~s"),
-        alt.Tooltip("seconds:Q", title="seconds", format=",.1f"),
-    ]
-    layers = alt.layer(*_lines(base, x, y, methods, tooltip))
-    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="measure", value="both")), 320)
-    return Drawing(sized, {"rows": rows})
-
-
-def clients(rows: ClientRows, methods: Sequence[str], chosen: Sequence[str], shown: str) -> Drawing:
-    """Every client as a point, the middle half of the clients as a bar, the median as a stroke; one line per method."""
-    import altair as alt
-
-    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=_LABEL_LIMIT)
-    colour = _method_colour(methods)
-    points = alt.Chart(alt.NamedData("points")).transform_filter("datum.metric === shown")
-    boxes = alt.Chart(alt.NamedData("boxes")).transform_filter("datum.metric === shown")
-    offset = alt.YOffset("offset:Q").scale(domain=[-0.35, 1.35])
-    value = (
-        alt.X("value:Q").title("accuracy").axis(grid=True, format="~%", tickCount=_TICKS).scale(zero=False, nice=True)
-    )
-    about_client = [
-        alt.Tooltip("method:N", title="method"),
-        alt.Tooltip("client:N", title="client"),
-        alt.Tooltip("seed:N", title="seed"),
-        alt.Tooltip("value:Q", title="accuracy", format=".1%"),
-    ]
-    about_box = [
-        alt.Tooltip("method:N", title="method"),
-        alt.Tooltip("clients:Q", title="clients, over all seeds"),
-        alt.Tooltip("mean:Q", title="mean", format=".1%"),
-        alt.Tooltip("low:Q", title="lower quartile", format=".1%"),
-        alt.Tooltip("median:Q", title="median", format=".1%"),
-        alt.Tooltip("high:Q", title="upper quartile", format=".1%"),
-    ]
-    dot: dict[str, Any] = {"size": 22, "opacity": 0.5}
-    in_colour, in_grey = points.transform_filter(_IN_COLOUR), points.transform_filter(_IN_GREY)
-    step = 40 if len(methods) <= COLOURS else 22
-    bar: dict[str, Any] = {"size": 0.66 * step, "opacity": 0.28, "cornerRadius": 3}
-    low, high = alt.X("low:Q"), alt.X2("high:Q")
-    layers = alt.layer(
-        boxes.transform_filter(_IN_GREY).mark_bar(**bar, style="muted").encode(x=low, x2=high, y=y, tooltip=about_box),
-        boxes.transform_filter(_IN_COLOUR).mark_bar(**bar).encode(x=low, x2=high, y=y, color=colour, tooltip=about_box),
-        in_grey.mark_circle(**dot, style="muted").encode(x=value, y=y, yOffset=offset, tooltip=about_client),
-        in_colour.mark_circle(**dot).encode(x=value, y=y, yOffset=offset, color=colour, tooltip=about_client),
-        boxes.mark_tick(thickness=2, size=0.66 * step, style="contrast").encode(x=alt.X("median:Q"), y=y),
-    )
-    sized = _sized(layers.add_params(_chosen(chosen), alt.param(name="shown", value=shown)), step * len(methods))
-    return Drawing(sized, {"points": rows.points, "boxes": rows.boxes})
+    band = band.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=method_colour(methods))
+    raw = base.transform_filter(f"smoothing !== 'value' && {IN_COLOUR}").mark_line(strokeWidth=1, opacity=0.3)
+    raw = raw.encode(x=x, y=alt.Y("value:Q"), color=method_colour(methods))
+    layers = alt.layer(band, raw, *method_lines(base, x, y, methods, tooltip))
+    params = (chosen_methods(chosen), alt.param(name="shown", value=shown), alt.param(name="smoothing", value="value"))
+    return Drawing(sized(layers.add_params(*params), 320), {"rows": rows})
 
 
 def traffic(rows: Rows, methods: Sequence[str]) -> Drawing:
@@ -241,7 +184,7 @@ def traffic(rows: Rows, methods: Sequence[str]) -> Drawing:
     return _bars(
         rows,
         methods,
-        alt.X("bytes:Q").title(None).axis(labelExpr=label, grid=True, tickCount=_TICKS),
+        alt.X("bytes:Q").title(None).axis(labelExpr=label, grid=True, tickCount=TICKS),
         "direction",
         ".4~s",
     )
@@ -251,34 +194,7 @@ def time(rows: Rows, methods: Sequence[str]) -> Drawing:
     """Seconds of a whole run by phase, one bar per method."""
     import altair as alt
 
-    return _bars(rows, methods, alt.X("seconds:Q").axis(grid=True, tickCount=_TICKS), "phase", ",.2f")
-
-
-def layers(rows: Rows) -> Drawing:
-    """One line per layer over the rounds, for one method and one metric at a time (parameters ``of`` and ``shown``)."""
-    import altair as alt
-
-    names = distinct(rows, "layer")
-    tooltip = [alt.Tooltip(f"{name}:{kind}") for name, kind in (("layer", "N"), ("round", "Q"), ("value", "Q"))]
-    base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown && datum.method === of")
-    legend = alt.Legend(
-        orient="bottom",
-        title=None,
-        columns=alt.expr("max(1, floor(width / 150))"),
-        symbolType="stroke",
-        symbolOpacity=1,
-        symbolStrokeWidth=2,
-    )
-    encoded = base.encode(
-        x=alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=_TICKS).scale(nice=False),
-        y=alt.Y("value:Q").title(None).scale(zero=False),
-        color=alt.Color("layer:O").sort(names).scale(domain=names).legend(legend),
-    )
-    chart = alt.layer(
-        encoded.mark_line(strokeWidth=1.75), encoded.mark_circle(size=140, opacity=0).encode(tooltip=tooltip)
-    )
-    first = [alt.param(name="shown", value=rows[0]["metric"]), alt.param(name="of", value=rows[0]["method"])]
-    return Drawing(_sized(chart.add_params(*first), 320), {"rows": rows})
+    return _bars(rows, methods, alt.X("seconds:Q").axis(grid=True, tickCount=TICKS), "phase", ",.2f")
 
 
 def skew(rows: Rows, clients: int, class_names: Sequence[str], split: str) -> Drawing:
@@ -317,7 +233,7 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Ch
     x = alt.X("client:O").title("client").scale(domain=list(range(shown)))
     x = x.axis(labelAngle=0, labelOverlap="parity", labelSeparation=8)
     y = alt.Y("class:N").title("class").sort(list(class_names)).scale(domain=list(class_names))
-    y = y.axis(labelLimit=_LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
+    y = y.axis(labelLimit=LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
     tooltip = [
         alt.Tooltip("client:O"),
         alt.Tooltip("class:N"),
@@ -334,42 +250,116 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Ch
         step = 20 if len(class_names) <= 30 else 5
         colour = alt.Color("count:Q").scale(zero=True).legend(title="samples", orient="bottom", gradientLength=160)
         marks = base.mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
-    return _sized(marks, step * len(class_names))
+    return sized(marks, step * len(class_names))
+
+
+def with_legend(
+    drawing: Drawing, methods: Sequence[str], chosen: Sequence[str], title: str = "", width: int = 760
+) -> dict[str, Any]:
+    """Return the specification of a chart that stands alone, away from the page and its list of methods.
+
+    The methods ``chosen`` are in colour and, where the chart names them nowhere else, in a legend above it, in as many
+    columns as ``width`` has room for. Charts with the methods along an axis, and those of one method, need none.
+    """
+    specification = drawing.specification()
+    params = [
+        {**param, "value": list(chosen)} if param["name"] == "chosen" else param
+        for param in specification.get("params", [])
+    ]
+    encodings = list(encodings_of(specification))
+    named = any(encoding.get(axis, {}).get("field") == "method" for encoding in encodings for axis in ("x", "y"))
+    if len(methods) > 1 and not named:
+        for encoding in encodings:
+            for channel in ("color", "strokeDash"):
+                if encoding.get(channel, {}).get("field") == "method":
+                    encoding[channel]["legend"] = {**METHOD_LEGEND, "columns": legend_columns(chosen, width)}
+    heading = {"title": {"text": title, "anchor": "start"}} if title else {}
+    return {**specification, **heading, **({"params": params} if params else {})}
+
+
+def legend_columns(methods: Sequence[str], width: int) -> int:
+    """How many columns of methods stand side by side in a width. It must not hang on what is left beside the axis."""
+    longest = max((len(method) for method in methods), default=0)
+    return max(1, (width - 60) // (50 + min(7 * longest, _LABEL_OF_LEGEND)))
+
+
+_LABEL_OF_LEGEND = 240
+METHOD_LEGEND: Mapping[str, Any] = {
+    "orient": "top",
+    "title": None,
+    "direction": "horizontal",
+    "values": {"expr": "chosen"},
+    "symbolType": "stroke",
+    "symbolSize": 300,
+    "symbolStrokeWidth": 2,
+    "symbolOpacity": 1,
+    "labelLimit": _LABEL_OF_LEGEND,
+    "offset": 22,
+}
+"""The legend of the methods in colour, for charts that have left the page; it follows the parameter ``chosen``."""
+
+
+def encodings_of(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Find what all marks of a specification encode."""
+    if "encoding" in part:
+        yield part["encoding"]
+    for inner in ("layer", "hconcat", "vconcat", "concat"):
+        for one in part.get(inner, ()):
+            yield from encodings_of(one)
+    if "spec" in part:
+        yield from encodings_of(part["spec"])
 
 
 _PARTS: Literal["diverging"] = (
     "diverging"  # A theme can set only the ranges that Vega-Lite names; this one is free for the parts of bars.
 )
-_IN_COLOUR = "indexof(chosen, datum.method) >= 0"
-_IN_GREY = "indexof(chosen, datum.method) < 0"
-_TICKS: Mapping[str, str] = {"expr": "ceil(width / 80)"}
-_LABEL_LIMIT: Mapping[str, str] = {"expr": "max(80, containerSize()[0] * 0.3 || 200)"}
+IN_COLOUR = "indexof(chosen, datum.method) >= 0"
+IN_GREY = "indexof(chosen, datum.method) < 0"
+"""Whether the method of a row stands in front, in its colour, or behind."""
+TICKS: Mapping[str, str] = {"expr": "ceil(width / 80)"}
+"""As many as there is room for."""
+LABEL_LIMIT: Mapping[str, str] = {"expr": "max(80, containerSize()[0] * 0.3 || 200)"}
+"""How much of the width names along an axis may take."""
 
 
-def _chosen(methods: Sequence[str]) -> alt.Parameter:
+def chosen_methods(methods: Sequence[str]) -> alt.Parameter:
+    """The parameter that holds the methods in colour."""
     import altair as alt
 
     return alt.param(name="chosen", value=list(methods))
 
 
-def _number_axis(percent: bool) -> dict[str, Any]:
+def spread_of_seeds(rows: Rows, number_format: str) -> list[alt.Tooltip]:
+    """The standard deviation over seeds for those that are pointed at, where there are several seeds."""
+    import altair as alt
+
+    if all(row["spread"] is None for row in rows):
+        return []
+    return [alt.Tooltip("spread:Q", title="± over seeds", format=number_format)]
+
+
+def number_axis(percent: bool) -> dict[str, Any]:
+    """How an axis writes its numbers."""
     return {"format": "~%" if percent else "~g", "tickCount": 6}
 
 
-def _method_colour(methods: Sequence[str]) -> alt.Color:
+def method_colour(methods: Sequence[str]) -> alt.Color:
+    """A colour for each method, by its place; the list of methods beside the charts is their legend."""
     import altair as alt
 
     return alt.Color("method:N").scale(domain=list(methods)).legend(None)
 
 
-def _lines(base: alt.Chart, x: alt.X, y: alt.Y, methods: Sequence[str], tooltip: list[alt.Tooltip]) -> list[alt.Chart]:
+def method_lines(
+    base: alt.Chart, x: alt.X, y: alt.Y, methods: Sequence[str], tooltip: list[alt.Tooltip]
+) -> list[alt.Chart]:
     """Lines in grey behind, lines in colour before them, and invisible points that answer to the pointer."""
     import altair as alt
 
-    colour = _method_colour(methods)
+    colour = method_colour(methods)
     dashes = [list(dash_of(position)) for position in range(len(methods))]
     dash = alt.StrokeDash("method:N").scale(domain=list(methods), range=dashes).legend(None)
-    front, back = base.transform_filter(_IN_COLOUR), base.transform_filter(_IN_GREY)
+    front, back = base.transform_filter(IN_COLOUR), base.transform_filter(IN_GREY)
     near = alt.selection_point(name="near", on="pointerover", clear="pointerout", fields=["method", "round"])
     pointed = alt.condition(near, alt.value(1), alt.value(0), empty=False)
     points = front.mark_circle(size=160).encode(x=x, y=y, color=colour, opacity=pointed, tooltip=tooltip)
@@ -394,15 +384,15 @@ def _bars(rows: Rows, methods: Sequence[str], x: alt.X, part: str, number_format
     quantity = "bytes" if part == "direction" else "seconds"
     colour = alt.Color(f"{part}:N").scale(domain=parts, range=_PARTS).legend(alt.Legend(orient="top", title=None))
     tooltip = [alt.Tooltip("method:N"), alt.Tooltip(f"{part}:N"), alt.Tooltip(f"{quantity}:Q", format=number_format)]
-    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=_LABEL_LIMIT)
+    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=LABEL_LIMIT)
     ordered = [{**row, "position": parts.index(row[part])} for row in rows]
     bars = alt.Chart(alt.NamedData("rows")).mark_bar(height={"band": 0.62})
     chart = bars.encode(x=x, y=y, color=colour, order=alt.Order("position:Q"), tooltip=tooltip)
     step = 30 if len(methods) <= COLOURS else 20
-    return Drawing(_sized(chart, step * len(methods)), {"rows": ordered})
+    return Drawing(sized(chart, step * len(methods)), {"rows": ordered})
 
 
-def _sized(chart: Chart, height: int) -> Chart:
+def sized(chart: Chart, height: int) -> Chart:
     """As wide as the place it is drawn in."""
     import altair as alt
 

@@ -1,7 +1,8 @@
 """A self-contained HTML document: styles, scripts and charts inside, and nothing that a browser would have to fetch.
 
 The page carries a content security policy that admits no network at all and no script but its own (by hash), so that a
-name with markup in it could not do harm even if it were not escaped.
+name with markup in it could not do harm even if it were not escaped. A live page may ask whoever has served it, and
+nobody else.
 """
 
 from __future__ import annotations
@@ -16,39 +17,72 @@ from hashlib import sha256
 from importlib import metadata, resources
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedstrata import files
 from fedstrata.caching import kept_directory
 from fedstrata.errors import FedStrataError
-from fedstrata.report.charts import COLOURS, DARK, LIGHT, Drawing, dash_of, theme_config
+from fedstrata.report.charts import (
+    COLOURS,
+    DARK,
+    LIGHT,
+    METHOD_LEGEND,
+    Drawing,
+    charts_are_possible,
+    dash_of,
+    theme_config,
+)
 from fedstrata.report.markup import Markup, element, join
 
 
-def document(title: str, body: Markup, charts: Mapping[str, Drawing], methods: Sequence[str] = ()) -> str:
-    """Assemble a page. A chart is drawn into the element ``chart-<name>``; ``methods`` are in the order of colours."""
-    scripts = [_resource("page.js")]
-    data = Markup("")
-    if charts:
-        scripts.insert(0, _chart_library())
-        payload = {
-            "charts": {name: compact(chart.specification()) for name, chart in charts.items()},
-            "themes": {"light": theme_config(LIGHT), "dark": theme_config(DARK)},
-            "methods": list(methods),
-            "dashes": [list(dash_of(position)) for position in range(len(methods))],
-            "colours": COLOURS,
-        }
-        data = element("script", _json(payload), type="application/json", id="charts")
+class Contents(NamedTuple):
+    """What a page shows: see :func:`document`."""
+
+    title: str
+    body: Markup
+    charts: Mapping[str, Drawing]
+    methods: Sequence[str] = ()
+
+
+def document(
+    title: str, body: Markup, charts: Mapping[str, Drawing], methods: Sequence[str] = (), live: bool = False
+) -> str:
+    """Assemble a page; one that is ``live`` has a script that asks whoever has served it for news.
+
+    A chart is drawn into the element ``chart-<name>``; ``methods`` are in the order of colours.
+    """
+    with_charts = bool(charts) or (live and charts_are_possible())
+    scripts = [
+        *([_chart_library()] if with_charts else []),
+        *([_resource("live.js")] if live else []),
+        _resource("page.js"),
+    ]
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    policy += "; connect-src 'self'" if live else ""
     hashes = " ".join(_hash(script) for script in scripts)
     return Template(_resource("page.html")).substitute(
         policy=element("meta", http_equiv="Content-Security-Policy", content=f"{policy}; script-src {hashes}"),
         title=element("title", title),
-        style=Markup(_resource("page.css")),
+        style=Markup(_resource("page.css") + (_resource("live.css") if live else "")),
         body=body,
-        data=data,
+        data=chart_data(charts, methods),
         scripts=join(element("script", Markup(script)) for script in scripts),
     )
+
+
+def chart_data(charts: Mapping[str, Drawing], methods: Sequence[str]) -> Markup:
+    """Write the charts as the data that the page's script draws; nothing where there are none."""
+    if not charts:
+        return Markup("")
+    payload = {
+        "charts": {name: compact(chart.specification()) for name, chart in charts.items()},
+        "themes": {"light": theme_config(LIGHT), "dark": theme_config(DARK)},
+        "methods": list(methods),
+        "dashes": [list(dash_of(position)) for position in range(len(methods))],
+        "colours": COLOURS,
+        "legend": METHOD_LEGEND,
+    }
+    return element("script", _json(payload), type="application/json", id="charts")
 
 
 def compact(specification: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,11 +91,14 @@ def compact(specification: Mapping[str, Any]) -> dict[str, Any]:
     >>> compact({"datasets": {"rows": [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]}})
     {'datasets': {'rows': {'a': [1, 2], 'b': {'texts': ['x'], 'codes': [0, 0]}}}}
     """
-    columns = {
-        name: {column: _column([row[column] for row in rows]) for column in rows[0]}
-        for name, rows in specification["datasets"].items()
-    }
+    columns = {name: _columns(rows) for name, rows in specification["datasets"].items()}
     return {**specification, "datasets": columns}
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Part rows into columns; one that holds nothing at all is left out."""
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
+    return {name: _column([row[name] for row in rows]) for name in names}
 
 
 def _column(values: list[Any]) -> Any:

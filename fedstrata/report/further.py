@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedstrata.report import formats
+from fedstrata.report.charts import Drawing
+from fedstrata.report.client_charts import by_class
+from fedstrata.report.figures import figure, menu
 from fedstrata.report.labels import short_name
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.reading import Run
+from fedstrata.report.series import Rows, short
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import EVERYBODY, POOLED, UNDEFINED
@@ -27,15 +31,21 @@ STATISTICS = {
 """What is told of a metric over the clients: the head of its column, and what it is."""
 
 
-def further(view: View) -> Section | None:
+CLASSES = 100
+"""How many classes the chart shows at most."""
+
+
+def further(view: View, with_charts: bool) -> Section | None:
     """The metrics that were asked for, of the model that the headline is about, in the last round."""
-    parts = [_over_clients(view), *_by_class(view), *_confusions(view)]
+    drawn: dict[str, Drawing] = {}
+    chart = _class_chart(view, drawn) if with_charts else None
+    parts = [_over_clients(view), chart, *_by_class(view), *_confusions(view)]
     shown = [part for part in parts if part is not None]
     if not shown:
         return None
     labels = ", ".join(dict.fromkeys(short_name(row.headline).lower() for row in view.rows))
     said = element("p", f"In the last round, as the mean ± standard deviation over seeds. Measured: {labels}.")
-    return Section("further", "Further metrics", join((said, *shown)))
+    return Section("further", "Further metrics", join((said, *shown)), drawn)
 
 
 def asked_for(final: Mapping[str, Any], label: str) -> list[str]:
@@ -82,6 +92,41 @@ def _count(values: Iterable[float]) -> Cell:
     """Show how many clients it is, in the mean over seeds."""
     found = estimate(values)
     return _cell(()) if found is None else Cell(f"{found.mean:g}", found.mean)
+
+
+def _class_chart(view: View, drawn: dict[str, Drawing]) -> Markup | None:
+    """Each class with a point for each method, those with which the methods have most trouble on top."""
+    names = _names(view, matrices=False)
+    if not names:
+        return None
+    classes = [str(one) for one in view.runs[0].data["class_names"]]
+    rows: Rows = []
+    for name in names:
+        for group in view.groups:
+            found = [_of_last_round(run, name) for run in group.runs]
+            for place, own in enumerate(classes):
+                value = estimate(one[place] for one in found if place in one)
+                if value is not None:
+                    spread = None if value.std is None else short(value.std)
+                    told = {"metric": name, "method": group.label, "class": own}
+                    rows.append({**told, "value": short(value.mean), "spread": spread})
+    if not rows:
+        return None
+    means = {
+        own: [row["value"] for row in rows if row["class"] == own and row["metric"] == names[0]] for own in classes
+    }
+    ordered = sorted((own for own in classes if means[own]), key=lambda own: float(np.mean(means[own])))[:CLASSES]
+    drawn["classes"] = by_class(
+        [row for row in rows if row["class"] in set(ordered)], view.methods, view.chosen, ordered, names[0]
+    )
+    left = f" The {CLASSES} hardest of {len(classes)} classes are shown." if len(ordered) < len(classes) else ""
+    return figure(
+        "classes",
+        "Class by class",
+        "A number for each class and method in the last round.",
+        "Mean over seeds, over all test samples of the clients together; the class that is hardest on top." + left,
+        [menu("classes", "shown", "Metric", {name: name for name in names}, names[0])],
+    )
 
 
 def _by_class(view: View) -> list[Markup]:

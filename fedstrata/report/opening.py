@@ -15,6 +15,8 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     for path in map(Path, paths):
         if is_published(path):
             runs += read_published(path)
+        elif is_published(path.parent) and (path.parent / f"{path.name}.toml").is_file():
+            runs += [run for run in read_published(path.parent) if run.path == path]
         else:
             refuse_what_is_no_run(path)
             runs.append(read_run(path))

@@ -9,16 +9,17 @@ from fedstrata import files
 from fedstrata._version import __version__
 from fedstrata.errors import FedStrataError
 from fedstrata.report import charts, formats, sections, settings
-from fedstrata.report.document import document
+from fedstrata.report.document import Contents, document
+from fedstrata.report.finding import finding
 from fedstrata.report.further import further
-from fedstrata.report.labels import short_name
+from fedstrata.report.layer_section import layers
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.opening import read_runs
 from fedstrata.report.published import PublishedRun
 from fedstrata.report.reading import Run
 from fedstrata.report.results import results
+from fedstrata.report.side_by_side import side_by_side
 from fedstrata.report.view import Section, View
-from fedstrata.significance import Estimate, accuracy_or_nothing
 
 
 def write_report(runs: Sequence[Path], output: Path, title: str | None = None) -> Path:
@@ -35,6 +36,11 @@ def write_report(runs: Sequence[Path], output: Path, title: str | None = None) -
 
 def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = True) -> str:
     """Build the page as text."""
+    return document(*contents(runs, title, with_charts))
+
+
+def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = True) -> Contents:
+    """Build what the page shows: its title, its body, and the charts that are drawn into it."""
     started = [run for run in runs if run.series]
     if not started:
         raise FedStrataError(
@@ -43,12 +49,13 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     view = View.of(started, title)
     parts = [
         results(view),
-        further(view),
+        layers(view, with_charts),
+        further(view, with_charts),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),
         sections.costs(view, with_charts),
-        sections.layers(view, with_charts),
+        side_by_side(view),
         settings.meanings(view),
         settings.configuration(view),
         settings.rerun(view),
@@ -59,7 +66,7 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     footer = element("footer", element("p", f"Written by FedStrata {__version__} from the folders of the runs alone."))
     body = join((_header(view, [run for run in runs if run not in started], with_charts), content, footer))
     drawn = {name: chart for part in shown for name, chart in part.charts.items()}
-    return document(view.title, body, drawn, view.methods)
+    return Contents(view.title, body, drawn, view.methods)
 
 
 def _header(view: View, empty: Sequence[Run], with_charts: bool) -> Markup:
@@ -100,46 +107,12 @@ def _header(view: View, empty: Sequence[Run], with_charts: bool) -> Markup:
         "header",
         element("h1", view.title),
         element("p", " · ".join(fact for fact in facts if fact), class_="facts"),
-        element("p", *_finding(view), class_="finding"),
+        element("p", *finding(view), class_="finding"),
         element("ul", *(element("li", warning) for warning in warnings), class_="warnings") if warnings else None,
         element("noscript", element("p", "Charts and sorting need JavaScript; the tables do not."))
         if with_charts
         else None,
     )
-
-
-def _finding(view: View) -> list[str]:
-    """Say the result in a sentence or two."""
-    with_accuracy = [row for row in view.rows if row.last is not None]
-    if not with_accuracy:
-        return ["No accuracy was measured."]
-    top = max(with_accuracy, key=accuracy_or_nothing)
-    alone = len(with_accuracy) == 1
-    said: list[str] = [
-        "Accuracy in the last round: " if alone else "Highest accuracy in the last round: ",
-        element("strong", top.label),
-        f", {_in_percent(top.last)}",
-        f" ({short_name(top.headline).lower()})" if alone else "",
-    ]
-    if top.comparison is not None and top.comparison.difference is not None:
-        said.append(f", {formats.points(top.comparison.difference)} points against {top.comparison.reference}")
-        if top.comparison.adjusted is not None:
-            p = formats.p_value(top.comparison.adjusted)
-            said.append(f" (p\u00a0{p})" if p.startswith("<") else f" (p\u00a0=\u00a0{p})")
-    said.append(". ")
-    with_worst = [row for row in view.rows if row.worst is not None]
-    if with_worst:
-        fairest = max(with_worst, key=lambda row: row.worst.mean if row.worst else -1.0)
-        if fairest is top:
-            said.append(f"The worst 10\u00a0% of its clients reach {_in_percent(top.worst)}.")
-        else:
-            name = element("strong", fairest.label)
-            said += ["The worst 10\u00a0% of clients fare best with ", name, f": {_in_percent(fairest.worst)}."]
-    return said
-
-
-def _in_percent(value: Estimate | None) -> str:
-    return f"{formats.percent(value)} %".replace(" ", "\u00a0")
 
 
 def _sidebar(view: View, sections: Sequence[Section], with_charts: bool) -> Markup:

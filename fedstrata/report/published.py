@@ -2,7 +2,8 @@
 
 ``NAME.toml`` is the experiment of the run NAME. ``summary.csv`` has a row for each run, ``rounds.csv`` one for each of
 its rounds and ``layers.csv`` one for each layer in the last round; ``cosine.csv`` and the like have that metric of each
-layer in every round. Single clients, splits, times and models were not kept.
+layer in every round. ``layers.json`` tells what the layers are, and in which of them each run masked weights. Single
+clients, splits, times and models were not kept.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.report.labels import label_of
 from fedstrata.report.reading import Run
-from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.folder import LAYERS_FILE, RunFolder
 from fedstrata.runs.metrics import MetricLog, TimingLog
 
 _TABLES = ("summary.csv", "rounds.csv")
@@ -50,6 +51,8 @@ class PublishedRun(Run):
     """Its rows in ``layers.csv``."""
     layer_series: Mapping[str, Rows]
     """Its rows in the tables of one metric of the layers."""
+    about_layers: Mapping[str, Any]
+    """What ``layers.json`` tells of all runs."""
 
     @property
     def path(self) -> Path:
@@ -75,6 +78,12 @@ class PublishedRun(Run):
     def environment(self) -> Mapping[str, Any]:
         """With which software the run was made, and on what."""
         return {name: self.told[name] for name in _SOFTWARE if name in self.told}
+
+    @cached_property
+    def layer_facts(self) -> Mapping[str, Any]:
+        """What is known of the layers of the model."""
+        masked = self.about_layers.get("masked", {})
+        return {**self.about_layers, "masked": masked.get(self.name, [])}
 
     @property
     def split_hash(self) -> str:
@@ -147,6 +156,8 @@ def read_published(path: Path) -> list[Run]:
     summary, rounds = (_of_runs(path / name) for name in _TABLES)
     others = {file.stem: _of_runs(file) for file in sorted(path.glob("*.csv")) if file.name not in _TABLES}
     layers = others.pop("layers", {})
+    about = path / LAYERS_FILE
+    about_layers = files.from_json(files.read_bytes(about), about) if about.exists() else {}
     return [
         PublishedRun(
             RunFolder(path),
@@ -155,6 +166,7 @@ def read_published(path: Path) -> list[Run]:
             rounds.get(name, []),
             layers.get(name, []),
             {metric: table[name] for metric, table in others.items() if name in table},
+            about_layers,
         )
         for name, rows in summary.items()
     ]

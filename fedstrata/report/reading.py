@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from fedstrata import files
 from fedstrata.runs.folder import RunFolder
-from fedstrata.runs.metrics import CLASSES, DIAGNOSTICS, METRIC_SCHEMAS, OPTIONAL_SCHEMAS, TimingLog
+from fedstrata.runs.metrics import CLASSES, DIAGNOSTICS, METRIC_SCHEMAS, OPTIONAL_SCHEMAS, MetricLog, TimingLog
 
 _SCHEMAS = {**METRIC_SCHEMAS, **OPTIONAL_SCHEMAS}
 _HEADLINES_OF_AN_UNFINISHED_RUN = ("client_adapted", "client_after", "global_on_clients", "global")
@@ -51,6 +51,11 @@ class Run:
         """With which software the run was made, and on what."""
         return self.folder.environment()
 
+    @cached_property
+    def layer_facts(self) -> Mapping[str, Any]:
+        """What is known of the layers of the model: nothing of a run of an earlier version."""
+        return self.folder.layers()
+
     @property
     def split_hash(self) -> str:
         """The fingerprint of the split."""
@@ -59,7 +64,12 @@ class Run:
     @cached_property
     def timings(self) -> TimingLog:
         """How long everything took."""
-        return self.folder.timings()
+        return self.folder.timings() if self.finished else self._so_far[1]
+
+    @cached_property
+    def _so_far(self) -> tuple[MetricLog, TimingLog]:
+        """The logs of a run that goes on, or did: up to its last round where that can be seen, else to a checkpoint."""
+        return self.folder.logs_so_far()
 
     @cached_property
     def series(self) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
@@ -106,10 +116,10 @@ class Run:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """The summary of the run; of an unfinished one, the same numbers up to its newest checkpoint."""
+        """The summary of the run; of an unfinished one, the same numbers up to its last round that can be seen."""
         if self.finished:
             return self.folder.summary()
-        metrics = self.folder.metrics()
+        metrics, _ = self._so_far
         labels = {metric.split(".", 1)[0] for metric in self.series if ".accuracy" in metric}
         return {
             "headline": next((label for label in _HEADLINES_OF_AN_UNFINISHED_RUN if label in labels), "client_after"),
@@ -144,7 +154,7 @@ class Run:
         What was computed after the run was finished comes after it.
         """
         if not self.finished:
-            return self.folder.metrics().to_tables().get(name, _SCHEMAS[name].empty_table())
+            return self._so_far[0].to_tables().get(name, _SCHEMAS[name].empty_table())
         path = self.path / "metrics" / f"{name}.parquet"
         if name in OPTIONAL_SCHEMAS and not path.exists():
             table = _SCHEMAS[name].empty_table()

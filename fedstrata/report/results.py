@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from fedstrata.report import formats
 from fedstrata.report.labels import LABELS, label_of, meaning, short_name
 from fedstrata.report.markup import Markup, element, join
-from fedstrata.report.tables import Cell, Column, table
+from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import POOLED, UNDEFINED
-from fedstrata.significance import Estimate, Row, estimate, highest, metric_value, notes, some_dropped_out
+from fedstrata.significance import Estimate, Row, estimate, highest, lowest, metric_value, notes, some_dropped_out
 
 _STATISTICS = {
     "mean": "mean", "std": "std over clients", "worst10": "worst 10 %", POOLED: "all samples",
@@ -26,22 +27,43 @@ def results(view: View) -> Section:
 
 def comparison_table(rows: Sequence[Row], sortable: bool = True) -> Markup:
     """Set the rows of a comparison as a table, with notes below it."""
+    columns, cells = comparison_cells(rows)
+    body = (
+        table("Accuracy, traffic and time of each method", columns, cells, sortable),
+        element("ul", *(element("li", note) for note in comparison_notes(rows)), class_="notes"),
+    )
+    return join(body)
+
+
+def comparison_cells(rows: Sequence[Row]) -> tuple[list[Column], list[Line]]:
+    """The columns of a comparison, and what each row shows in them, for every kind of table."""
+    columns = _columns(rows, list(dict.fromkeys(row.headline for row in rows)))
+    return [column for column, _ in columns], [[write(row) for _, write in columns] for row in rows]
+
+
+def comparison_notes(rows: Sequence[Row]) -> list[str]:
+    """The sentences without which the table of a comparison could be misread."""
     headlines = list(dict.fromkeys(row.headline for row in rows))
-    columns = _columns(rows, headlines)
-    cells = [[write(row) for _, write in columns] for row in rows]
     everybody = all(row.everybody for row in rows)
     told = f"Accuracy: {short_name(headlines[0]).lower()}. {meaning(headlines[0], everybody)}" if headlines else ""
     measured = [told] if len(headlines) == 1 else []
-    body = (
-        table("Accuracy, traffic and time of each method", [column for column, _ in columns], cells, sortable),
-        element("ul", *(element("li", note) for note in [*measured, *notes(rows)]), class_="notes"),
-    )
-    return join(body)
+    measured += ["Bold: the best of a column, which says nothing of chance."] if len(rows) > 1 else []
+    return [*measured, *notes(rows)]
 
 
 def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
     """The columns with what each shows of a row; columns that would say the same everywhere are left out."""
     best = highest(rows)
+    least = lowest(rows)
+
+    def cost(name: str, written: Callable[[float], str]) -> Callable[[Row], Cell]:
+        def write(row: Row) -> Cell:
+            value: Estimate | None = getattr(row, name)
+            if value is None:
+                return Cell(formats.ABSENT)
+            return Cell(written(value.mean), value.mean, best=value.mean == least.get(name))
+
+        return write
 
     def accuracy(name: str) -> Callable[[Row], Cell]:
         def write(row: Row) -> Cell:
@@ -64,9 +86,12 @@ def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
             Column("Worst 10 %", "Mean accuracy of the worst 10 % of clients, last round", group=group),
             accuracy("worst"),
         ),
-        (Column("Up", "Bytes from the clients to the server", group="Traffic"), lambda row: _size(row.bytes_up)),
-        (Column("Down", "Bytes from the server to the clients", group="Traffic"), lambda row: _size(row.bytes_down)),
-        (Column("Time", "Wall-clock time of a run"), lambda row: _time(row.seconds)),
+        (Column("Up", "Bytes from the clients to the server", group="Traffic"), cost("bytes_up", formats.data_size)),
+        (
+            Column("Down", "Bytes from the server to the clients", group="Traffic"),
+            cost("bytes_down", formats.data_size),
+        ),
+        (Column("Time", "Wall-clock time of a run"), cost("seconds", formats.duration)),
     ]
     if len(rows) > 1:
         group = f"Against {rows[0].label}"
@@ -115,10 +140,6 @@ def _size(value: Estimate | None) -> Cell:
     return Cell(formats.ABSENT) if value is None else Cell(formats.data_size(value.mean), value.mean)
 
 
-def _time(value: Estimate | None) -> Cell:
-    return Cell(formats.ABSENT) if value is None else Cell(formats.duration(value.mean), value.mean)
-
-
 def _took_part(value: Estimate | None) -> Cell:
     return Cell(formats.ABSENT) if value is None else Cell(f"{100 * value.mean:.1f}", value.mean)
 
@@ -135,21 +156,31 @@ def _all_numbers(view: View) -> Markup | None:
         Column("Method", numeric=False),
         *(Column(_statistic(metric), group=_measure(metric)) for metric in metrics),
     ]
-    cells = []
-    for group in view.groups:
-        line: list[Cell | str] = [group.label]
-        for metric in metrics:
-            values = [metric_value(run.summary["final"], metric) for run in group.runs]
-            found = estimate(value for value in values if value is not None)
-            in_percent = ".accuracy" in metric
-            text = formats.percent(found) if in_percent else formats.number(found)
-            line.append(Cell(text, None if found is None else found.mean))
-        cells.append(line)
+    columns_of_cells = [_of_all_methods(view, metric) for metric in metrics]
+    cells: list[Line] = [
+        [group.label, *(column[place] for column in columns_of_cells)] for place, group in enumerate(view.groups)
+    ]
     return element(
         "details",
         element("summary", "Every labelled number of the last round"),
         table("Last round, mean ± standard deviation over seeds; accuracies in percent", columns, cells),
     )
+
+
+def _of_all_methods(view: View, metric: str) -> list[Cell]:
+    """Write a number of every method; the best is marked where it is plain which way is better."""
+    found = []
+    for group in view.groups:
+        values = (metric_value(run.summary["final"], metric) for run in group.runs)
+        found.append(estimate(value for value in values if value is not None))
+    means = [one.mean for one in found if one is not None and math.isfinite(one.mean)]
+    best = None
+    if len(means) > 1 and not metric.endswith((".std", UNDEFINED)):
+        best = max(means) if ".accuracy" in metric else min(means) if ".loss" in metric else None
+    write = formats.percent if ".accuracy" in metric else formats.number
+    return [
+        Cell(write(one), None if one is None else one.mean, best=one is not None and one.mean == best) for one in found
+    ]
 
 
 def _measure(metric: str) -> str:

@@ -1,14 +1,16 @@
-"""The sections that show charts: curves, clients, data, cost and layers; none where there is nothing to show."""
+"""The sections that show charts: curves, clients, data and cost; none where there is nothing to show."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fedstrata.report import charts, series
+from fedstrata.report import charts, client_charts, client_view, cost_charts, formats, series
 from fedstrata.report.charts import Drawing
 from fedstrata.report.figures import figure, menu
 from fedstrata.report.labels import metric_title
 from fedstrata.report.markup import Markup, join
+from fedstrata.report.pareto import MEASURES, POINTS, Pareto, pareto
+from fedstrata.report.similarity import similarities
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 
@@ -35,13 +37,31 @@ def curves(view: View, with_charts: bool) -> Section | None:
                 kind,
                 title,
                 f"{title} over the rounds, one line per method.",
-                "Line: mean over seeds. Band: one standard deviation over seeds."
-                if any(len(group.runs) > 1 for group in view.groups)
-                else "One seed for each method.",
-                [menu(kind, "shown", "Measured", options, shown, all(row.everybody for row in view.rows))],
+                (
+                    "Line: mean over seeds. Band: one standard deviation over seeds."
+                    if any(len(group.runs) > 1 for group in view.groups)
+                    else "One seed for each method."
+                )
+                + _thinned(view, metrics),
+                [
+                    menu(kind, "shown", "Measured", options, shown, all(row.everybody for row in view.rows)),
+                    menu(kind, "smoothing", "Smoothing", _smoothings(view, metrics), "value"),
+                ],
             )
         )
     return Section("curves", "Accuracy and loss", join(figures), drawn) if figures else None
+
+
+def _thinned(view: View, metrics: list[str]) -> str:
+    longest, drawn = series.longest_curve(view.groups, metrics), series.points_of_a_curve(view.groups, metrics)
+    if longest <= drawn:
+        return ""
+    return f" Of {longest:,} rounds {drawn} are drawn, those that keep a curve's shape and its peaks."
+
+
+def _smoothings(view: View, metrics: list[str]) -> dict[str, str]:
+    spans = series.smoothings(view.groups, metrics)
+    return {"value": "none"} | {series.smoothed_column(span): f"mean of the last {span} rounds" for span in spans}
 
 
 def clients(view: View, with_charts: bool) -> Section | None:
@@ -62,7 +82,72 @@ def clients(view: View, with_charts: bool) -> Section | None:
         "One point per client and seed, last round. Bar: the middle half of the clients. Stroke: the median." + thinned,
         [menu("clients", "shown", "Measured", options, shown, all(row.everybody for row in view.rows))],
     )
-    return Section("clients", "Clients", place, {"clients": charts.clients(rows, view.methods, view.chosen, shown)})
+    drawn = {"clients": client_charts.clients(rows, view.methods, view.chosen, shown)}
+    parts: list[Markup | None] = [place, *_client_by_client(view, drawn), _similarity(view, drawn)]
+    return Section("clients", "Clients", join(parts), drawn)
+
+
+def _client_by_client(view: View, drawn: dict[str, Drawing]) -> list[Markup | None]:
+    """The heat map of clients and methods, and the names of those that fare worst."""
+    found = client_view.client_table(view.groups)
+    if not found.rows:
+        return []
+    drawn["client-table"] = client_charts.table(found.rows, found.methods, found.splits[0], client_view.COLUMNS)
+    several = len(found.methods) > 1
+    of_methods = {name: f"accuracy of {text}" for name, text in found.methods.items()} if several else {}
+    orders = {
+        "average": "accuracy" + (", mean over methods" if several else ""),
+        **of_methods,
+        "size": "training samples",
+        "effective": "effective classes (label skew)",
+        "client": "number of the client",
+    }
+    gains = {"": "accuracy"} | {name: f"gain over {text}" for name, text in found.methods.items()}
+    caption = (
+        "One column per client, last round. Above, how many training samples a client has and how many effective "
+        "classes (the exponential of the entropy of its labels: 1 for a single class): the stronger, the more."
+    )
+    if found.clients > client_view.COLUMNS:
+        caption += (
+            f" {found.clients:,} clients are too many for columns of their own: neighbours in the order share one of "
+            f"{client_view.COLUMNS}, which shows their mean."
+        )
+    if found.left_out:
+        caption += f" {formats.plural(found.left_out, 'further split')} left out, to keep the page small."
+    place = figure(
+        "client-table",
+        "Client by client",
+        "Accuracy of each client with each method, beside its number of samples and of effective classes.",
+        caption,
+        [
+            menu("client-table", "sort", "Sort by", orders, "average"),
+            menu("client-table", "against", "Show", gains if several else {}, ""),
+            menu("client-table", "split", "Split", {title: title for title in found.splits}, found.splits[0]),
+        ],
+    )
+    return [place, client_view.worst_clients(found)]
+
+
+def _similarity(view: View, drawn: dict[str, Drawing]) -> Markup | None:
+    """How alike the clients' updates are, where runs were diagnosed for it."""
+    found = similarities(view.groups)
+    if not found.rows:
+        return None
+    drawn["similarity"] = client_charts.similarity(found)
+    caption = (
+        "Cosine between the updates of each two clients, all layers together, last round measured, first seed: "
+        "1 where they pull the same way, 0 where they have nothing to do with each other, below where they pull apart. "
+        "Clients are ordered by hierarchical clustering (average linkage), so that those that are alike stand together."
+    )
+    caption += f" {found.shown} of {found.clients:,} clients are shown." if found.shown < found.clients else ""
+    caption += f" Left out for want of room: {formats.plural(found.left_out, 'method')}." if found.left_out else ""
+    return figure(
+        "similarity",
+        "Which clients pull the same way",
+        "Cosine between the updates of each two clients.",
+        caption,
+        [menu("similarity", "of", "Method", {name: name for name in found.names}, found.names[0])],
+    )
 
 
 def data(view: View, with_charts: bool) -> Section | None:
@@ -86,9 +171,10 @@ def data(view: View, with_charts: bool) -> Section | None:
             Cell(_extent(split.sizes), float(split.sizes.mean())),
             Cell(_extent(split.test_sizes), float(split.test_sizes.mean())),
             Cell(_extent((split.label_counts > 0).sum(1)), float((split.label_counts > 0).sum(1).mean())),
-            Cell(f"{_effective_classes(split.label_counts):.1f}", _effective_classes(split.label_counts)),
+            Cell(f"{effective:.1f}", effective),
         ]
         for split in found
+        for effective in [float(series.effective_classes(split.label_counts).mean())]
     ]
     facts = table("How the data is divided", columns, cells)
     if not with_charts:
@@ -124,23 +210,41 @@ def costs(view: View, with_charts: bool) -> Section | None:
     cost, traffic, time = series.cost_rows(view.groups), series.traffic_rows(view.groups), series.time_rows(view.groups)
     figures: list[Markup] = []
     drawn: dict[str, Drawing] = {}
-    if cost:
-        measures = {
-            "both": "bytes, both ways",
-            "up": "bytes up, from clients",
-            "down": "bytes down, to clients",
-            "seconds": "seconds",
-        }
-        drawn["cost"] = charts.cost(cost, view.methods, view.chosen)
-        figures.append(
+    points = pareto(view.groups)
+    if points.axes:
+        measures = {name: MEASURES[name] for name in points.axes}
+        first = next(iter(measures))
+        drawn["pareto"] = cost_charts.front(points, view.methods, view.chosen)
+        drawn["cost"] = cost_charts.cost(cost, view.methods, view.chosen, first)
+        several = len(view.methods) > 1
+        figures += [
+            figure(
+                "pareto",
+                "Accuracy against cost",
+                "Accuracy against bytes or seconds of a whole run, one point per method, with the Pareto front.",
+                (
+                    "Full points, joined by steps: the Pareto front, on which no other method is as accurate for less. "
+                    "Hollow points: methods behind it. "
+                    if several
+                    else ""
+                )
+                + "The accuracy is that of the results table, mean over seeds"
+                + (" ± one standard deviation. " if any(len(group.runs) > 1 for group in view.groups) else ". ")
+                + _axis_in_words(points),
+                [
+                    menu("pareto", "measure", "Cost", measures, first),
+                    menu("pareto", "point", "Accuracy of", POINTS, "last"),
+                ],
+            ),
             figure(
                 "cost",
-                "Accuracy against cost",
+                "Accuracy on the way there",
                 "Accuracy against bytes or seconds since the beginning of the run, one line per method.",
-                "The accuracy of the results table, against all that was sent or spent up to that round.",
-                [menu("cost", "measure", "Cost", measures, "both")],
-            )
-        )
+                "The same accuracy after each round, against all that was sent or spent up to it. A method that "
+                "spends nothing of what is chosen is a dotted level, its accuracy in the last round.",
+                [menu("cost", "measure", "Cost", measures, first)],
+            ),
+        ]
     if any(row["bytes"] for row in traffic):
         drawn["traffic"] = charts.traffic(traffic, view.methods)
         figures.append(
@@ -165,32 +269,16 @@ def costs(view: View, with_charts: bool) -> Section | None:
     return Section("cost", "Bytes and time", join(figures), drawn) if figures else None
 
 
-def layers(view: View, with_charts: bool) -> Section | None:
-    """What was measured layer by layer."""
-    rows = series.layer_rows(view.groups) if with_charts else []
-    if not rows:
-        return None
-    metrics, methods = series.distinct(rows, "metric"), series.distinct(rows, "method")
-    place = figure(
-        "layers",
-        "Layer by layer" if len(metrics) > 1 else f"Layer by layer: {metrics[0]}",
-        "A metric of each layer over the rounds, one line per layer.",
-        "Mean over seeds; the layers in the order of the model, from the input on.",
-        [
-            menu("layers", "shown", "Metric", {metric: metric for metric in metrics}, metrics[0]),
-            menu("layers", "of", "Method", {method: method for method in methods}, methods[0]),
-        ],
-    )
-    return Section("layers", "Layers", place, {"layers": charts.layers(rows)})
+def _axis_in_words(points: Pareto) -> str:
+    """Say where the axis goes in powers of ten, and where zero is then."""
+    powers = [MEASURES[name] for name, axis in points.axes.items() if axis.logarithmic]
+    if not powers:
+        return ""
+    zero = any(axis.logarithmic and axis.zero in axis.ticks for axis in points.axes.values())
+    standing = "; zero, which has no place on such an axis, stands left of it" if zero else ""
+    return f"The axis goes in powers of ten where costs lie far apart ({'; '.join(powers)}){standing}."
 
 
 def _extent(values: np.ndarray) -> str:
     low, high = int(values.min()), int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _effective_classes(label_counts: np.ndarray) -> float:
-    """The mean over clients of the exponential of the entropy of their labels: 1 for one class, C for C equal ones."""
-    shares = label_counts / label_counts.sum(1, keepdims=True)
-    entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1)
-    return float(np.exp(entropy).mean())

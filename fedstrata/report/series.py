@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,13 @@ from fedstrata.significance import Group, headline_key
 Rows = list[dict[str, Any]]
 Groups = Sequence[Group[Run]]
 
-CURVE_POINTS = 24_000
+CURVE_POINTS = 10_000
 """How many points all curves of one chart may have together, so that a page stays small."""
-CLIENT_POINTS = 6_000
+SMOOTHINGS = (5, 20)
+"""Over how many rounds curves can be smoothed."""
+COST_POINTS = 4_000
+"""The same for accuracy against cost."""
+CLIENT_POINTS = 4_000
 """How many clients the distribution chart may show one by one."""
 SKEW_CLIENTS = 200
 """How many clients the label-skew chart shows at most."""
@@ -77,14 +81,19 @@ def metric_names(groups: Groups, kind: str) -> list[str]:
 
 
 def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
-    """One row per method, metric and round: the mean over seeds, and the standard deviation as its spread."""
-    limit = int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 40, 500))
+    """One row per method, metric and round: the mean over seeds, and the standard deviation as its spread.
+
+    Where there are rounds enough, the same value smoothed stands beside it, computed before anything is thinned.
+    """
+    limit = points_of_a_curve(groups, metrics)
+    spans = smoothings(groups, metrics)
     rows: Rows = []
     for group in groups:
         for metric in metrics:
             series = over_seeds(group, metric)
             if series is None:
                 continue
+            smooth = {smoothed_column(span): running_mean(series.rounds, series.mean, span) for span in spans}
             finite = np.flatnonzero(np.isfinite(series.mean))
             kept = finite[thin(series.rounds[finite], series.mean[finite], limit)]
             for position in kept:
@@ -93,35 +102,85 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
                         "method": group.label,
                         "metric": metric,
                         "round": int(series.rounds[position]),
-                        "value": _short(float(series.mean[position])),
-                        "spread": None if series.std is None else _short(float(series.std[position])),
+                        "value": short(float(series.mean[position])),
+                        "spread": None if series.std is None else short(float(series.std[position])),
+                        **{name: short(float(values[position])) for name, values in smooth.items()},
                     }
                 )
     return rows
 
 
+def points_of_a_curve(groups: Groups, metrics: Sequence[str]) -> int:
+    """How many points each curve of a chart may have."""
+    return int(np.clip(CURVE_POINTS / max(1, len(groups) * len(metrics)), 30, 500))
+
+
+def longest_curve(groups: Groups, metrics: Sequence[str]) -> int:
+    """In how many rounds the metric that was noted most often was noted."""
+    curves = (run.series for group in groups for run in group.runs)
+    return max((len(curve[metric][0]) for curve in curves for metric in metrics if metric in curve), default=0)
+
+
+def smoothings(groups: Groups, metrics: Sequence[str]) -> list[int]:
+    """List the spans over which it makes sense to smooth: those of which the longest curve has two or more."""
+    return [span for span in SMOOTHINGS if longest_curve(groups, metrics) >= 2 * span]
+
+
+def smoothed_column(span: int) -> str:
+    """Name the column with the values smoothed over ``span`` rounds."""
+    return f"over_{span}"
+
+
+def running_mean(rounds: np.ndarray, values: np.ndarray, span: int) -> np.ndarray:
+    """At each round, the mean of what was noted in it and the ``span - 1`` rounds before; what is not finite is passed.
+
+    >>> running_mean(np.array([1, 2, 3, 6]), np.array([1.0, 3.0, 5.0, 9.0]), 2).tolist()
+    [1.0, 2.0, 4.0, 9.0]
+    """
+    finite = np.isfinite(values)
+    sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0))))
+    counts = np.concatenate(([0], np.cumsum(finite)))
+    begin, end = np.searchsorted(rounds, rounds - span, side="right"), np.arange(1, len(rounds) + 1)
+    with np.errstate(invalid="ignore"):
+        mean: np.ndarray = (sums[end] - sums[begin]) / (counts[end] - counts[begin])
+    return mean
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """The headline accuracy of a method, and what had been sent or spent by the end of each of its rounds."""
+
+    series: Series
+    costs: Mapping[str, np.ndarray]
+
+
+def costs_of(group: Group[Run]) -> CostCurve | None:
+    """Set the headline accuracy beside the bytes and seconds since the beginning; none where there is no accuracy."""
+    series = over_seeds(group, _headline_metric(group))
+    if series is None or not np.isfinite(series.mean).any():
+        return None
+    up, down = (_cumulative(group, metric, series.rounds) for metric in ("bytes.up", "bytes.down"))
+    seconds = np.mean([_at(*run.cumulative_seconds(), series.rounds) for run in group.runs], axis=0)
+    return CostCurve(series, {"up": up, "down": down, "both": up + down, "seconds": seconds})
+
+
 def cost_rows(groups: Groups) -> Rows:
     """The headline accuracy beside what it took to get there: bytes and seconds since the beginning of the run."""
-    limit = int(np.clip(CURVE_POINTS / max(1, len(groups)), 40, 200))
+    limit = int(np.clip(COST_POINTS / max(1, len(groups)), 40, 200))
     rows: Rows = []
     for group in groups:
-        metric = _headline_metric(group)
-        series = over_seeds(group, metric)
-        if series is None:
+        curve = costs_of(group)
+        if curve is None:
             continue
-        up, down = (_cumulative(group, metric, series.rounds) for metric in ("bytes.up", "bytes.down"))
-        seconds = np.mean([_at(*run.cumulative_seconds(), series.rounds) for run in group.runs], axis=0)
+        series = curve.series
         finite = np.flatnonzero(np.isfinite(series.mean))
-        kept = finite[thin(series.rounds[finite], series.mean[finite], limit)]
-        for position in kept:
+        for position in finite[thin(series.rounds[finite], series.mean[finite], limit)]:
             rows.append(
                 {
                     "method": group.label,
                     "round": int(series.rounds[position]),
-                    "value": _short(float(series.mean[position])),
-                    "up": _short(float(up[position])),
-                    "down": _short(float(down[position])),
-                    "seconds": _short(float(seconds[position])),
+                    "value": short(float(series.mean[position])),
+                    **{name: short(float(curve.costs[name][position])) for name in ("up", "down", "seconds")},
                 }
             )
     return rows
@@ -145,7 +204,7 @@ def time_rows(groups: Groups) -> Rows:
         totals = [run.timings.totals() for run in group.runs]
         for phase in dict.fromkeys(phase for total in totals for phase in total):
             seconds = float(np.mean([total.get(phase, 0.0) for total in totals]))
-            rows.append({"method": group.label, "phase": phase, "seconds": _short(seconds)})
+            rows.append({"method": group.label, "phase": phase, "seconds": short(seconds)})
     return rows
 
 
@@ -179,10 +238,10 @@ def client_rows(groups: Groups, metrics: Sequence[str]) -> ClientRows:
             boxes.append(
                 {
                     **common,
-                    "low": _short(float(low)),
-                    "median": _short(float(median)),
-                    "high": _short(float(high)),
-                    "mean": _short(float(values.mean())),
+                    "low": short(float(low)),
+                    "median": short(float(median)),
+                    "high": short(float(high)),
+                    "mean": short(float(values.mean())),
                     "clients": len(members),
                 }
             )
@@ -192,7 +251,7 @@ def client_rows(groups: Groups, metrics: Sequence[str]) -> ClientRows:
                 points.append(
                     {
                         **common,
-                        "value": _short(value),
+                        "value": short(value),
                         "client": client,
                         "seed": seed,
                         "offset": round((number * 0.6180339887) % 1, 3),
@@ -240,6 +299,19 @@ def splits(groups: Groups) -> list[SplitCounts]:
     return result
 
 
+def effective_classes(label_counts: np.ndarray) -> np.ndarray:
+    """The exponential of the entropy of each client's labels: 1 for one class, C for C equal ones, 0 without samples.
+
+    >>> effective_classes(np.array([[5, 0], [3, 3]])).round(6).tolist()
+    [1.0, 2.0]
+    """
+    sizes = label_counts.sum(1, keepdims=True)
+    shares = label_counts / np.maximum(sizes, 1)
+    entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1)
+    found: np.ndarray = np.where(sizes[:, 0] > 0, np.exp(entropy), 0.0)
+    return found
+
+
 def skew_rows(label_counts: np.ndarray, class_names: Sequence[str], **common: str) -> Rows:
     """One row for each class that a client has: how many samples, and what share of the client's samples."""
     sizes = label_counts.sum(1)
@@ -249,37 +321,10 @@ def skew_rows(label_counts: np.ndarray, class_names: Sequence[str], **common: st
             "client": int(client),
             "class": class_names[label],
             "count": int(label_counts[client, label]),
-            "share": _short(float(label_counts[client, label] / sizes[client])),
+            "share": short(float(label_counts[client, label] / sizes[client])),
         }
         for client, label in np.argwhere(label_counts[:SKEW_CLIENTS] > 0)
     ]
-
-
-def layer_rows(groups: Groups) -> Rows:
-    """One row per method, layer metric, layer and round, averaged over seeds, the layers numbered from the input on."""
-    gathered: dict[tuple[str, str, str], dict[int, list[float]]] = {}
-    for group in groups:
-        for run in group.runs:
-            columns = (run.layers[name] for name in ("metric", "layer", "round", "value"))
-            for metric, layer, number, value in zip(*columns, strict=True):
-                gathered.setdefault((group.label, metric, layer), {}).setdefault(int(number), []).append(float(value))
-    limit = int(np.clip(CURVE_POINTS / max(1, len(gathered)), 20, 500))
-    rows: Rows = []
-    for (method, metric, layer), by_round in gathered.items():
-        rounds = np.array(list(by_round))
-        means = np.array([np.mean(values) for values in by_round.values()])
-        finite = np.flatnonzero(np.isfinite(means))
-        for position in finite[thin(rounds[finite], means[finite], limit)]:
-            rows.append(
-                {
-                    "method": method,
-                    "metric": metric,
-                    "layer": layer,
-                    "round": int(rounds[position]),
-                    "value": _short(float(means[position])),
-                }
-            )
-    return rows
 
 
 def distinct(rows: Iterable[dict[str, Any]], column: str) -> list[str]:
@@ -317,6 +362,6 @@ def _last_of_clients(group: Group[Run], metric: str) -> list[tuple[float, int, i
     )
 
 
-def _short(value: float) -> float | None:
-    """Round to four significant digits, which no screen can tell from more; JSON has no NaN, so none stands for it."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+def short(value: float, digits: int = 4) -> float | None:
+    """Round to a few digits, which no screen can tell from more; JSON has no NaN, so none stands for it."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None

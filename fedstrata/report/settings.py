@@ -52,10 +52,10 @@ def configuration(view: View) -> Section:
         cells: list[Line] = []
         for group in view.groups:
             seeds = ", ".join(str(run.experiment["seed"]) for run in group.runs)
-            cells.append([*(_setting(group.runs[0].experiment.get(key)) for key in shown), seeds])
+            cells.append([*(written_setting(group.runs[0].experiment.get(key)) for key in shown), seeds])
         parts.append(table("What differs between the runs", columns, cells))
     heads = [Column("Setting", numeric=False), Column("Value", numeric=False), Column("Meaning", numeric=False)]
-    settings = [[key, _setting(value), documented[key]] for key, value in common.items()]
+    settings = [[key, written_setting(value), documented[key]] for key, value in common.items()]
     parts.append(table("The same in all runs" if len(view.runs) > 1 else "Settings", heads, settings, sortable=False))
     parts.append(_run_list(view))
     return Section("configuration", "Configuration", join(parts))
@@ -83,7 +83,7 @@ def rerun(view: View) -> Section:
         own = {key: run.experiment[key] for key in differing if key in run.experiment}
         imports = [str(run.path / IMPORTS_FOLDER / imported_name(text)) for text in own.pop("imports", ())]
         changes = [argument for file in imports for argument in ("--import", file)]
-        changes += [argument for key, value in own.items() for argument in ("--set", f"{key}={_setting(value)}")]
+        changes += [argument for key, value in own.items() for argument in ("--set", f"{key}={written_setting(value)}")]
         commands.append(shlex.join([*_program(run), "experiment.toml", *changes, "--out", f"rerun/{names[run.path]}"]))
     body = (
         element("p", "Save this as ", element("code", "experiment.toml"), *_beside(common.get("imports", ())), ":"),
@@ -123,7 +123,7 @@ def environment(view: View) -> Section | None:
     values: dict[str, dict[str, None]] = {}
     for run in view.runs:
         for key, value in _flat(run.environment):
-            values.setdefault(key, {})[_setting(value)] = None
+            values.setdefault(key, {})[written_setting(value)] = None
     if not values:
         return None
     heads = [Column("Name", numeric=False), Column("Value", numeric=False)]
@@ -177,7 +177,13 @@ def _common_and_differing(experiments: Sequence[Mapping[str, Any]]) -> tuple[dic
     return {key: experiments[0][key] for key in keys if key not in differing}, differing
 
 
-def _setting(value: Any) -> str:
+def settings_that_differ(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the settings in which some of the experiments differ."""
+    return _common_and_differing(experiments)[1]
+
+
+def written_setting(value: Any) -> str:
+    """Write the value of a setting as the command line takes it."""
     if value is None:
         return "none"
     if isinstance(value, tuple):

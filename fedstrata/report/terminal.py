@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from rich import box
@@ -18,8 +17,9 @@ _NARROWEST = 12
 def rich_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -> Table:
     """Set the rows of a comparison as a table for a terminal of ``width`` columns, 80 or more.
 
-    The highest accuracy of each column is bold, and a long method goes over several lines. What the columns mean, and
-    which test stands behind p, is told by :func:`fedstrata.significance.notes`.
+    The highest accuracy of each column is bold and has a star, which a file or a pipe keeps; a method that is too long
+    is shortened. What the columns mean, and which test stands behind p, is told by
+    :func:`fedstrata.significance.notes`.
     """
     compared = len(rows) > 1
     heads = ["last %", "last\nten", "best", "worst\n10 %", *(["diff", "p"] if compared else []), "up", "down", "time"]
@@ -37,9 +37,13 @@ def rich_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -
     table.add_column("method", no_wrap=True)
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    for row, line in zip(rows, lines, strict=True):
-        table.add_row(Text("\n".join(_fold(row.label, room))), *line)
+    for name, line in zip(shortened([row.label for row in rows], room), lines, strict=True):
+        table.add_row(Text(name), *line)
     return table
+
+
+BEST = "*"
+"""What stands before the highest accuracy of a column."""
 
 
 def _numbers(row: Row, best: dict[str, float], compared: bool) -> list[Text]:
@@ -47,7 +51,8 @@ def _numbers(row: Row, best: dict[str, float], compared: bool) -> list[Text]:
     for name in ACCURACIES:
         value: Estimate | None = getattr(row, name)
         text = percent(value) if name == "last" else percent(_without_spread(value))
-        cells.append(Text(text, style="bold" if value is not None and value.mean == best.get(name) else ""))
+        leads = value is not None and value.mean == best.get(name)
+        cells.append(Text(f"{BEST if leads else ''}{text}", style="bold" if leads else ""))
     if compared and row.comparison is None:
         cells += [Text("ref"), Text("")]
     elif compared and row.comparison is not None:
@@ -57,21 +62,28 @@ def _numbers(row: Row, best: dict[str, float], compared: bool) -> list[Text]:
     return [*cells, *(Text(size) for size in sizes)]
 
 
-def _fold(label: str, width: int) -> list[str]:
-    """Break a name into lines of at most ``width``, between its parts where that is possible.
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """Cut names to ``width``, with an ellipsis where the least is lost: where they stay as different as possible.
 
-    >>> _fold("fedprox(mu=0.001)+lips+lws", 18)
-    ['fedprox(mu=0.001)+', 'lips+lws']
+    >>> shortened(["fedavg", "fedprox(mu=0.001)", "fedprox(mu=0.01)"], 12)
+    ['fedavg', 'fedp…0.001)', 'fedp…=0.01)']
     """
-    lines = [""]
-    for piece in re.findall(r"[^+,]*[+,]?\s*", label):
-        for start in range(0, len(piece), width):
-            part = piece[start : start + width]
-            if len(lines[-1]) + len(part.rstrip()) <= width:
-                lines[-1] += part
-            else:
-                lines.append(part)
-    return [line.strip() for line in lines]
+    longest = max(map(len, names))
+    head = width // 3
+    room = width - head - 2
+
+    def cut(name: str, start: int) -> str:
+        """Keep the beginning, and what stands ``start`` characters after it."""
+        if len(name) <= width:
+            return name
+        if start == 0:
+            return f"{name[: width - 1]}…"
+        first = min(head + start, len(name) - room)
+        return f"{name[:head]}…{name[first : first + room]}{'…' if first + room < len(name) else ''}"
+
+    starts = (0, *range(longest - head - room, 0, -1))
+    ways = ([cut(name, start) for name in names] for start in starts)
+    return max(ways, key=lambda way: len(set(way)))
 
 
 def _mean(estimate: Estimate | None) -> float | None:

@@ -16,7 +16,10 @@ from fedstrata.significance import Group, Row, accuracy_or_nothing, comparison_r
 
 @dataclass(frozen=True)
 class View:
-    """The runs of a report. ``methods`` are in the order of their colours, ``chosen`` those shown in colour first."""
+    """The runs of a report, in one order everywhere: that of the rows of its table, of its colours and of its legend.
+
+    ``chosen`` are the methods shown in colour first.
+    """
 
     title: str
     groups: list[Group[Run]]
@@ -27,13 +30,12 @@ class View:
     @classmethod
     def of(cls, runs: Sequence[Run], title: str | None) -> View:
         """Group the runs and decide on title and colours."""
-        groups, rows = group_runs(runs), comparison_rows(runs)
+        rows = comparison_rows(runs)
+        if len(rows) > charts.COLOURS:
+            # The reference stays the first, whatever its rank: everything is compared with it.
+            rows = [rows[0], *sorted(rows[1:], key=accuracy_or_nothing, reverse=True)]
         methods = [row.label for row in rows]
-        if len(methods) > charts.COLOURS:
-            methods = [row.label for row in sorted(rows, key=accuracy_or_nothing, reverse=True)]
-            # The reference keeps its colour, whatever its rank: everything is compared with it.
-            methods.remove(rows[0].label)
-            methods.insert(0, rows[0].label)
+        groups = sorted(group_runs(runs), key=lambda group: methods.index(group.label))
         return cls(title or _default_title(groups), groups, rows, methods, methods[: charts.COLOURS])
 
     @property

@@ -29,6 +29,7 @@ from fedstrata.runs.choosing import Best
 from fedstrata.runs.devices import spare_host
 from fedstrata.runs.diagnosing import Diagnosis, look
 from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.layer_facts import layer_facts
 from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
@@ -177,14 +178,21 @@ class Driver:
         after those that imported files have registered.
         """
         called = Callbacks([*imported_callbacks(self.experiment.imports), *callbacks])
+        if folder is not None:
+            folder.describe_layers(layer_facts(self.setting.layers, self.method))
+            folder.begin_live(self.round, self.metrics, self.timings)
         pace = Pace(self.experiment.checkpoint_every)
         with stop_requests() as stop:
             while not self.ended:
                 self.step(called)
+                if folder is not None:
+                    folder.show_round(self.metrics, self.timings)
                 if folder is not None and (pace.due(self.round) or self.ended or stop):
                     with pace.saving():
                         self.save(folder)
                 if stop and not self.ended:
+                    if folder is not None:
+                        folder.end_live()
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
         if self.round < self.experiment.rounds:
             self._test_early_end()
@@ -252,7 +260,8 @@ class Driver:
 
     def _view(self, values: Mapping[str, float], evaluated: bool = True) -> RoundView:
         method, seed, rounds = str(self.method), self.experiment.seed, self.experiment.rounds
-        return RoundView(method, seed, self.round, rounds, self.seconds, values, evaluated, self)
+        layers = self.metrics.of_layers(self.round)
+        return RoundView(method, seed, self.round, rounds, self.seconds, values, evaluated, self, layers)
 
     def tested_model(self, round: int) -> Tensors:
         """Copy the shared part of the model that is tested after a round; refused once that round is over."""

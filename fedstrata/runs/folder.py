@@ -5,12 +5,14 @@
     environment.json    with which software, on what
     data.json           the data in numbers: classes, sizes, label counts, and a fingerprint of all samples
     split.parquet       who holds which samples
+    layers.json         the layers of the model: kinds, roles, sizes, and in which the method masks weights
     checkpoints/        the newest two, for going on after an interruption
     metrics/            rounds.parquet, clients.parquet, layers.parquet: equal runs have equal bytes here; and
                         classes.parquet where numbers of single classes were asked for, diagnostics.parquet where
                         diagnostics gave numbers of clients in layers
     diagnosis/          the same tables, of what was computed after the run was finished, if anything was
     timings.parquet     all that a clock has touched
+    live.arrows         while the run goes on: the rounds since the newest checkpoint, for those who look on
     model.safetensors   the final global model, as far as it is shared
     model.json          what one must know to use it: architecture, preprocessing, classes, where it comes from
     clients.safetensors where clients use models of their own: what differs in them, stacked over all clients
@@ -49,6 +51,7 @@ from fedstrata.data.split import Parts, Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
+from fedstrata.runs.live_log import LIVE_FILE, LiveLog, read_live_log
 from fedstrata.runs.metrics import METRIC_SCHEMAS, OPTIONAL_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
 from fedstrata.trained.card import Card
 from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
@@ -60,6 +63,8 @@ BEFORE_A_RUN = {"status.json", "deployment.log", "audit.jsonl"}
 """What a server of real sites writes while it waits for them, before it can begin a run."""
 CONTENTS = "contents"
 """Where the fingerprint of all samples stands in the description of the data."""
+LAYERS_FILE = "layers.json"
+"""What is known of the layers of the model."""
 _CLIENTS_FILE = "clients.safetensors"
 _LAST = "last-{}"
 _DIAGNOSIS = "diagnosis"
@@ -95,6 +100,7 @@ class RunFolder:
     def __init__(self, path: Path, lock: files.WriteLock | None = None) -> None:
         self.path = path
         self._lock = lock
+        self._live: LiveLog | None = None
 
     @classmethod
     def create(
@@ -244,6 +250,16 @@ class RunFolder:
             return _timings_from_parquet(self._read, self.path)
         return self._from_newest_checkpoint(_timings_of_checkpoint) or TimingLog()
 
+    def logs_so_far(self) -> tuple[MetricLog, TimingLog]:
+        """All that was measured and how long it took, of a run that goes on up to its last complete round."""
+        # The log is read first: the checkpoint that it follows is there by then, or a newer one.
+        live = None if self.finished else read_live_log(self.path / LIVE_FILE)
+        metrics, timings = self.metrics(), self.timings()
+        if live is None or self.finished:
+            return metrics, timings
+        rounds = timings.to_table().column("round")
+        return live.following(metrics, timings, rounds[-1].as_py() if len(rounds) else 0)
+
     def summary(self) -> dict[str, Any]:
         """The result in short."""
         self._require_finished()
@@ -276,6 +292,33 @@ class RunFolder:
         path = self.path / self._name(_CLIENTS_FILE, last)
         return files.from_safetensors(self._read(path.name), path) if path.exists() else None
 
+    def begin_live(self, round: int, metrics: MetricLog, timings: TimingLog) -> None:
+        """Let others look on from here: all up to ``round`` is in a checkpoint, or there is nothing yet."""
+        self._require_lock()
+        self._live = LiveLog(self.path / LIVE_FILE)
+        self._live.begin(round, metrics, timings)
+
+    def show_round(self, metrics: MetricLog, timings: TimingLog) -> None:
+        """Show a round that is done to those who look on."""
+        if self._live is not None:
+            self._live.add(metrics, timings)
+
+    def end_live(self) -> None:
+        """Say that the run has ended in good order, here or for the time being."""
+        if self._live is not None:
+            self._live.end()
+            self._live = None
+
+    def layers(self) -> dict[str, Any]:
+        """What is known of the layers of the model; nothing in runs of earlier versions."""
+        return self._read_json(LAYERS_FILE) if (self.path / LAYERS_FILE).exists() else {}
+
+    def describe_layers(self, facts: Mapping[str, Any]) -> None:
+        """Write what is known of the layers of the model, where it is not there yet."""
+        self._require_lock()
+        if not (self.path / LAYERS_FILE).exists():
+            files.write_atomically(self.path / LAYERS_FILE, files.to_json(facts))
+
     def save_checkpoint(
         self, round: int, state: Mapping[str, Tensor], facts: Mapping[str, Any], metrics: MetricLog, timings: TimingLog
     ) -> None:
@@ -302,6 +345,8 @@ class RunFolder:
         for number, path in checkpoints.items():
             if number not in kept:
                 files.remove_folder(path)
+        if self._live is not None:
+            self._live.begin(round, metrics, timings)
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Load the newest whole checkpoint, or none where the run has not come to its first one.
@@ -339,6 +384,7 @@ class RunFolder:
         described = card.with_changes(hash=sha256(weights).hexdigest()).to_mapping()
         files.write_atomically(self.path / CARD_FILE, files.to_json(described))
         files.write_atomically(self.path / "summary.json", files.to_json(summary))
+        self.end_live()
 
     def reopen(self, experiment: Experiment) -> None:
         """Make a finished run an unfinished one of a longer experiment, which goes on from its last checkpoint."""

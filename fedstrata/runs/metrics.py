@@ -96,8 +96,8 @@ class _Column:
         column.words.frombytes(values.to_numpy(zero_copy_only=False).astype(column.words.typecode).tobytes())
         return column
 
-    def to_array(self) -> pa.Array:
-        words = pa.array(np.array(self.words, dtype=self.words.typecode))
+    def to_array(self, start: int = 0) -> pa.Array:
+        words = pa.array(np.array(self.words[start:] if start else self.words, dtype=self.words.typecode))
         if self.kind != pa.string():
             return words
         return pa.DictionaryArray.from_arrays(words, pa.array(list(self.texts), pa.string())).cast(pa.string())
@@ -130,8 +130,11 @@ class _Rows:
             else:
                 self.columns[name].extend(items)
 
-    def to_table(self) -> pa.Table:
-        return pa.table([column.to_array() for column in self.columns.values()], schema=self.schema)
+    def __len__(self) -> int:
+        return len(self.columns["round"].words)
+
+    def to_table(self, start: int = 0) -> pa.Table:
+        return pa.table([column.to_array(start) for column in self.columns.values()], schema=self.schema)
 
 
 class MetricLog:
@@ -239,6 +242,17 @@ class MetricLog:
         optional = {name: rows.to_table() for name, rows in self._optional.items()}
         return {**tables, **{name: table for name, table in optional.items() if len(table)}}
 
+    def lengths(self) -> dict[str, int]:
+        """Count the rows of each table."""
+        return {name: len(rows) for name, rows in self._rows().items()}
+
+    def since(self, lengths: Mapping[str, int]) -> dict[str, pa.Table]:
+        """Return the rows that each table has had since it was as long as that, and perhaps none."""
+        return {name: rows.to_table(lengths[name]) for name, rows in self._rows().items()}
+
+    def _rows(self) -> dict[str, _Rows]:
+        return {**self._tables, **self._optional}
+
     @classmethod
     def from_tables(cls, tables: Mapping[str, pa.Table]) -> MetricLog:
         """Continue from the tables of :meth:`to_tables`."""
@@ -276,6 +290,20 @@ class MetricLog:
             rounds, values = self.series(metric)
             if round in rounds:
                 found[metric] = float(values[rounds == round][-1])
+        return found
+
+    def of_layers(self, round: int) -> dict[str, dict[str, float]]:
+        """Return what was noted of the layers in the last round, if it is this one: by metric, and then by layer."""
+        columns = self._tables["layers"].columns
+        layers, metrics = (list(columns[name].texts) for name in ("layer", "metric"))
+        rounds = columns["round"].words
+        start = len(rounds)
+        while start and rounds[start - 1] == round:
+            start -= 1
+        found: dict[str, dict[str, float]] = {}
+        words = (columns[name].words[start:] for name in ("metric", "layer", "value"))
+        for metric, layer, value in zip(*words, strict=True):
+            found.setdefault(metrics[int(metric)], {})[layers[int(layer)]] = value
         return found
 
     def of_client(self, client: int, metric: str, round: int | None = None) -> float | None:
@@ -346,6 +374,14 @@ class TimingLog:
     def add(self, round: int, phase: str, seconds: float) -> None:
         """Note the time of one phase in one round."""
         self._rows.extend(round, 1, phase=[phase], seconds=[float(seconds)])
+
+    def length(self) -> int:
+        """Count the rows."""
+        return len(self._rows)
+
+    def since(self, length: int) -> pa.Table:
+        """Return the rows that came after the first ``length`` ones."""
+        return self._rows.to_table(length)
 
     def to_table(self) -> pa.Table:
         """Return the table ``round, phase, seconds``."""

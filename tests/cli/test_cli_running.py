@@ -203,6 +203,18 @@ def test_report_takes_runs_and_folders_of_runs(call: Call, tmp_path: Path) -> No
     assert "fedavg" in outcome.out
     assert "All of them" in (tmp_path / "page.html").read_text()
     assert run_folders([Path("c/local-seed0"), Path("c")]) == [Path("c/local-seed0"), Path("c/fedavg-seed0")]
+    beside = call("diff", "c/fedavg-seed0", "c/local-seed0")
+    assert beside.code == 0
+    assert re.search(r"method +fedavg +local", beside.out)
+    assert re.search(r"Bytes up, whole run .* 0 B +−", beside.out)
+    told = call("diff", "c/fedavg-seed0", "c/local-seed0", "--json").json
+    assert (told["first"], told["second"], list(told["settings"])) == ("fedavg", "local", ["method"])
+    up = told["numbers"]["bytes_up"]
+    assert up["difference"] == -up["first"]["mean"] < 0 == up["second"]["mean"]
+    refused = call("diff", "c", "c/local-seed0")
+    assert refused.code == 2
+    assert "'c' holds 2 methods (fedavg, local), and a side is one" in refused.sentence
+    assert call("diff", "c/local-seed0", "c/local-seed0", "--json").json["first"] == "c/local-seed0"
 
 
 def test_the_next_command_has_the_settings_of_this_one() -> None:

@@ -32,6 +32,7 @@ def write_run(
     class_names: tuple[str, ...] | None = None,
     seconds: float = 0.8,
     adapted: bool = False,
+    similarity: bool = False,
     **settings: Any,
 ) -> Path:
     """Write a run whose accuracy rises to about ``level``."""
@@ -39,6 +40,13 @@ def write_run(
     generator = np.random.default_rng([experiment.seed, len(experiment.method), sum(map(ord, experiment.method))])
     dataset, split = _data(experiment, samples, classes, class_names)
     metrics, timings = _numbers(experiment, generator, level, personal, layers, seconds, adapted)
+    if similarity:
+        clients = range(experiment.clients)
+        directions = generator.normal(size=(experiment.clients, 5))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        metrics.add_diagnostics(
+            experiment.rounds, "drift.similarity", "", clients, directions @ directions.T, list(clients)
+        )
     environment = describe_environment("cpu", {"engine": "stacked", "chunk": experiment.clients})
     with RunFolder.create(path, experiment, dataset, split, environment) as run:
         if finish:

@@ -1,5 +1,8 @@
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,13 +10,14 @@ from made_up_runs import MakeRun
 
 from fedstrata.errors import FedStrataError
 from fedstrata.report import read_run, skew_chart, write_chart
-from fedstrata.report.charts import DARK, LIGHT, Theme
+from fedstrata.report.charts import DARK, LIGHT, Theme, with_legend
 from fedstrata.report.document import compact
-from fedstrata.report.sections import clients, costs, curves, data, layers
+from fedstrata.report.layer_section import layers
+from fedstrata.report.sections import clients, costs, curves, data
 from fedstrata.report.view import View
 
 pytest.importorskip("altair")
-pytest.importorskip("vl_convert")
+vl_convert = pytest.importorskip("vl_convert")
 
 COUNTS = np.array([[5, 0, 1], [0, 7, 2]])
 NAMES = ("cat", "dog", "eel")
@@ -27,6 +31,25 @@ def test_charts_are_valid_vega_lite_and_hold_finite_data(build: object, make_run
     for drawing in section.charts.values():
         drawing.chart.to_dict()
         assert json.dumps(drawing.specification(), allow_nan=False)
+
+
+def test_a_chart_that_leaves_the_page_names_its_methods(make_run: MakeRun) -> None:
+    view = View.of([read_run(make_run(method, method=method)) for method in ("fedavg", "fedbn", "local")], None)
+    drawn = {name: chart for build in (curves, clients) for name, chart in build(view, True).charts.items()}  # type: ignore[union-attr]
+    alone = with_legend(drawn["accuracy"], view.methods, ["fedbn"], "Accuracy")
+    assert alone["title"]["text"] == "Accuracy"
+    assert [param["value"] for param in alone["params"] if param["name"] == "chosen"] == [["fedbn"]]
+    assert _texts(alone) & set(view.methods) == {"fedbn"}
+    assert not _texts(drawn["accuracy"].specification()) & set(view.methods)
+    along_an_axis = with_legend(drawn["clients"], view.methods, ["fedbn"])
+    assert _texts(along_an_axis) >= set(view.methods)
+    assert all("legend" not in json.dumps(one) or '"legend": null' in json.dumps(one) for one in along_an_axis["layer"])
+
+
+def _texts(specification: dict[str, Any]) -> set[str]:
+    """Draw a chart, and read what stands written in it."""
+    picture = vl_convert.vegalite_to_svg(json.dumps({**specification, "width": 400}))
+    return set(re.findall(r">([^<>]+)</text>", picture))
 
 
 @pytest.mark.parametrize(
@@ -52,10 +75,10 @@ def test_a_wrong_ending_and_wrong_counts_are_refused(tmp_path: Path) -> None:
 
 
 def test_compact_turns_rows_into_columns_with_each_text_once() -> None:
-    rows = [{"a": 1.5, "b": "x"}, {"a": None, "b": "y"}, {"a": 2, "b": "x"}]
-    assert compact({"mark": "bar", "datasets": {"rows": rows}}) == {
+    rows = [{"a": 1.5, "b": "x", "c": None}, {"a": None, "b": "y", "c": None}, {"a": 2, "b": "x", "c": None}]
+    assert compact({"mark": "bar", "datasets": {"rows": rows, "none": []}}) == {
         "mark": "bar",
-        "datasets": {"rows": {"a": [1.5, None, 2], "b": {"texts": ["x", "y"], "codes": [0, 1, 0]}}},
+        "datasets": {"rows": {"a": [1.5, None, 2], "b": {"texts": ["x", "y"], "codes": [0, 1, 0]}}, "none": {}},
     }
 
 
@@ -64,6 +87,33 @@ def test_colours_can_be_seen_and_texts_read(theme: Theme, background: str) -> No
     # The thresholds of WCAG 2.1: 3 for graphics, 4.5 for text.
     assert all(_contrast(colour, background) >= 3 for colour in theme.methods)
     assert all(_contrast(colour, background) >= 4.5 for colour in (theme.text, theme.faint))
+
+
+# Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of color vision deficiency", 2009:
+# what eyes without green cones and without red cones see, in linear RGB.
+DEUTERANOPIA = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881))
+PROTANOPIA = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998))
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.mark.parametrize("seen", [np.eye(3), np.array(DEUTERANOPIA), np.array(PROTANOPIA)])
+def test_methods_are_told_apart_by_all_eyes(theme: Theme, seen: np.ndarray) -> None:
+    colours = _lab(np.clip(_linear(theme.methods) @ seen.T, 0, 1))
+    apart = np.linalg.norm(colours[:, None] - colours[None], axis=-1) + 1000 * np.eye(len(colours))
+    # In CIELAB, where 2.3 can just be seen side by side; the colours that most comparisons use are further apart.
+    assert apart.min() > 12
+    assert apart[:4, :4].min() > 20
+
+
+def _linear(colours: Sequence[str]) -> np.ndarray:
+    parts = np.array([[int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)] for colour in colours])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear: np.ndarray) -> np.ndarray:
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = np.cbrt((linear @ to_xyz.T) / to_xyz.sum(1)).T
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], -1)
 
 
 def _contrast(first: str, second: str) -> float:

@@ -106,15 +106,6 @@ def test_skew_rows_hold_counts_and_shares_of_what_is_there() -> None:
     ]
 
 
-def test_layers_are_averaged_over_seeds(make_run: MakeRun) -> None:
-    group = one_group(make_run("a", seed=0, layers=True), make_run("b", seed=1, layers=True))
-    rows = series.layer_rows([group])
-    assert series.distinct(rows, "layer")[0] == "conv1"
-    values = [run.layers["value"][0] for run in group.runs]
-    assert rows[0]["value"] == pytest.approx(np.mean(values), rel=1e-3)
-    assert series.layer_rows([one_group(make_run("c"))]) == []
-
-
 def test_an_unfinished_run_is_summed_up_from_its_checkpoint(make_run: MakeRun) -> None:
     finished, unfinished = read_run(make_run("a")), read_run(make_run("b", finish=False))
     assert unfinished.summary["headline"] == "client_after"

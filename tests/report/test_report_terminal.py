@@ -2,10 +2,13 @@ import io
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from fedstrata.report import rich_table
 from fedstrata.report.formats import data_size, duration, p_value, percent, points
+from fedstrata.report.terminal import shortened
 from fedstrata.significance import Comparison, Estimate, Row
 
 
@@ -30,18 +33,29 @@ def test_fifty_methods_fit_eighty_columns_with_no_number_cut() -> None:
     rows += [row(f"fedprox(mu={n / 1000})+lips+lws", 1.0, compared, seconds=86_000) for n in range(49)]
     lines = rendered(rows)
     assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
     numbers = [line for line in lines if "±" in line]
     assert len(numbers) == 50
+    assert len(lines) == 53  # two lines of heads, a rule, and one line for each method
+    assert not any("…" in line.split(maxsplit=1)[1] for line in numbers)
+    assert len({line.split()[0] for line in numbers}) == 50
     assert all(line.endswith("24 h") and "−12.3" in line and "0.046" in line for line in numbers[1:])
 
 
-def test_long_methods_break_between_their_parts_and_wide_terminals_leave_them_whole() -> None:
+def test_long_methods_are_shortened_and_wide_terminals_leave_them_whole() -> None:
     compared = Comparison("fedavg", None, None, None, "")
     rows = [row("fedavg", 0.8), row("fedprox(mu=0.001)+lips(tau=0.5)+lws", 0.9, compared)]
-    assert [line.split()[0] for line in rendered(rows)[-2:]] == ["fedprox(mu=0.001)+", "lips(tau=0.5)+lws"]
+    narrow = rendered(rows)
+    assert [line.split()[0][:7] for line in narrow[-2:]] == ["fedavg", "fedprox"]
+    assert narrow[-1].split()[0].endswith("…")
     wide = rendered(rows, width=120)
     assert wide[-1].startswith("fedprox(mu=0.001)+lips(tau=0.5)+lws ")
+
+
+@given(st.lists(st.text("abc(=0.1)+", min_size=1, max_size=60), min_size=1, max_size=8), st.integers(4, 40))
+def test_shortened_names_fit_and_short_ones_stay(names: list[str], width: int) -> None:
+    cut = shortened(names, width)
+    assert all(len(name) <= width for name in cut)
+    assert all(short == name for short, name in zip(cut, names, strict=True) if len(name) <= width)
 
 
 def test_one_method_has_no_comparison_and_absent_numbers_are_dashes() -> None:
@@ -82,7 +96,9 @@ def test_numbers_as_people_read_them(written: str, expected: str) -> None:
     assert written == expected
 
 
-def test_bold_marks_the_highest_of_several() -> None:
+def test_bold_and_a_star_mark_the_highest_of_several() -> None:
     table = rich_table([row("a", 0.5), row("b", 0.7)])
     styles = [str(cell.style) for cell in itertools.islice(table.columns[1].cells, 2)]  # type: ignore[union-attr]
     assert styles == ["", "bold"]
+    assert [line.count("*") for line in rendered([row("a", 0.5), row("b", 0.7)])[-2:]] == [0, 4]
+    assert not any("*" in line for line in rendered([row("a", 0.5)]))
