@@ -96,6 +96,7 @@ class Compared:
     experiment: Mapping[str, Any]
     summary: Mapping[str, Any]
     split_hash: str
+    client_accuracies: Mapping[int, float]
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +108,15 @@ class Comparison:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of the table, one for each method, with means over seeds and tests against the first."""
-        runs = [Compared(one.experiment.to_mapping(), one.summary, one.split_hash) for one in self.results]
+        runs = [
+            Compared(
+                one.experiment.to_mapping(),
+                one.summary,
+                one.split_hash,
+                one.metrics.of_clients(f"{one.summary['headline']}.accuracy"),
+            )
+            for one in self.results
+        ]
         return comparison_rows(runs)
 
     def result(self, method: str, seed: int | None = None) -> Result:
@@ -126,6 +135,8 @@ class Comparison:
         """Give the table as flat rows, such as ``pandas.DataFrame`` takes; accuracies are fractions.
 
         ``accuracy`` is that of the last round, ``difference`` the one to the first method, ``p`` the paired t-test's.
+        ``incentive`` is the part of the clients that fare better than with ``local`` and with ``fedavg``, where these
+        are compared too.
         """
         return [_flat(row) for row in self.rows]
 
@@ -171,6 +182,7 @@ def _flat(row: Row) -> dict[str, Any]:
         "bytes_up": mean(row.bytes_up),
         "bytes_down": mean(row.bytes_down),
         "seconds": mean(row.seconds),
+        "incentive": mean(row.incentive),
     }
 
 

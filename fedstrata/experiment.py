@@ -117,6 +117,11 @@ class Experiment(Spec):
         None,
         "What models are judged by beside accuracy and loss, such as 'f1+auc+recall:each'; none: nothing.",
     )
+    diagnose: str | None = parameter(
+        None,
+        "What is measured of the layers beside what every run measures, such as 'inertia+norms', or 'all'; "
+        "'fedstrata diagnostics' lists them; none: nothing.",
+    )
     reference_round: int = parameter(2, "The round against which the layers' inertia (cosine) is measured.", low=1)
     checkpoint_every: int = parameter(10, "The rounds from one checkpoint to the next.", low=1)
 

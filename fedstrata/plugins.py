@@ -8,8 +8,8 @@ experiment's file, in a call from Python or in a run folder that is resumed, and
 site only looks whether its own operator has given it the file (:func:`require_imports`).
 
 **A package** offers components under the entry points ``fedstrata.methods``, ``fedstrata.models``,
-``fedstrata.datasets``, ``fedstrata.partitions``, ``fedstrata.losses`` and ``fedstrata.metrics``; registries load them
-when they need to.
+``fedstrata.datasets``, ``fedstrata.partitions``, ``fedstrata.losses``, ``fedstrata.metrics`` and
+``fedstrata.diagnostics``; registries load them when they need to.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _BASES = {
     "partition": "fedstrata.data.Partitioner",
     "loss": "fedstrata.losses.Loss",
     "metric": "fedstrata.scores.Metric",
+    "diagnostic": "fedstrata.diagnostics.Diagnostic",
     "callback": "fedstrata.callbacks.Callback",
 }
 

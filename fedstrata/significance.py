@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from fedstrata.errors import unknown_name
+from fedstrata.fairness import incentive
 
 
 class ComparableRun(Protocol):
@@ -28,6 +29,10 @@ class ComparableRun(Protocol):
     @property
     def split_hash(self) -> str:
         """The fingerprint of the split."""
+
+    @property
+    def client_accuracies(self) -> Mapping[int, float]:
+        """Each client's accuracy behind the headline when it was last tested, by the client's number."""
 
 
 R = TypeVar("R", bound=ComparableRun)
@@ -79,7 +84,8 @@ class Row:
     spent, for methods that keep an account of it. ``bytes`` are those of the encoded messages, ``network`` those that a
     real network carried, where there was one. ``took_part`` is the fraction of the asked clients whose replies
     were merged, in the mean over the rounds; ``everybody`` tells that it was all of them, in the tests too.
-    ``without_state`` is how many real sites went on without the state that they had lost.
+    ``without_state`` is how many real sites went on without the state that they had lost. ``incentive`` is the part of
+    the clients that fare better than with ``local`` and with ``fedavg`` of the same seed, where both are compared too.
     """
 
     label: str
@@ -99,6 +105,7 @@ class Row:
     took_part: Estimate | None = None
     everybody: bool = True
     without_state: int = 0
+    incentive: Estimate | None = None
 
 
 def group_runs(runs: Sequence[R]) -> list[Group[R]]:
@@ -213,7 +220,10 @@ def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None)
     tested = {label: comparison.p_value for label, comparison in comparisons.items() if comparison.p_value is not None}
     for label, adjusted in zip(tested, holm(list(tested.values())), strict=True):
         comparisons[label] = dataclasses.replace(comparisons[label], adjusted=adjusted)
-    rows = [_row(group, comparisons.get(group.label)) for group in groups]
+    rows = [
+        dataclasses.replace(_row(group, comparisons.get(group.label)), incentive=_incentive(group, groups))
+        for group in groups
+    ]
     return sorted(rows, key=lambda row: (row.comparison is not None, -accuracy_or_nothing(row))) if many else rows
 
 
@@ -248,6 +258,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
         said.append(
             "took part: of the clients that were asked, those whose replies were merged, in the mean over the rounds."
         )
+    better_off = [f"{row.label} {100 * row.incentive.mean:.0f} %" for row in rows if row.incentive is not None]
+    if better_off:
+        said.append(
+            f"Clients that fare better than with both local and fedavg, of the same seed: {_listed(better_off)}."
+        )
     spent = [f"{row.label} {row.epsilon.mean:.3g}" for row in rows if row.epsilon is not None]
     if spent:
         said.append(f"Epsilon spent by the client that took part most often: {_listed(spent)}.")
@@ -265,6 +280,7 @@ def some_dropped_out(rows: Iterable[Row]) -> bool:
 MANY_METHODS = 12
 """With more methods than this, a comparison is ordered by rank."""
 _USUAL_REFERENCE = "fedavg"
+_ALONE = "local"
 WITHOUT_STATE = "sites.without_state"
 """The metric that counts the real sites which have gone on without the state that they had lost."""
 
@@ -348,6 +364,29 @@ def _compare(group: Group[R], against: Group[R]) -> Comparison:
         if ours is not None and other is not None:
             differences.append(ours - other)
     return paired_comparison(differences, against.label)
+
+
+def _incentive(group: Group[R], groups: Sequence[Group[R]]) -> Estimate | None:
+    """Tell which part of the clients is better off than alone and than with FedAvg, over the seeds that all have."""
+    alone, averaged = (_runs_of(method, groups) for method in (_ALONE, _USUAL_REFERENCE))
+    if _method(group) in (_ALONE, _USUAL_REFERENCE):
+        return None
+    places = [((_seed(run), run.split_hash), run) for run in group.runs]
+    return estimate(
+        part
+        for place, run in places
+        if place in alone and place in averaged and math.isfinite(part := incentive(run, alone[place], averaged[place]))
+    )
+
+
+def _runs_of(method: str, groups: Sequence[Group[R]]) -> dict[tuple[int, str], R]:
+    """Find the runs of a method by seed and split; where several configurations have it, none stands for it."""
+    found = [group for group in groups if _method(group) == method]
+    return {(_seed(run), run.split_hash): run for run in found[0].runs} if len(found) == 1 else {}
+
+
+def _method(group: Group[R]) -> str:
+    return str(group.runs[0].experiment.get("method", ""))
 
 
 def _row(group: Group[R], comparison: Comparison | None) -> Row:

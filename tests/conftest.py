@@ -60,11 +60,12 @@ def fresh_imports() -> Iterator[None]:
 @pytest.fixture
 def fresh_methods(fresh_imports: None) -> Iterator[None]:
     """Forget the components that a page registers."""
+    from fedstrata.diagnostics import diagnostics
     from fedstrata.losses import losses
     from fedstrata.methods import methods
     from fedstrata.scores import metrics
 
-    known = {registry: set(registry.names()) for registry in (methods, losses, metrics)}
+    known = {registry: set(registry.names()) for registry in (methods, losses, metrics, diagnostics)}
     yield
     for registry, before in known.items():
         for name in set(registry.names()) - before:

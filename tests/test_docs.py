@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 
 from fedstrata.cli import app, main
+from fedstrata.diagnostics import diagnostics
 from fedstrata.methods import Decision, Matter, Part, methods
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 RUN = (
+    "diagnostics.md",
     "index.md",
     "losses-and-metrics.md",
     "robust.md",
@@ -156,6 +158,17 @@ def test_the_round_is_drawn_with_every_hook_in_its_order_and_on_its_side():
     assert [name for name, hook in hooks.items() if hook.at_every_step] == ["effective", "loss", "gradients", "project"]
     assert [name for name, hook in hooks.items() if hook.sends] == ["broadcast", "upload"]
     assert picture.index("broadcast") < picture.index("round-from-server") < picture.index("receive")
+
+
+def test_every_diagnostic_is_listed_with_what_it_needs_and_its_numbers():
+    from site_pages import drawn
+
+    rows = drawn.diagnostic_table().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == diagnostics.names()
+    for name, row in zip(diagnostics.names(), rows, strict=True):
+        one = diagnostics.get(name)
+        assert all(f"`{metric}`" in row for metric in one.quantities), name
+        assert all(need.value.removeprefix("the ") in row for need in one.needs), name
 
 
 def test_everything_that_can_be_refused_is_told():

@@ -1,5 +1,6 @@
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class Run:
     experiment: dict[str, Any]
     summary: dict[str, Any]
     split_hash: str = ""
+    client_accuracies: Mapping[int, float] = field(default_factory=dict)
 
 
 def run(method: str, seed: int, accuracy: float, split: str | None = None, **config: Any) -> Run:
@@ -220,3 +222,49 @@ def test_many_methods_stand_by_rank_behind_fedavg():
     assert [row.label for row in many] == ["fedavg", *(f"fedprox(mu={number})" for number in range(11, -1, -1))]
     assert many[0].comparison is None
     assert many[1].comparison.difference.mean == pytest.approx(0.06)
+
+
+# Who is better off ---------------------------------------------------------------------------------------------------
+
+
+def with_clients(method, seed, *accuracies, **more):
+    made = run(method, seed, 0.5, **more)
+    return replace(made, client_accuracies=dict(enumerate(accuracies)))
+
+
+def test_the_incentive_compares_clients_of_the_same_seed_with_local_and_fedavg():
+    runs = [
+        with_clients("fedavg", 0, 0.5, 0.5, 0.9, 0.5),
+        with_clients("local", 0, 0.4, 0.6, 0.1, 0.5),
+        with_clients("fedbn", 0, 0.6, 0.6, 0.8, 0.9),
+        with_clients("fedavg", 1, 0.1, 0.1, 0.1, 0.1),
+        with_clients("local", 1, 0.1, 0.1, 0.1, 0.1),
+        with_clients("fedbn", 1, 0.2, 0.2, 0.2, 0.2),
+        with_clients("fedbn", 2, 0.0, 0.0, 0.0, 0.0),  # nothing to compare with
+    ]
+    fedavg, local, fedbn = comparison_rows(runs)
+    assert fedavg.incentive is None
+    assert local.incentive is None
+    assert fedbn.incentive == Estimate(0.75, pytest.approx(math.sqrt(0.125)), 2)
+    assert "Clients that fare better than with both local and fedavg, of the same seed: fedbn 75 %." in notes(
+        [fedavg, local, fedbn]
+    )
+
+
+@pytest.mark.parametrize("missing", ["fedavg", "local"])
+def test_without_one_of_the_two_or_with_two_of_it_there_is_no_incentive(missing):
+    runs = [with_clients(method, 0, 0.5, 0.7) for method in ("fedavg", "local", "fedbn")]
+    rows = comparison_rows([one for one in runs if one.experiment["method"] != missing])
+    assert all(row.incentive is None for row in rows)
+    assert not any("better" in sentence for sentence in notes(rows))
+    twice = [*runs, with_clients(missing, 0, 0.5, 0.7, rounds=9)]
+    assert all(row.incentive is None for row in comparison_rows(twice))
+
+
+def test_other_splits_are_not_compared():
+    runs = [
+        with_clients("fedavg", 0, 0.1, split="a"),
+        with_clients("local", 0, 0.1, split="b"),
+        with_clients("fedbn", 0, 0.5, split="a"),
+    ]
+    assert [row.incentive for row in comparison_rows(runs)] == [None, None, None]

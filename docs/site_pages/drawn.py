@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from fedstrata.cli.beginning import filled
+from fedstrata.diagnostics import Need, diagnostics
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Decision, Exchange, Matter, Message, Method, Part, methods
@@ -232,6 +233,19 @@ def template() -> str:
     return f"```python\n{filled('method.py.txt', 'method', 'steady', 'steady')}```\n"
 
 
+def diagnostic_table() -> str:
+    """List the diagnostics: what each is, what it looks at, and the names of its numbers."""
+
+    def rows() -> Iterator[str]:
+        for name in diagnostics.names():
+            one = diagnostics.get(name)
+            needs = ", ".join(need.value.removeprefix("the ") for need in Need if need in one.needs)
+            summary = to_markdown(diagnostics.describe(name)["summary"]).replace("|", "\\|").replace("\n", " ")
+            yield f"| `{name}` | {summary} | {needs or 'the model alone'} | {_codes(one.quantities)} |"
+
+    return "| | what it is | looks at | numbers |\n|---|---|---|---|\n" + "\n".join(rows()) + "\n"
+
+
 PIECES: dict[str, Callable[[], str]] = {
     "round": diagram,
     "hooks": hook_table,
@@ -242,5 +256,6 @@ PIECES: dict[str, Callable[[], str]] = {
     "folder": run_folder,
     "experiment": experiment,
     "template": template,
+    "diagnostics": diagnostic_table,
 }
 """What pages can have drawn in the place of a line ``<!-- drawn: name -->``."""

@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from fedstrata._version import __version__
-from fedstrata.cli import auditing, beginning, data, deployment, differing, keys, listing, picturing, running, using
+from fedstrata.cli import (
+    auditing,
+    beginning,
+    data,
+    deployment,
+    diagnosing,
+    differing,
+    keys,
+    listing,
+    picturing,
+    running,
+    using,
+)
 from fedstrata.cli.mistakes import explain_usage
 from fedstrata.cli.terminal import print_error, print_plain
 
@@ -20,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (running, picturing, differing, using, deployment, keys, auditing, listing, data, beginning):
+for group in (running, picturing, diagnosing, differing, using, deployment, keys, auditing, listing, data, beginning):
     group.register(app)
 
 WELCOME = f"""\

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
-_PLACES = ("methods", "models", "data", "data/*", ".")
+_PLACES = ("methods", "models", "data", "data/*", "diagnostics", ".")
 REGISTRY_OF_KEY = {
     "method": "methods",
     "model": "models",
@@ -23,6 +23,7 @@ REGISTRY_OF_KEY = {
     "transforms": "transforms",
     "loss": "losses",
     "metrics": "metrics",
+    "diagnose": "diagnostics",
 }
 """The keys of an experiment that name components, and the registries of these."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
@@ -19,6 +20,7 @@ from fedstrata.cli.words import readable
 from fedstrata.errors import FedStrataError, unknown_name
 
 if TYPE_CHECKING:
+    from fedstrata.diagnostics import Diagnostic
     from fedstrata.layers import LayerMap
     from fedstrata.methods import Part
     from fedstrata.spec import Registry
@@ -33,6 +35,7 @@ LISTED = {
     "schedules": ("fedstrata.schedules", "schedules of the learning rate"),
     "losses": ("fedstrata.losses", "losses of local training"),
     "metrics": ("fedstrata.scores", "metrics that models are judged by"),
+    "diagnostics": ("fedstrata.diagnostics", "diagnostics of what happens in the layers"),
 }
 """The commands that list a registry, which has the same name: where it is, and what it holds."""
 
@@ -163,10 +166,25 @@ def _list(
 
 
 def _describe(registry: Registry[Any], name: str) -> dict[str, Any]:
+    from fedstrata.diagnostics import Diagnostic
     from fedstrata.methods import Part
 
     cls = registry.get(name)
-    return {**registry.describe(name), **(method_facts(cls()) if issubclass(cls, Part) else {})}
+    facts = method_facts(cls()) if issubclass(cls, Part) else {}
+    return {**registry.describe(name), **facts, **(diagnostic_facts(cls) if issubclass(cls, Diagnostic) else {})}
+
+
+def diagnostic_facts(diagnostic: type[Diagnostic]) -> dict[str, Any]:
+    """Tell what a diagnostic looks at, where it can be computed, and what its numbers are."""
+    from fedstrata.diagnostics import Need
+
+    return {
+        "needs": [need.value for need in Need if need in diagnostic.needs],
+        "on_real_sites": diagnostic.needs <= {Need.UPLOADS},
+        "under_secure_aggregation": not diagnostic.needs,
+        "afterwards": diagnostic.afterwards,
+        "quantities": [{"name": name, **dataclasses.asdict(one)} for name, one in diagnostic.quantities.items()],
+    }
 
 
 def _family(registry: Registry[Any], name: str) -> dict[str, Any]:
@@ -237,6 +255,8 @@ def _print_list(described: list[dict[str, Any]], kind: str, command: str) -> Non
             )
         results.print(table)
     hint = f"\n'fedstrata {command} NAME' tells the parameters of one."
+    if kind == "diagnostic":
+        hint += " 'fedstrata run --diagnose inertia+norms' computes some of them, --diagnose all all that it can."
     if kind == "method":
         hint += " Methods are combined with '+', such as 'fedbn+fedprox(mu=0.01)'."
     results.print(Text(hint, style="dim"))
@@ -270,7 +290,9 @@ def example(entry: dict[str, Any]) -> str:
 
 
 def _facts(entry: dict[str, Any]) -> dict[str, str]:
-    """Word the facts about a method."""
+    """Word the facts about a method or a diagnostic."""
+    if "quantities" in entry:
+        return _facts_of_diagnostic(entry)
     if "family" not in entry:
         return {}
     refused = ", ".join(entry["refuses"])
@@ -286,6 +308,19 @@ def _facts(entry: dict[str, Any]) -> dict[str, str]:
         "combining": f"with any other method but {refused}" if refused else "with any other method",
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _facts_of_diagnostic(entry: dict[str, Any]) -> dict[str, str]:
+    needed = ", ".join(entry["needs"])
+    return {
+        "looks at": needed or "the server's model before and after a round",
+        "on real sites": "yes" if entry["on_real_sites"] else "no: what it looks at stays at the sites",
+        "secure aggregation": "yes" if entry["under_secure_aggregation"] else "no: the server sees only sums",
+        "of finished runs": f"yes, by 'fedstrata diagnose RUN --diagnose {entry['name']}'"
+        if entry["afterwards"]
+        else "no: only while a run goes on, with --diagnose",
+        **{one["name"]: f"{one['title']}. {one['explanation']}" for one in entry["quantities"]},
+    }
 
 
 def _meaning(described: dict[str, Any]) -> str:

@@ -119,7 +119,19 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
     stopped = [] if "stopped" not in summary else [Text(ended)]
     chosen = [] if "validated" not in summary else [Text(_chosen(summary))]
     dropped = [] if took_part(summary) is None else [Text(took_part(summary) or "")]
-    return Group(head, setting, *stopped, *dropped, *told, *chosen, "", table, *_further(summary), "", explained)
+    further = (*_further(summary), *_costs(summary))
+    return Group(head, setting, *stopped, *dropped, *told, *chosen, "", table, *further, "", explained)
+
+
+def _costs(summary: Mapping[str, Any]) -> list[RenderableType]:
+    """Set what each diagnostic took, where there were any."""
+    costs = summary.get("cost_of_diagnostics", {})
+    if not costs:
+        return []
+    table = new_table("diagnostic", "time in\na round", "memory", right=("time in\na round", "memory"))
+    for name, cost in costs.items():
+        table.add_row(name, f"{1000 * cost['seconds_per_round']:,.1f} ms", data_size(cost["peak_bytes"]))
+    return ["", table]
 
 
 def _further(summary: Mapping[str, Any]) -> list[RenderableType]:

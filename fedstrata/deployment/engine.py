@@ -23,12 +23,13 @@ from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
+from fedstrata.engines.observing import Observer
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
-from fedstrata.methods.contract.views import Message
+from fedstrata.methods.contract.views import Message, Probe
 from fedstrata.runs.preparing import Prepared
 from fedstrata.stack import Stack, Tensors, repeat, take_first
 from fedstrata.wire import AS_IS, bytes_sent, encode, received
@@ -67,6 +68,7 @@ class NetworkEngine:
         self.deployed = deployed
         self.secure = secure
         self.releases = releases
+        self.observer = Observer()
         self._concluded = (0, 0)
         federation.missed = self._announcements
 
@@ -87,6 +89,10 @@ class NetworkEngine:
     def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
         """Refuse: validation is not offered on real sites."""
         raise FedStrataError("Sites do not choose models on validation samples; leave validation_fraction out.")
+
+    def probe(self, clients: Sequence[int], round: int) -> Probe | None:
+        """Offer nothing: samples stay at the sites."""
+        return None
 
     def models(self, clients: Sequence[int], round: int) -> Tensors:
         """Return the model that all sites use alike; where they have models of their own, these lie at the sites."""
@@ -170,6 +176,7 @@ class NetworkEngine:
             collector = collectors.setdefault(held, self.central.collector(round))
             collector.side = self.side  # this site may have declared itself after the collector was made
             collector.add(site, message)
+            self.observer.note_uploads([site], message)
             return held, size
 
         replies = self.federation.ask(asked, read)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from fedstrata.data import datasets, parse_transforms, partitions
+from fedstrata.diagnostics.choosing import choose
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.losses import losses
@@ -33,6 +34,7 @@ COMPONENTS: Mapping[str, Callable[[str], Sequence[Spec]]] = {
     "loss": lambda text: (losses.make(text),),
     "transforms": parse_transforms,
     "metrics": make_metrics,
+    "diagnose": lambda text: choose(text).diagnostics,
 }
 """How the text under each key of an experiment becomes components."""
 

@@ -36,6 +36,8 @@ from fedstrata.deployment.protocol import SECURE_KINDS
 from fedstrata.deployment.releases import RELEASES_FOLDER, Releases
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
 from fedstrata.deployment.server_audit import ServerAudit
+from fedstrata.diagnostics.choosing import choose, lacking
+from fedstrata.diagnostics.contract import Need
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.planning import Plan
@@ -46,6 +48,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.methods import Declared, Method
 from fedstrata.plugins import require_imports
 from fedstrata.runs.devices import DTYPES
+from fedstrata.runs.diagnosing import Diagnosis
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
@@ -96,6 +99,7 @@ class Deployment:
         method = self.method
         refuse_misfits(self.experiment, method)
         refuse_matrices(make_metrics(self.experiment.metrics or ()))
+        choose(self.experiment.diagnose, lacking(self._unseen()))
         if method.needs.proxy and not self.rehearsal:
             raise FedStrataError(
                 f"'{method}' needs labelled samples at the server, which a server of real sites does not have; "
@@ -117,6 +121,20 @@ class Deployment:
         self._check_private()
         if self.rules.secure:
             self._check_secure()
+
+    def _unseen(self) -> dict[Need, str]:
+        """Tell what diagnostics cannot look at, and why."""
+        unseen = {
+            need: f"it looks at {need.value}, which would have to leave the sites" for need in (Need.MODELS, Need.DATA)
+        }
+        if self.rules.secure:
+            unseen[Need.UPLOADS] = f"it looks at {Need.UPLOADS.value}, of which secure aggregation shows only the sum"
+        elif self.method.answering_for_privacy is not None:
+            unseen[Need.UPLOADS] = (
+                f"it looks at {Need.UPLOADS.value}, and the account of '{self.method.answering_for_privacy}' does not "
+                "cover what it tells of them"
+            )
+        return unseen
 
     def _check_secure(self) -> None:
         """Refuse a method that cannot do with the sum of all uploads, and too few sites."""
@@ -319,6 +337,7 @@ class Deployment:
             engine=NetworkEngine(side, federation, test, deployed, self._secure_rounds(federation), self._releases()),
             plan=Plan(ENGINE, 1, torch.get_num_threads()),
             network=network,
+            diagnosis=Diagnosis.of(experiment.diagnose, setting, self._unseen()),
         )
 
     def _statistics(self, federation: Federation) -> Statistics | None:

@@ -5,14 +5,17 @@ A diagnostic looks on and changes nothing: a run with it has the same numbers as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
+from zlib import crc32
 
 from torch import Tensor
 
+from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
+from fedstrata.methods.contract.composition import Method
 from fedstrata.methods.contract.views import Message, Probe
 from fedstrata.spec import Registry, Spec
 from fedstrata.stack import Stack, Tensors
@@ -82,11 +85,27 @@ class Seen:
     client_memory: Stack = field(default_factory=Stack)
     """What the method keeps at the participants after the round, such as masks; with :attr:`Need.MODELS`."""
     server_memory: Stack = field(default_factory=Stack)
+    tested: Mapping[int, float] = field(default_factory=dict)
+    """The accuracy on its own test samples of every client that was tested after the round, by its number: with the
+    model that is the headline of the run. Empty where the round was not tested."""
+    initial: Tensors = field(default_factory=dict)
+    """The common initial model, also of what clients keep to themselves."""
 
     @property
     def last(self) -> bool:
         """Whether no round follows."""
         return self.round == self.rounds
+
+    def only(self, needs: Collection[Need]) -> Seen:
+        """Show what somebody asked for, and leave out what others did."""
+        nothing: dict[str, Any] = {}
+        if Need.UPLOADS not in needs:
+            nothing |= {"uploads": Message()}
+        if Need.MODELS not in needs:
+            nothing |= {"received": {}, "started": {}, "trained": {}, "client_memory": Stack()}
+        if Need.DATA not in needs:
+            nothing |= {"probe": None}
+        return replace(self, **nothing)
 
 
 @dataclass(frozen=True)
@@ -96,13 +115,15 @@ class Measured:
     ``layers``: quantity, layer, number (a tensor without axes, or a float). ``clients``: quantity, and a number for
     each participant ``[K]``. ``clients_in_layers``: quantity, layer (:data:`WHOLE_MODEL` for all together), and
     ``[K]``, or ``[K, M]`` where a client has several numbers: one for each participant (a matrix), each class, each
-    bin. NaN stands for what is not defined, and is not stored.
+    bin. ``in_layers``: the same of no single client, ``[M]``, such as the bins of a histogram over all. NaN stands for
+    what is not defined, and is not stored.
     """
 
     of_round: Mapping[str, Tensor | float] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, Tensor | float]] = field(default_factory=dict)
     clients: Mapping[str, Tensor] = field(default_factory=dict)
     clients_in_layers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    in_layers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,6 +132,13 @@ class Diagnostic(Spec):
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     quantities: ClassVar[Mapping[str, Quantity]] = {}
+    afterwards: ClassVar[bool] = False
+    """Whether what a finished run keeps says it too: ``before`` is then the initial model, which clients ``received``
+    and ``started`` from, ``after`` the last one of the server, and ``trained`` what each client uses in the end."""
+
+    def unfit(self, method: Method, layers: LayerMap) -> str | None:
+        """Say why it cannot be computed of a method or a model, though all that it needs is there; none: it can."""
+        return None
 
     def due(self, round: int, rounds: int) -> bool:
         """Tell whether it is computed in a round; :meth:`update` is called in every round."""
@@ -123,6 +151,23 @@ class Diagnostic(Spec):
     def compute(self, seen: Seen, memory: Stack) -> Measured:
         """Measure; ``memory`` is what :meth:`update` has just returned."""
         raise NotImplementedError
+
+    def refuse_unexplained(self, measured: Measured) -> None:
+        """Refuse numbers that stand under names which ``quantities`` does not explain."""
+        tables = (measured.of_round, measured.layers, measured.clients, measured.clients_in_layers, measured.in_layers)
+        names = {name for table in tables for name in table}
+        for name in sorted(names - self.quantities.keys()):
+            raise FedStrataError(
+                f"The diagnostic '{self.name}' measures '{name}', which its 'quantities' do not explain; add it there."
+            )
+
+    def draw(self, number: int = 0) -> int:
+        """Number a draw of a :class:`Probe` so that nobody else in the run draws the same."""
+        return crc32(f"diagnose/{self.name}/{number}".encode())
+
+    def looks(self, round: int, rounds: int) -> bool:
+        """Tell whether it looks at a round at all: to measure, or to keep something of it."""
+        return type(self).update is not Diagnostic.update or self.due(round, rounds)
 
 
 diagnostics: Registry[Diagnostic] = Registry("diagnostic")

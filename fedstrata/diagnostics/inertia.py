@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedstrata.diagnostics.contract import Diagnostic, Measured, Quantity, Seen, diagnostics
 from fedstrata.layers import LayerMap
 from fedstrata.stack import Tensors
+
+
+@diagnostics.register("inertia")
+@dataclass(frozen=True)
+class Inertia(Diagnostic):
+    r"""How much the layers of the server's model still turn: the cosine of each to itself in the round before.
+
+    :math:`\cos(w_\ell^{t}, w_\ell^{t-1})` over the weights of a layer that travel. The cosine to a reference round
+    (LIPS, Eq. 2) is measured in every run, as ``cosine``; both together tell a layer that has arrived somewhere from
+    one that never left.
+    """
+
+    quantities: ClassVar[Mapping[str, Quantity]] = {
+        "inertia.step": Quantity(
+            "Inertia: cosine to the round before",
+            "The cosine between a layer's weights after this round and after the one before: near 1, the round has "
+            "hardly turned the layer; the lower, the more it learned in this round.",
+            low=-1,
+            high=1,
+        )
+    }
+
+    def compute(self, seen: Seen, memory: Tensors) -> Measured:
+        """Compare the server's model after the round with that before it."""
+        sent = {name: tensor for name, tensor in seen.after.items() if name in seen.travelled}
+        return Measured(layers={"inertia.step": layer_cosines(seen.layers, seen.before, sent)})
 
 
 def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import Forward
+from fedstrata.engines.observing import Observer
 from fedstrata.engines.probe import DataProbe
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.training import Trainer, refuse_unprepared
@@ -108,10 +109,12 @@ class ClientSide:
         broadcast: Message,
         round: int,
         losses_so_far: Sequence[float] = (),
+        observer: Observer | None = None,
     ) -> Outcome:
         """Receive, start, train, finish, upload.
 
-        ``losses_so_far`` are the mean training losses of the rounds before, which some schedules look at.
+        ``losses_so_far`` are the mean training losses of the rounds before, which some schedules look at. An
+        ``observer`` is shown the models.
         """
         method = self.setting.method
         received, clients = self.own_model(ids, state, broadcast, round)
@@ -123,6 +126,8 @@ class ClientSide:
         model, memory = method.finish(clients, training)
         refuse_unprepared(memory, state.group("memory"))
         clients, training = replace(clients, memory=memory), replace(training, trained=model)
+        if observer is not None:
+            observer.note_models(ids, received, start, model, memory)
         shared = Message({name: model[name] for name in self.setting.initial if name not in self.setting.personal})
         reply = method.upload(clients, training, shared)
         after = under("own", {name: model[name] for name in state.group("own")}) | under("memory", memory)
@@ -215,9 +220,14 @@ class ClientSide:
         clients = self._view(ids, 0, Stack())
         return self.setting.method.weigh(Declared(clients.sizes, clients.label_counts))
 
-    def probe(self, ids: Sequence[int], round: int) -> DataProbe:
-        """Offer the data of some clients to measurements outside of a run."""
-        return DataProbe(self.trainer, self._view(ids, round, Stack()))
+    def probe(
+        self, ids: Sequence[int], round: int, state: Stack | None = None, at_once: int | None = None
+    ) -> DataProbe:
+        """Offer the data of some clients to measurements outside of training, beside what these clients keep.
+
+        ``at_once`` bounds how many models run together, where the probe is asked for more.
+        """
+        return DataProbe(self.trainer, self._view(ids, round, state or Stack()), at_once)
 
     @cached_property
     def trainer(self) -> Trainer:

@@ -10,10 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.engines.evaluation import Scores
+from fedstrata.engines.observing import Observer
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.flops import Cost
-from fedstrata.methods.contract.views import Message
+from fedstrata.methods.contract.views import Message, Probe
 from fedstrata.stack import Stack, Tensors, under
 from fedstrata.wire import AS_IS, quantisation_error
 
@@ -63,6 +64,15 @@ class Engine(Protocol):
     @property
     def server(self) -> ServerState:
         """The server's state."""
+        ...
+
+    @property
+    def observer(self) -> Observer:
+        """What keeps of a round that which others want to look at."""
+        ...
+
+    def probe(self, clients: Sequence[int], round: int) -> Probe | None:
+        """Offer the data of some clients after a round; none where it lies elsewhere."""
         ...
 
     def exchange(self, round: int) -> tuple[int, int]:

@@ -25,9 +25,10 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from fedstrata.engines.norms import fuses
-from fedstrata.engines.operations import Operations, attention, stacked_operations
+from fedstrata.engines.operations import CORRECTED_OPERATIONS, Operations, attention, stacked_operations
 from fedstrata.errors import FedStrataError
 from fedstrata.fused import fusing
+from fedstrata.layers import ROOT
 from fedstrata.private_torch import calling, opened
 from fedstrata.rng import uniform
 from fedstrata.stack import Tensors, clone
@@ -76,6 +77,18 @@ class Forward(ABC):
         _set_mode(self.model, training)
         (outputs, features), after = self.run(self._call_with_features, (parameters, buffers, inputs, keys), around)
         return outputs, features, after
+
+    def activations(
+        self, layers: Sequence[str], parameters: Tensors, buffers: Tensors, inputs: Tensor, keys: Tensor
+    ) -> Tensors:
+        """Return what some layers give ``[K, B, ...]``, by their names, in evaluation mode."""
+        _set_mode(self.model, False)
+        caught, _ = self.run(_CallWithActivations(self.model, layers), (parameters, buffers, inputs, keys), None)
+        return dict(zip(layers, caught, strict=True))
+
+    def twice_differentiable(self) -> Forward:
+        """Return what computes the same in operations that have second derivatives; quicker ones may have none."""
+        return self
 
     @cached_property
     def _call_with_features(self) -> _CallWithFeatures:
@@ -136,6 +149,10 @@ class StackedForward(Forward):
         outputs, after = vmap(one_client)(dict(parameters), dict(clone(buffers)), inputs, keys)
         return outputs, after
 
+    def twice_differentiable(self) -> Forward:
+        """Leave the operations to the generic rules, but for those that these get wrong."""
+        return StackedForward(self.model, CORRECTED_OPERATIONS, self.head)
+
 
 class _Call:
     """Calls the model with one client's tensors; its buffers may be changed in place or replaced by new ones."""
@@ -166,6 +183,62 @@ class _CallWithFeatures(_Call):
         finally:
             handle.remove()
         return (*outputs, caught[-1]), after
+
+
+class _CallWithActivations(_Call):
+    """Calls the model and catches what some layers give, sample by sample; of several calls of a layer the last.
+
+    Which results have the samples as an axis is seen from a call with a single one. Others, such as the embeddings of
+    positions, are the same for all samples, and stand as zeros.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
+        super().__init__(model)
+        self.modules = {name: model if name == ROOT else model.get_submodule(name) for name in layers}
+
+    def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[tuple[Tensor, ...], Tensors]:
+        alone, _ = self._caught(parameters, buffers, inputs[:1])
+        given, after = self._caught(parameters, buffers, inputs)
+        samples = len(inputs)
+        by_sample = tuple(
+            given[name].reshape(samples, -1)
+            if len(given[name]) == samples * len(alone[name])
+            else given[name].new_zeros(samples, 1)
+            for name in self.modules
+        )
+        return by_sample, after
+
+    def _caught(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> tuple[Tensors, Tensors]:
+        """Call the model once, and return what the layers gave, the samples first, and the buffers after the pass."""
+        caught: Tensors = {}
+
+        def catch(name: str, module: nn.Module, arguments: Any, given: Any) -> None:
+            while isinstance(given, tuple | list) and given:  # of several results, such as outputs and a state
+                given = given[0]
+            if isinstance(given, Tensor) and given.dim():
+                caught[name] = given if getattr(module, "batch_first", True) else given.transpose(0, 1)
+
+        handles = [module.register_forward_hook(partial(catch, name)) for name, module in self.modules.items()]
+        try:
+            _, after = super().__call__(parameters, buffers, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name in self.modules:
+            if name not in caught:
+                raise FedStrataError(
+                    f"What the layer '{name}' gives cannot be seen, because its weights are used without a call of it "
+                    "or it gives no tensor; call it in the model's forward, or leave 'cka' out."
+                )
+        return caught, after
+
+
+def differentiable_attention(run: Callable[..., Tensor], *args: Any, **keywords: Any) -> Tensor:
+    """Compute attention by matrix products, because the fused kernels have no second derivatives; for ``around``."""
+    if _dropout_of_attention(*args, **keywords) > 0:
+        return run(*args, **keywords)
+    mixed: Tensor = attention(*args, **keywords)
+    return mixed
 
 
 class KeyedRandomness(TorchFunctionMode):

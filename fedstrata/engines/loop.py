@@ -18,13 +18,14 @@ from fedstrata.engines.collecting import Collector
 from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
+from fedstrata.engines.observing import Observer, probe_in_pieces
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.threads import SideBySide
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
-from fedstrata.methods.contract.views import Declared, Message
+from fedstrata.methods.contract.views import Declared, Message, Probe
 from fedstrata.stack import Stack, Tensors, concatenate, take, take_first
 from fedstrata.wire import AS_IS, bytes_sent, decode, encode, quantisation_error
 
@@ -49,14 +50,20 @@ class LoopClient:
         self._state = state
 
     def answer(
-        self, message: bytes, round: int, losses_so_far: Sequence[float] = (), side: ClientSide | None = None
+        self,
+        message: bytes,
+        round: int,
+        losses_so_far: Sequence[float] = (),
+        side: ClientSide | None = None,
+        observer: Observer | None = None,
     ) -> tuple[bytes, Outcome]:
         """Take part in a round: the bytes that leave the client, and what it knows itself.
 
         Another ``side`` does the same; a thread has its own.
         """
         side = side or self.side
-        outcome = side.round(self.ids, self.state, self._decoded(message, round), round, losses_so_far)
+        received = self._decoded(message, round)
+        outcome = side.round(self.ids, self.state, received, round, losses_so_far, observer)
         self.state = outcome.state
         return encode(outcome.reply, outcome.known, side.setting.upload_values, round), outcome
 
@@ -136,6 +143,7 @@ class LoopEngine:
         self.forward = LoopForward(model, setting.head)
         self.evaluator = Evaluator(setting, data)
         side = ClientSide(setting, self.forward, data)
+        self.observer = Observer()
         self._side_by_side = SideBySide(side, at_once)
         self.members = [LoopClient(side, number) for number in range(setting.clients)]
         self.central = LoopServer(ServerSide(setting, declared, server_proxy(setting, self.forward, data)))
@@ -177,11 +185,13 @@ class LoopEngine:
 
         def answer(side: ClientSide, asked: tuple[int, bytes]) -> tuple[bytes, Outcome]:
             client, message = asked
-            return self.members[client].answer(message, round, losses_so_far, side)
+            return self.members[client].answer(message, round, losses_so_far, side, self.observer)
 
         asked = list(zip(participants, messages, strict=True))
         for client, (reply, outcome) in zip(participants, self._side_by_side.map(answer, asked), strict=True):
-            collector.add(client, self.central.decoded(reply, client, round))
+            upload = self.central.decoded(reply, client, round)
+            collector.add(client, upload)
+            self.observer.note_uploads([client], upload)
             bytes_up += bytes_sent([len(reply)])
             losses.append(outcome.loss)
             costs.append(outcome.cost)
@@ -232,6 +242,15 @@ class LoopEngine:
         """Return the models that some clients use after a round, as they are tested."""
         messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
         return concatenate([self.members[client].model(messages[client], round) for client in clients])
+
+    def probe(self, clients: Sequence[int], round: int) -> Probe:
+        """Offer the data of some clients, one after another."""
+        side = self.members[0].side
+
+        def of_some(some: Sequence[int]) -> Probe:
+            return side.probe(some, round, concatenate([self.members[client].state for client in some]), at_once=1)
+
+        return probe_in_pieces(clients, 1, of_some)
 
     def clients(self) -> Stack:
         """Return the state of all clients, in their order."""

@@ -4,24 +4,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedstrata.engines.batches import Batch
 from fedstrata.engines.evaluation import score_models
+from fedstrata.engines.forward import differentiable_attention
+from fedstrata.engines.operations import Operations
 from fedstrata.engines.training import Trainer
+from fedstrata.errors import FedStrataError
 from fedstrata.losses import cross_entropy
 from fedstrata.methods.contract.views import Clients, Phase
-from fedstrata.rng import fold, numpy_generator, uniform
-from fedstrata.stack import Tensors, align, take
+from fedstrata.rng import fold, numpy_generator, philox, uniform
+from fedstrata.stack import Tensors, align, per_client, take
 from fedstrata.transfer import to_device
 
 _BYTES_AT_ONCE = 2**30
 _SAMPLES_AT_ONCE = 256
+_TWICE_AT_ONCE = 1024
+"""Samples of several clients whose gradients are differentiated once more at once."""
+_WITH_SECOND_DERIVATIVES: Operations = {F.scaled_dot_product_attention: differentiable_attention}
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,8 @@ class DataProbe:
 
     trainer: Trainer
     clients: Clients
+    at_once: int | None = None
+    """The most models that may run together; none: as many as there are clients."""
 
     def gradients(
         self, model: Tensors, batch_size: int, all_samples: bool = False, balanced: bool = False, draw: int = 0
@@ -137,6 +146,121 @@ class DataProbe:
         assert total is not None
         return total / counts.clamp(min=1)[..., None].to(total.dtype)
 
+    def gradient_spread(self, model: Tensors, names: Sequence[str], batch_size: int, draw: int = 0) -> Tensors:
+        """Return the variance over single samples of each parameter's gradient, summed over its entries ``[K]``."""
+        clients, device = len(self.clients.ids), self.clients.sizes.device
+        at_once = max(1, _BYTES_AT_ONCE // sum(model[name][0].nbytes for name in names))
+        squares = {name: torch.zeros(clients, dtype=torch.float64, device=device) for name in names}
+        sums = {name: torch.zeros_like(model[name], dtype=torch.float64) for name in names}
+        everybody = torch.arange(clients, device=device)
+        counts = torch.zeros(clients, dtype=torch.float64, device=device)
+        for batch in self._plain(batch_size, 1, draw):
+            owners = everybody if batch.rows is None else batch.rows
+            counts[owners] = float(batch.positions.shape[1])
+            owners, positions = owners.repeat_interleave(batch.positions.shape[1]), batch.positions.reshape(-1, 1)
+            for rows in torch.split(torch.arange(len(owners), device=device), at_once):
+                some = owners[rows]
+                gradients = self._sample_gradients(take(model, some), names, positions[rows], some)
+                for name, gradient in gradients.items():
+                    precise = gradient.to(torch.float64)
+                    squares[name].index_add_(0, some, per_client(precise.square()).sum(1))
+                    sums[name].index_add_(0, some, precise)
+        return {
+            name: (squares[name] / counts - per_client(sums[name]).square().sum(1) / counts.square()).clamp(min=0)
+            for name in names
+        }
+
+    def _sample_gradients(self, model: Tensors, names: Sequence[str], positions: Tensor, owners: Tensor) -> Tensors:
+        """Take the gradients of the loss of single samples, each a client of its own with a batch of one."""
+        setting, some = self.trainer.setting, self.clients.rows(owners)
+        inputs, labels = self.trainer.data.make(positions, None, clients=self.clients.numbers[owners])
+        parameters = {name: model[name].detach() for name in setting.layers.parameter_names}
+        for name in names:
+            parameters[name].requires_grad_()
+        buffers = {name: model[name] for name in setting.layers.buffer_names}
+        none = torch.zeros(len(positions), 2, dtype=torch.int64, device=positions.device)
+        effective = setting.method.effective(some, parameters, None)
+        outputs, _ = self.trainer.forward(effective, buffers, inputs, none, training=False)
+        loss = setting.loss(outputs, labels, some.label_counts).sum()
+        return dict(zip(names, torch.autograd.grad(loss, [parameters[name] for name in names]), strict=True))
+
+    def curvature(
+        self, model: Tensors, blocks: Mapping[str, Sequence[str]], batch_size: int, probes: int, draw: int = 0
+    ) -> Tensors:
+        """Return Hutchinson's estimates of the trace of each block of the Hessian ``[K, probes]``."""
+        clients, device = len(self.clients.ids), self.clients.sizes.device
+        found = {block: torch.zeros(clients, probes, dtype=torch.float64, device=device) for block in blocks}
+        signs, dropout = (self.clients.keys(_purpose(f"probe/{use}", draw)) for use in ("signs", "dropout"))
+        everybody, tried = torch.arange(clients, device=device), False
+        for batch in self._plain(batch_size, 1, draw):
+            all_rows = everybody if batch.rows is None else batch.rows
+            for places in torch.split(everybody[: len(all_rows)], max(1, _TWICE_AT_ONCE // batch.positions.shape[1])):
+                rows = all_rows[places]
+                own = take(model, rows)
+                weights = {name: own[name].detach().requires_grad_() for names in blocks.values() for name in names}
+                keys = fold(dropout[rows], batch.step)
+                slopes = self._slopes(own | weights, weights, rows, batch.positions[places], keys)
+                if not tried:
+                    tried = True
+                    _refuse_once_only(slopes, weights)
+                for probe in range(probes):
+                    drawn = _signs(fold(signs[rows], probe), weights)
+                    for block, names in blocks.items():
+                        products = _products(slopes, drawn, {name: weights[name] for name in names})
+                        for name, product in products.items():
+                            found[block][rows, probe] += per_client(product.to(torch.float64) * drawn[name]).sum(1)
+        return found
+
+    def _slopes(self, model: Tensors, weights: Tensors, rows: Tensor, positions: Tensor, keys: Tensor) -> Tensors:
+        """Take gradients of the loss in training mode that can be differentiated once more."""
+        setting, some = self.trainer.setting, self.clients.rows(rows)
+        inputs, labels = self.trainer.data.make(positions, None, clients=self.clients.numbers[rows])
+        parameters = {name: model[name] for name in setting.layers.parameter_names}
+        buffers = {name: model[name] for name in setting.layers.buffer_names}
+        step = torch.zeros((), dtype=torch.int64, device=positions.device)
+        effective = setting.method.effective(some, parameters, step)
+        outputs, _ = self.trainer.forward.twice_differentiable()(
+            effective, buffers, inputs, keys, training=True, around=_WITH_SECOND_DERIVATIVES
+        )
+        loss = setting.loss(outputs, labels, some.label_counts).sum()
+        gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        return dict(zip(weights, gradients, strict=True))
+
+    def representations(self, model: Tensors, layers: Sequence[str], samples: int, draw: int = 0) -> Tensors:
+        """Return centred Gram matrices of what layers make of common samples ``[K, n, n]``, by layer, in float64."""
+        setting, data = self.trainer.setting, self.trainer.data
+        positions, owners = self._common(samples, draw)
+        inputs = data.make(positions[:, None], None, clients=owners)[0].transpose(0, 1)
+        count = len(next(iter(model.values())))
+        at_once = min(self.at_once or count, max(1, _TWICE_AT_ONCE // len(positions)))
+        found: dict[str, list[Tensor]] = {name: [] for name in layers}
+        with torch.no_grad():
+            for rows in torch.split(torch.arange(count, device=data.device), at_once):
+                own = take(model, rows)
+                some = self.clients.rows(rows)
+                parameters = {name: own[name] for name in setting.layers.parameter_names}
+                buffers = {name: own[name] for name in setting.layers.buffer_names}
+                effective = setting.method.effective(some, parameters, None)
+                none = torch.zeros(len(rows), 2, dtype=torch.int64, device=data.device)
+                seen = inputs.expand(len(rows), *inputs.shape[1:])
+                for name, given in self.trainer.forward.activations(layers, effective, buffers, seen, none).items():
+                    flat = given.flatten(2).to(torch.float64)
+                    flat = flat - flat.mean(1, keepdim=True)
+                    found[name].append(flat @ flat.transpose(1, 2))
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
+    def _common(self, samples: int, draw: int) -> tuple[Tensor, Tensor]:
+        """Choose training samples of the clients in turn, and tell whose they are ``[n]``."""
+        purpose, orders = _purpose("probe/common", draw), []
+        for client in self.clients.ids:
+            chance = numpy_generator(self.clients.seed, self.clients.round, client, purpose)
+            orders.append(chance.permutation(self.trainer.data.split.train[client])[:samples])
+        turns = np.concatenate([np.arange(len(order)) for order in orders])
+        chosen = np.argsort(turns, kind="stable")[:samples]
+        numbers = np.repeat(np.array(self.clients.ids), [len(order) for order in orders])
+        device = self.trainer.setting.device
+        return to_device(np.concatenate(orders)[chosen], device), to_device(numbers[chosen], device)
+
     def train(
         self,
         model: Tensors,
@@ -174,6 +298,52 @@ class DataProbe:
             needed = to_device(np.resize(positions[order], (1, batch_size)), device)
             rows, numbers = torch.arange(row, row + 1, device=device), torch.arange(client, client + 1, device=device)
             yield Batch(rows, needed, 0, numbers, np.array([row]))
+
+
+def _signs(keys: Tensor, weights: Tensors) -> Tensors:
+    """Draw -1 or 1 for every entry of the weights of K clients, whose keys are given ``[K, 2]``."""
+    return {
+        name: ((philox(keys, tensor[0].numel(), place)[:, : tensor[0].numel()] & 1) * 2 - 1)
+        .reshape(tensor.shape)
+        .to(tensor.dtype)
+        for place, (name, tensor) in enumerate(weights.items())
+    }
+
+
+def _products(slopes: Tensors, vector: Tensors, weights: Tensors) -> Tensors:
+    """Multiply the Hessian of each client's loss by some weights by a vector.
+
+    ``slopes`` are the gradients of the loss, open to autograd.
+    """
+    if not weights:
+        return {}
+    along = torch.stack([(slopes[name] * vector[name]).sum() for name in weights]).sum()
+    if not along.requires_grad:  # a loss that is linear in its weights
+        return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    products = torch.autograd.grad(
+        along, list(weights.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(weights, products, strict=True))
+
+
+def _refuse_once_only(slopes: Tensors, weights: Tensors) -> None:
+    """Refuse gradients that cannot be differentiated once more.
+
+    A pass back to the weights alone would leave out, without a word, what an operation forbids to differentiate; one
+    back to everything does not.
+    """
+    total = torch.stack([slope.sum() for slope in slopes.values()]).sum()
+    if not total.requires_grad:
+        return
+    try:
+        total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    except (RuntimeError, NotImplementedError) as error:
+        raise FedStrataError(
+            f"An operation of the model has no second derivative ({str(error).splitlines()[0][:160]}), so its Hessian "
+            "cannot be measured; leave 'hessian' out, or use another operation."
+        ) from error
+    for weight in weights.values():
+        weight.grad = None
 
 
 def _purpose(what: str, draw: int) -> str:

@@ -15,12 +15,13 @@ from fedstrata.engines.client_store import client_store
 from fedstrata.engines.engine import RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import StackedForward
+from fedstrata.engines.observing import Observer, probe_in_pieces
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
-from fedstrata.methods.contract.views import Declared, Message
+from fedstrata.methods.contract.views import Declared, Message, Probe
 from fedstrata.stack import Stack, Tensors, concatenate, take_first
 from fedstrata.transfer import numbers_on
 from fedstrata.wire import AS_IS, bytes_sent, encoded_sizes, quantisation_error, received
@@ -37,6 +38,7 @@ class StackedEngine:
         self.client_side = ClientSide(setting, self.forward, data)
         self.side = ServerSide(setting, declared, server_proxy(setting, self.forward, data))
         self.server = self.side.first_state()
+        self.observer = Observer()
         self._everybody = range(setting.clients)
         self._clients = client_store(self.client_side.first_state, setting.clients, setting.device)
 
@@ -65,7 +67,8 @@ class StackedEngine:
         sent, upload_values = self._broadcast(participants, round), self.setting.upload_values
         replies, losses, costs, scores = [], [], [], []
         for ids, message in sent.chunks(self.chunk):
-            outcome = self.client_side.round(ids, self._clients.take(ids), message, round, losses_so_far)
+            state = self._clients.take(ids)
+            outcome = self.client_side.round(ids, state, message, round, losses_so_far, self.observer)
             self._clients.put(ids, outcome.state)
             replies.append(outcome.reply)
             losses.append(outcome.loss)
@@ -74,7 +77,9 @@ class StackedEngine:
                 scores.append(self.evaluator.pending(self.forward, outcome.trained, ids))
         joined = Message.join(replies)
         known = self.side.masks_known(self.server, participants, round, upload=True)
-        self.server = self.side.aggregate(self.server, participants, received(joined, upload_values), round)
+        uploads = received(joined, upload_values)
+        self.server = self.side.aggregate(self.server, participants, uploads, round)
+        self.observer.note_uploads(participants, uploads)
         return RoundReport(
             participants=tuple(participants),
             sent=sent.names,
@@ -117,6 +122,14 @@ class StackedEngine:
         """Return the models that some clients use after a round, as they are tested."""
         message = self._for_testing(self._everybody, round).received_by(clients)
         return self.client_side.deployed_model(clients, self._clients.take(clients), message, round)
+
+    def probe(self, clients: Sequence[int], round: int) -> Probe:
+        """Offer the data of some clients, at most ``chunk`` at once."""
+
+        def of_some(some: Sequence[int]) -> Probe:
+            return self.client_side.probe(some, round, self._clients.take(some), self.chunk)
+
+        return probe_in_pieces(clients, self.chunk, of_some)
 
     def clients(self) -> Stack:
         """Return the state of all clients, in their order."""

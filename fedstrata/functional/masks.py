@@ -261,14 +261,14 @@ def overlaps(masks: Mapping[str, Tensor]) -> Tensor:
             [0.0000, 0.5000, 1.0000]], dtype=torch.float64)
     """
     rows = [client_rows(mask.to(torch.bool)) for mask in masks.values()]
-    shared = sum((_shared(piece) for piece in rows), start=torch.zeros((), dtype=torch.float64))
+    shared = sum((shared_entries(piece) for piece in rows), start=torch.zeros((), dtype=torch.float64))
     size = shared.diagonal()
     distance = size[:, None] + size - 2 * shared
     ratio = distance / (2 * size[:, None])
     return 1 - torch.where(size[:, None] > 0, ratio, (distance > 0).to(torch.float64))
 
 
-def _shared(masks: Tensor) -> Tensor:
+def shared_entries(masks: Tensor) -> Tensor:
     """Count the entries that each pair of rows ``[K, n]`` both keep, exactly: ``[K, K]`` in float64."""
     columns = [piece.T.to(torch.float32) for piece in client_pieces(masks.T)]
     return torch.stack([(piece @ piece.T).to(torch.float64) for piece in columns]).sum(0)

@@ -88,6 +88,12 @@ class Run:
         return found
 
     @cached_property
+    def client_accuracies(self) -> Mapping[int, float]:
+        """Each client's accuracy behind the headline when it was last tested, by the client's number."""
+        clients, values = self.clients.get(f"{self.summary['headline']}.accuracy", (np.empty(0), np.empty(0)))
+        return dict(zip(clients.tolist(), values.tolist(), strict=True))
+
+    @cached_property
     def layers(self) -> Mapping[str, np.ndarray]:
         """The columns of the layer table."""
         table = self._table("layers")
@@ -134,16 +140,27 @@ class Run:
 
     def _optional(self, name: str) -> Mapping[str, np.ndarray]:
         """Read the columns of a table that is there only where it has rows."""
-        has_file = (self.path / "metrics" / f"{name}.parquet").exists()
-        table = self._table(name) if has_file or not self.finished else _SCHEMAS[name].empty_table()
+        table = self._table(name)
         return {column: table.column(column).to_numpy() for column in table.column_names}
 
     def _table(self, name: str) -> pa.Table:
-        """Read one table of metrics; of a finished run straight from its file, which may hold millions of rows."""
+        """Read one table of metrics; of a finished run straight from its file, which may hold millions of rows.
+
+        What was computed after the run was finished comes after it.
+        """
         if not self.finished:
             return self.folder.metrics().to_tables().get(name, _SCHEMAS[name].empty_table())
         path = self.path / "metrics" / f"{name}.parquet"
-        return files.from_parquet(files.read_bytes(path), _SCHEMAS[name], path)
+        if name in OPTIONAL_SCHEMAS and not path.exists():
+            table = _SCHEMAS[name].empty_table()
+        else:
+            table = files.from_parquet(files.read_bytes(path), _SCHEMAS[name], path)
+        later = self._diagnosis.get(name)
+        return table if later is None else pa.concat_tables([table, later])
+
+    @cached_property
+    def _diagnosis(self) -> Mapping[str, pa.Table]:
+        return self.folder.diagnosis()
 
 
 def read_run(path: Path) -> Run:

@@ -27,6 +27,7 @@ from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
 from fedstrata.runs.devices import spare_host
+from fedstrata.runs.diagnosing import Diagnosis, look
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.layer_facts import layer_facts
 from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
@@ -55,9 +56,11 @@ class Driver:
     engine: Engine
     plan: Plan
     network: nn.Module
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
     reference: Tensors = field(default_factory=dict)
     best: Best = field(default_factory=Best)
     adapted: Tensors = field(default_factory=dict)
+    tested_accuracies: dict[int, float] = field(default_factory=dict)
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
     round: int = 0
@@ -142,6 +145,7 @@ class Driver:
         """
         ready = prepare(experiment, ingredients, tell)
         note_exact_statistics(ready)
+        diagnosis = Diagnosis.of(experiment.diagnose, ready.setting)
         tell("choosing an engine")
         setting, model, data, declared = ready.setting, ready.model, ready.data, ready.declared
         free = None if shared is None else shared.free
@@ -163,6 +167,7 @@ class Driver:
             engine,
             plan,
             ready.model,
+            diagnosis,
         )
 
     def run(self, folder: RunFolder | None = None, callbacks: Iterable[object] = ()) -> dict[str, Any]:
@@ -208,6 +213,7 @@ class Driver:
         up, down = self.engine.exchange(self.round)
         before = self.engine.server.model
         losses_so_far = self.metrics.series("train.loss")[1].tolist()
+        self.engine.observer.begin(self.diagnosis.needs(self.round, self.experiment.rounds))
         report = self.engine.round(self.round, participants, evaluate, losses_so_far)
         self._synchronise()
         trained = time.perf_counter()
@@ -226,15 +232,17 @@ class Driver:
         self._warn_if_diverged(report, losses)
         if last:
             self._remark(view)
+        self.tested_accuracies = {}
         if evaluate:
             values |= self._evaluate(report.before, last)
-        self.metrics.add_round(self.round, values)
         of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
         for metric, numbers in (self._layer_metrics(before, report) | of_layers).items():
             self.metrics.add_layers(self.round, metric, numbers)
         self._synchronise()
         self.timings.add(self.round, "train", trained - began)
         self.timings.add(self.round, "evaluate", time.perf_counter() - trained)
+        values |= look(self, before, report, view, own)
+        self.metrics.add_round(self.round, values)
         if callbacks is not None:
             self.seconds = time.perf_counter() - began
             asked = callbacks.after_round(self._view(values, evaluate))
@@ -346,6 +354,8 @@ class Driver:
         return {**measured, "cosine": layer_cosines(layers, self.reference, travelled)} if self.reference else measured
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
+        if label in ("client_after", "client_adapted"):
+            self.tested_accuracies = dict(zip(scores.clients, scores.accuracy.tolist(), strict=True))
         values = note_scores(self.metrics, self.round, label, scores, self.setting.metrics, self.warned)
         everybody = np.count_nonzero(self.split.test_sizes)
         if label in ("client_after", "client_adapted") and len(scores.clients) < everybody:
@@ -370,8 +380,9 @@ class Driver:
     def save(self, folder: RunFolder) -> None:
         """Save a checkpoint of the rounds so far."""
         state = pack(self.engine.server, self.engine.clients()) | under("reference", self.reference)
-        state |= self.best.state()
+        state |= self.best.state() | self.diagnosis.state()
         facts = {} if self.stopped is None else {"stopped": self.stopped, "rounds": self.experiment.rounds}
+        facts |= self.diagnosis.facts()
         folder.save_checkpoint(self.round, state, facts, self.metrics, self.timings)
 
     def restore(self, folder: RunFolder) -> None:
@@ -382,6 +393,7 @@ class Driver:
         state = Stack({name: tensor.to(self.setting.device) for name, tensor in checkpoint.state.items()})
         self.engine.restore(*unpack(state))
         self.reference, self.best = state.group("reference"), Best.from_state(state)
+        self.diagnosis.restore(state, checkpoint.facts)
         self.round, self.metrics, self.timings = checkpoint.round, checkpoint.metrics, checkpoint.timings
         if checkpoint.facts.get("rounds") == self.experiment.rounds:
             self.stopped = checkpoint.facts.get("stopped")
@@ -392,7 +404,8 @@ class Driver:
         """Drop what was measured only because a round was the last, where the run was extended since."""
         due = self.round % self.experiment.evaluate_every == 0
         labels = ("client_adapted",) if due else EVALUATIONS
-        self.metrics = self.metrics.without(self.round, labels)
+        not_due = self.diagnosis.not_due(self.round, self.experiment.rounds)
+        self.metrics = self.metrics.without(self.round, (*labels, *not_due))
 
     def summary(self) -> dict[str, Any]:
         """Sum the run up."""

@@ -10,6 +10,7 @@
     metrics/            rounds.parquet, clients.parquet, layers.parquet: equal runs have equal bytes here; and
                         classes.parquet where numbers of single classes were asked for, diagnostics.parquet where
                         diagnostics gave numbers of clients in layers
+    diagnosis/          the same tables, of what was computed after the run was finished, if anything was
     timings.parquet     all that a clock has touched
     model.safetensors   the final global model, as far as it is shared
     model.json          what one must know to use it: architecture, preprocessing, classes, where it comes from
@@ -64,6 +65,7 @@ LAYERS_FILE = "layers.json"
 """What is known of the layers of the model."""
 _CLIENTS_FILE = "clients.safetensors"
 _LAST = "last-{}"
+_DIAGNOSIS = "diagnosis"
 _CHECKPOINT_VERSION = 2
 _CHECKPOINTS_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"round-(\d{6,})")
@@ -219,6 +221,25 @@ class RunFolder:
             there = {path.name for path in place.glob("*.parquet")}
             return _metrics_from_parquet(lambda name: self._read(f"metrics/{name}"), place, there)
         return self._from_newest_checkpoint(_metrics_of_checkpoint) or MetricLog()
+
+    def diagnosis(self) -> dict[str, pa.Table]:
+        """The tables of what was computed after the run was finished, by their names."""
+        schemas, folder = {**METRIC_SCHEMAS, **OPTIONAL_SCHEMAS}, self.path / _DIAGNOSIS
+        there = [name for name in schemas if (folder / f"{name}.parquet").exists()]
+        return {
+            name: files.from_parquet(self._read(f"{_DIAGNOSIS}/{name}.parquet"), schemas[name], folder)
+            for name in there
+        }
+
+    def save_diagnosis(self, tables: Mapping[str, pa.Table]) -> None:
+        """Write what was computed after the run was finished, in the place of what was there."""
+        self._require_lock()
+        self._require_finished()
+        folder = self.path / _DIAGNOSIS
+        files.make_folder(folder)
+        files.remove_partials(folder)
+        for name, table in tables.items():
+            files.write_atomically(folder / f"{name}.parquet", files.to_parquet(table))
 
     def timings(self) -> TimingLog:
         """How long everything took: in the whole run if it is finished, else up to its newest checkpoint."""

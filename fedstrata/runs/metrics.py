@@ -56,7 +56,8 @@ DIAGNOSTICS_SCHEMA: pa.Schema = pa.schema(
 )
 """Numbers of single clients in single layers, a table that is there only where diagnostics gave some.
 
-The layer is empty where all layers stand together. ``other`` is :data:`EVERYBODY`, or the second client of a pair, the
+The layer is empty where all layers stand together, and the client :data:`EVERYBODY` where a number is of no single one.
+``other`` is :data:`EVERYBODY`, or the second client of a pair, the
 class or the bin where a client has several numbers. What is not defined is left out.
 """
 OPTIONAL_SCHEMAS: Mapping[str, pa.Schema] = {CLASSES: CLASSES_SCHEMA, DIAGNOSTICS: DIAGNOSTICS_SCHEMA}
@@ -286,6 +287,15 @@ class MetricLog:
             chosen &= np.array(columns["round"].words) == round
         values = np.array(columns["value"].words)[chosen]
         return float(values[-1]) if len(values) else None
+
+    def of_clients(self, metric: str) -> dict[int, float]:
+        """Return the values of a metric of single clients in the last round that has it, by the clients' numbers."""
+        columns = self._tables["clients"].columns
+        chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
+        rounds = np.array(columns["round"].words)
+        chosen &= rounds == rounds[chosen].max(initial=-1)
+        clients, values = (np.array(columns[name].words)[chosen].tolist() for name in ("client", "value"))
+        return dict(zip(clients, values, strict=True))
 
     def latest(self) -> dict[str, float]:
         """Return the last value of each metric of the round table."""

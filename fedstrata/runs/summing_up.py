@@ -35,6 +35,7 @@ def summarise(driver: Driver) -> dict[str, Any]:
         **metrics.traffic(),
         **metrics.participation(),
         "seconds": sum(driver.timings.totals().values()),
+        **({"cost_of_diagnostics": costs} if (costs := driver.diagnosis.costs(driver.timings)) else {}),
         "parameters": sum(setting.initial[name].numel() for name in setting.layers.parameter_names),
         "engine": driver.plan.engine,
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedstrata.data import datasets, partitions
+from fedstrata.diagnostics import diagnostics
 from fedstrata.experiment import Experiment
 from fedstrata.losses import losses
 from fedstrata.methods import Method, methods
@@ -23,6 +24,7 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "partition": partitions,
     "loss": losses,
     "metrics": metrics,
+    "diagnose": diagnostics,
 }
 """The keys of an experiment that name components, and where these are registered."""
 _INTO_A_FILE = "register it in a file that runs import (--import, or imports=[...])"

@@ -346,6 +346,31 @@ class Probe(Protocol):
         """
         ...
 
+    def gradient_spread(self, model: Tensors, names: Sequence[str], batch_size: int, draw: int = 0) -> Tensors:
+        """Measure how the gradients of single samples of a minibatch differ, in evaluation mode: ``[K]`` by parameter.
+
+        It is the variance over the samples, summed over the entries. The loss is the experiment's.
+        """
+        ...
+
+    def curvature(
+        self, model: Tensors, blocks: Mapping[str, Sequence[str]], batch_size: int, probes: int, draw: int = 0
+    ) -> Tensors:
+        r"""Estimate traces of the Hessian of the loss on a minibatch, in training mode: ``[K, probes]`` for each block.
+
+        A block names the parameters by which the loss is differentiated twice. Each number is :math:`z^\top H z` with
+        random signs :math:`z` (Hutchinson), whose expectation is the trace of the block. The loss is the experiment's.
+        """
+        ...
+
+    def representations(self, model: Tensors, layers: Sequence[str], samples: int, draw: int = 0) -> Tensors:
+        """Compare samples by what layers make of them: centred Gram matrices ``[K, n, n]``, by layer, in float64.
+
+        The samples are the same for all K models, which may be those of the clients or a single one: training samples
+        of the clients in turn, as their owners see them, in evaluation mode.
+        """
+        ...
+
     def train(
         self,
         model: Tensors,
