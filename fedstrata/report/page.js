@@ -234,7 +234,7 @@
       });
     }
     const figure = document.getElementById("chart-" + name).closest("figure");
-    const heading = figure.querySelector("h3") || document.querySelector("h1");
+    const heading = figure.querySelector("h3:not([hidden])") || document.querySelector("h1");
     const chosen = $all("select", figure).map((menu) => {
       return menu.closest("label").textContent.replace(menu.textContent, "").trim() + ": " + menu.selectedOptions[0].text;
     });
@@ -243,8 +243,13 @@
       ...(spec.width === "container" ? { width: FILE_WIDTH } : {}),
       background: "white",
       padding: 12,
-      title: { text: heading.textContent, subtitle: chosen, anchor: "start", offset: 12 },
+      title: { text: inLines(heading.textContent, 78), subtitle: chosen, anchor: "start", offset: 12 },
     };
+  }
+
+  /* A title that is wider than the chart would take room away from it. */
+  function inLines(text, most) {
+    return text.match(new RegExp(`\\S.{0,${most - 1}}(?=\\s|$)|\\S+`, "g")) || [text];
   }
 
   async function save(name, format) {

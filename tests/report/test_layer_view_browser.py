@@ -92,7 +92,17 @@ def test_menus_change_the_metric_and_subtract_a_method(page: Page) -> None:
     written = settled(page)
     assert "Size of the update: difference to fedavg" in written
     assert "fedavg" not in written
-    assert page.evaluate(heading)[0].startswith("Size of the update: the middle layers end at 0.8 in fedavg")
+    (said,) = page.evaluate(heading)
+    assert said.startswith("Size of the update: the middle layers end at 0.8 in fedavg")
+    page.evaluate(
+        "HTMLAnchorElement.prototype.click = () => {};"
+        "URL.createObjectURL = (blob) => { window.saved = blob.text(); return 'blob:nowhere'; }; 0"
+    )
+    page.click("#layers button[title*=SVG]")
+    page.until("window.saved !== undefined")
+    saved = page.evaluate("window.saved")
+    assert "Size of the update: the middle layers end at 0.8 in fedavg" in saved
+    assert "keep a cosine" not in saved
     page.choose("#layers select[data-signal=against]", "")
     page.choose("#layers select[data-signal=shown]", "cosine")
     settled(page)
