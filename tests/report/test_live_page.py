@@ -1,5 +1,6 @@
 """The live page in a real browser: news appear in place, and what the reader has set stays."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ def served(place: Path, **options: str) -> Iterator[PageServer]:
     yield server
     server.shutdown()
     server.server_close()
+
+
+LINE = "document.querySelector('#chart-accuracy .mark-line path[stroke-width=\"2\"]').getAttribute('d')"
+"""The first line of the chart of accuracies, as an expression."""
 
 
 def shown_rounds(chart: str) -> str:
@@ -58,6 +63,7 @@ def test_new_rounds_appear_without_a_reload_and_settings_stay(tmp_path: Path) ->
         assert page.evaluate("window.scrollY") == 500
         chart = "document.querySelector('#chart-accuracy svg.marks, #chart-accuracy svg')"
         page.evaluate(f"window.drawnFirst = {chart}")
+        page.evaluate("window.layersFirst = document.querySelector('#chart-layers')")
         for _ in range(8):
             run.step()
         page.until("document.querySelector('#live').textContent.includes('round 9 of 12')")
@@ -65,11 +71,17 @@ def test_new_rounds_appear_without_a_reload_and_settings_stay(tmp_path: Path) ->
         page.until(f"{shown_rounds('accuracy')} >= 8")
         assert page.evaluate("window.notReloaded && window.scrollY") == 500
         assert page.evaluate(f"window.drawnFirst === {chart}"), "new rows go into the chart that is there"
+        assert page.evaluate("window.layersFirst === document.querySelector('#chart-layers')"), "also below a new title"
         assert page.evaluate("document.querySelector('#results th[aria-sort]').getAttribute('aria-sort')") == order
         assert page.evaluate("document.querySelector(\".chip[data-method='fedavg']\").ariaPressed") == "false"
         menu = "document.querySelector(\"select[data-chart='accuracy']\").value"
         assert page.evaluate(menu) == "client_before.accuracy.mean"
         assert page.evaluate("document.querySelector('#results details').open")
+        line = page.evaluate(LINE)
+        page.choose("select[data-chart='accuracy']", "client_after.accuracy.mean")
+        page.until(f"{LINE} !== {json.dumps(line)}")
+        page.choose("select[data-chart='accuracy']", "client_before.accuracy.mean")
+        page.until(f"{LINE} === {json.dumps(line)}")
         page.click("#results th button")
         assert page.evaluate("document.querySelector('#results th[aria-sort]').getAttribute('aria-sort')") != order
         assert page.evaluate("document.title") == "fedbn and fedavg on digits"
