@@ -229,7 +229,7 @@ def test_a_real_run_is_watched_and_its_death_is_seen(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedstrata"]
     pipes: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     watch = subprocess.Popen([*command, "watch", "runs", "--json"], **pipes)
-    settings = {"model": "mlp", "clients": 4, "rounds": 100_000, "epochs": 1, "checkpoint-every": 1000}
+    settings = {"clients": 10, "rounds": 100_000, "epochs": 2, "checkpoint-every": 1000}
     given = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
     run = subprocess.Popen([*command, "run", *given, "--out", "runs/a", "--quiet"], **pipes)
     try:
