@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -487,9 +488,15 @@ def _read_value(text: str) -> Value:
 
 def _hints(cls: type) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(cls)
+        return _resolved_hints(cls)
     except NameError:  # a class of the user's, made where its annotations cannot be resolved: its values go unchecked
         return {field.name: Any for field in dataclasses.fields(cls)}
+
+
+@lru_cache(maxsize=512)
+def _resolved_hints(cls: type) -> dict[str, Any]:
+    """Resolve the annotations of a class once; an experiment alone has some thirty, and is made in many copies."""
+    return typing.get_type_hints(cls)
 
 
 def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
