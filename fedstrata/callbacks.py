@@ -48,6 +48,9 @@ class Models(Protocol):
     def ready_model(self, round: int, client: int | None) -> TrainedModel:
         """Make a model ready to use, the global one or a client's; refused once that round is over."""
 
+    def layer_metrics(self, round: int) -> Mapping[str, Mapping[str, float]]:
+        """Tell what was measured of the layers in a round: by the metric, then by the layer."""
+
 
 @dataclass(frozen=True, repr=False)
 class RoundView:
@@ -81,6 +84,11 @@ class RoundView:
         It is empty where clients share nothing. It can be had while the callback is called, not later.
         """
         return self._models.tested_model(self.round)
+
+    @property
+    def layers(self) -> Mapping[str, Mapping[str, float]]:
+        """What was measured of the layers in this round, such as ``layers["cosine"]["conv1"]``."""
+        return {} if self.models is None else self.models.layer_metrics(self.round)
 
     def global_model(self) -> TrainedModel:
         """Make the global model of this round, ready to use: raw inputs in, classes out."""

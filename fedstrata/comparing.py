@@ -24,6 +24,7 @@ from fedstrata.data import Split
 from fedstrata.engines.planning import free_memory
 from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 from fedstrata.experiment import Experiment
+from fedstrata.loggers import Logger, make_loggers
 from fedstrata.methods import Method, Part
 from fedstrata.methods import methods as registry
 from fedstrata.models import ModelSpec
@@ -186,6 +187,7 @@ def compare(
     learning_rate: float | None = None,
     out: str | Path | None = None,
     callbacks: Iterable[object] = (),
+    log: api.Log | None = None,
     progress: bool | None = None,
     jobs: int | str = 1,
     **changes: Any,
@@ -206,6 +208,7 @@ def compare(
     """
     if "method" in changes:
         raise FedStrataError("A comparison takes its methods first: compare(['fedavg', 'fedbn'], rounds=5).")
+    kept = make_loggers(log)
     given_by_name = {"data": data, "model": model, "metrics": metrics}
     named = {key: value for key, value in given_by_name.items() if isinstance(value, str)}
     chosen = api.choose_experiment(experiment, {**changes, **named}, learning_rate, compare)
@@ -216,7 +219,7 @@ def compare(
     at_a_time = choose_jobs(jobs, planned, called)
     to_do = [run for run in planned if run.state != "finished"]
     with show_if_wanted(progress, len(to_do), sum(run.rounds_left for run in to_do), at_a_time) as shown:
-        return Comparison(tuple(perform(planned, shown, called, at_a_time)))
+        return Comparison(tuple(perform(planned, shown, called, at_a_time, kept)))
 
 
 def make_methods(given: str | Sequence[str | Method | Part]) -> list[Method]:
@@ -299,13 +302,17 @@ def choose_jobs(asked: int | str, planned: Sequence[PlannedRun], callbacks: Sequ
 
 
 def perform(
-    planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object] = (), at_a_time: int = 1
+    planned: Sequence[PlannedRun],
+    shown: Progress,
+    callbacks: Iterable[object] = (),
+    at_a_time: int = 1,
+    log: Sequence[Logger] = (),
 ) -> list[Result]:
     """Do what is still to do of the runs, in their order, so many at a time, and return the results of all."""
     if at_a_time == 1:
-        return _one_after_another(planned, shown, callbacks)
+        return _one_after_another(planned, shown, callbacks, log)
     jobs = [
-        Job(run.name, run.experiment, run.path, run.state == "new", run.rounds_left)
+        Job(run.name, run.experiment, run.path, run.state == "new", run.rounds_left, log=tuple(map(str, log)))
         for run in planned
         if run.state != "finished" and run.path is not None
     ]
@@ -313,7 +320,9 @@ def perform(
     return [api.read_result(run.path) for run in planned if run.path is not None]
 
 
-def _one_after_another(planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object]) -> list[Result]:
+def _one_after_another(
+    planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object], log: Sequence[Logger]
+) -> list[Result]:
     called = Callbacks(callbacks)
     results: list[Result] = []
     with noted_stops() as stop:
@@ -323,11 +332,11 @@ def _one_after_another(planned: Sequence[PlannedRun], shown: Progress, callbacks
                     raise Interrupted(stop[0], results[-1].summary["rounds"], results[-1].out)
                 shown.begin(run.name)
             if run.state == "new" or run.path is None:
-                result = api.carry_out(run.experiment, run.given, run.path, called, shown)
+                result = api.carry_out(run.experiment, run.given, run.path, called, shown, log=log)
             elif run.state == "finished":
                 result = api.read_result(run.path)
             else:
-                result = api.carry_on(run.path, run.given, called, shown)
+                result = api.carry_on(run.path, run.given, called, shown, log=log)
             # The data and the clients' state of all runs together would fill the memory.
             results.append(dataclasses.replace(result, driver=None))
     return results

@@ -17,6 +17,7 @@ from fedstrata.cli.options import (
     ExperimentFile,
     Json,
     LearningRate,
+    Log,
     NoReport,
     Quiet,
     Settings,
@@ -75,6 +76,7 @@ def run(
     ] = None,
     learning_rate: LearningRate = None,
     settings: Settings = None,
+    log: Log = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -86,7 +88,8 @@ def run(
     if continued is not None:
         others = {"EXPERIMENT.TOML": experiment_file, "--out": out, "--learning-rate": learning_rate, "--set": settings}
         given = [*(f"--{key.replace('_', '-')}" for key in changes if key != "rounds")]
-        _extend(continued, changes.get("rounds"), [*(key for key, value in others.items() if value), *given], quiet)
+        refused = [*(key for key, value in others.items() if value), *given]
+        _extend(continued, changes.get("rounds"), refused, log, quiet)
         from fedstrata.cli.showing import show_run
 
         show_run(continued, None if no_report else continued / PAGE, json, quiet)
@@ -103,11 +106,11 @@ def run(
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
     ):
         progress.begin(f"{experiment.method}, seed {experiment.seed}")
-        api.run(experiment, out=folder, progress=progress)
+        api.run(experiment, out=folder, log=log, progress=progress)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 
-def _extend(folder: Path, rounds: int | None, others: Sequence[str], quiet: bool) -> None:
+def _extend(folder: Path, rounds: int | None, others: Sequence[str], log: list[str] | None, quiet: bool) -> None:
     """Go on with a finished run; nothing but its length may change."""
     if others:
         raise FedStrataError(f"A run goes on as it began: '{others[0]}' cannot be given with --continue.")
@@ -125,11 +128,12 @@ def _extend(folder: Path, rounds: int | None, others: Sequence[str], quiet: bool
         show_progress(messages, 1, max(rounds - done, 1), quiet) as progress,
     ):
         progress.begin(f"{run.experiment.method}, seed {run.experiment.seed}")
-        api.extend(folder, rounds, progress=progress)
+        api.extend(folder, rounds, log=log, progress=progress)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    log: Log = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -151,7 +155,7 @@ def resume(
         show_progress(messages, 1, planned.rounds_left, quiet) as progress,
     ):
         progress.begin(planned.name)
-        api.resume(folder, progress=progress)
+        api.resume(folder, log=log, progress=progress)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 
@@ -184,6 +188,7 @@ def compare(
     ] = None,
     learning_rate: LearningRate = None,
     settings: Settings = None,
+    log: Log = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -199,8 +204,10 @@ def compare(
     with telling("loading PyTorch", quiet):
         from fedstrata import comparing
         from fedstrata.cli.showing import show_comparison
+        from fedstrata.loggers import make_loggers
         from fedstrata.progress import show_progress
 
+    kept = make_loggers(log)
     texts = comparing.read_methods(", ".join(text for text in methods if not text.endswith(".toml")))
     with telling(f"looking for finished runs and loading the data {experiment.data}", quiet):
         planned, folder = planned_runs(experiment, texts, seeds, out)
@@ -215,7 +222,7 @@ def compare(
         stoppable("the same command", folder),
         show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet, at_a_time) as progress,
     ):
-        comparing.perform(planned, progress, at_a_time=at_a_time)
+        comparing.perform(planned, progress, at_a_time=at_a_time, log=kept)
     folders = [one.path for one in planned if one.path is not None]
     show_comparison(folders, None if no_report else folder / PAGE, json, quiet, out=folder)
 

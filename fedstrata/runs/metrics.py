@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -220,6 +221,17 @@ class MetricLog:
             rounds, values = self.series(metric)
             if round in rounds:
                 found[metric] = float(values[rounds == round][-1])
+        return found
+
+    def layers_of_round(self, round: int) -> dict[str, dict[str, float]]:
+        """Return what was noted of the layers in a round: by the metric, then by the layer."""
+        columns = self._tables["layers"].columns
+        begin, end = (bisect_left(columns["round"].words, number) for number in (round, round + 1))
+        metrics, layers = (list(columns[name].texts) for name in ("metric", "layer"))
+        found: dict[str, dict[str, float]] = {}
+        for row in range(begin, end):
+            metric, layer = (int(columns[name].words[row]) for name in ("metric", "layer"))
+            found.setdefault(metrics[metric], {})[layers[layer]] = float(columns["value"].words[row])
         return found
 
     def of_client(self, client: int, metric: str, round: int | None = None) -> float | None:
