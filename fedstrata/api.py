@@ -123,7 +123,8 @@ def run(
 
     ``callbacks`` are called while it runs (:class:`Callback`, or a function that is called after every round). ``log``
     keeps its numbers in other tools, too: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, several of them, or with
-    parameters (:mod:`fedstrata.loggers`). ``progress`` shows how far it has come: true, false, or in notebooks only where it is left open.
+    parameters (:mod:`fedstrata.loggers`). ``progress`` shows how far it has come: true, false, or in notebooks only
+    where it is left open.
 
     >>> result = run(data="digits", clients=4, rounds=1, epochs=1, model="mlp", method="fedavg")
     >>> 0 <= result.summary["final"]["client_after.accuracy.mean"] <= 1

@@ -153,7 +153,7 @@ def test_each_run_of_a_comparison_has_its_own(ear: list[Heard], tmp_path: Path) 
 
 
 def test_what_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(FedStrataError, match="no logger 'tensorbord'. Did you mean 'tensorboard'"):
+    with pytest.raises(FedStrataError, match=r"no logger 'tensorbord'\. Did you mean 'tensorboard'"):
         fedstrata.run(TINY, log="tensorbord", out=tmp_path / "run")
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(FedStrataError, match=r"pip install 'fedstrata\[wandb\]'"):

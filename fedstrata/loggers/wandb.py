@@ -11,6 +11,16 @@ from typing import Any, ClassVar
 from fedstrata.loggers.logger import LoggedRun, Logger, Writer, loggers, missing
 from fedstrata.spec import parameter
 
+_QUIET: dict[str, Any] = {
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "disable_code": True,
+    "x_disable_stats": True,
+    "x_disable_meta": True,
+}
+"""Nothing but what it is given: neither the terminal nor the code nor the machine."""
+
 
 @loggers.register("wandb")
 @dataclass(frozen=True)
@@ -57,14 +67,7 @@ class _Run:
             resume="allow",
             dir=str(place.parent if place.name == "wandb" else place),  # it makes a folder of this name itself
             config=dict(run.settings),
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                disable_code=True,
-                x_disable_stats=True,
-                x_disable_meta=True,
-            ),  # fmt: skip
+            settings=wandb.Settings(**_QUIET),
         )
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
