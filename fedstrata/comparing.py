@@ -37,11 +37,13 @@ from fedstrata.runs.devices import choose_device
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData, divide
 from fedstrata.runs.signals import Interrupted, noted_stops
+from fedstrata.runs.sweeping import Given as Swept
+from fedstrata.runs.sweeping import Sweep, cells, read_sweeps, swept_methods
 from fedstrata.side_by_side.how_many import as_many_as_fit, read_jobs, usable_cores
 from fedstrata.side_by_side.travelling import obstacle
 from fedstrata.side_by_side.workers import Job
 from fedstrata.side_by_side.workers import perform as side_by_side
-from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, notes
+from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, group_runs, notes
 from fedstrata.spec import split_outside
 
 ALL = "all"
@@ -66,6 +68,8 @@ class PlannedRun:
     state: State
     rounds_done: int = 0
     given: Ingredients = field(default_factory=Ingredients)
+    setting: str = ""
+    """The values of a sweep, in words; nothing where nothing is swept."""
 
     @classmethod
     def find(cls, experiment: Experiment, path: Path | None) -> PlannedRun:
@@ -82,7 +86,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """Name the run in a few words."""
-        return f"{self.experiment.method}, seed {self.experiment.seed}"
+        return ", ".join(filter(None, (self.experiment.method, self.setting, f"seed {self.experiment.seed}")))
 
     @property
     def rounds_left(self) -> int:
@@ -99,6 +103,13 @@ class Compared:
     split_hash: str
 
 
+@dataclass(frozen=True)
+class Labelled(Compared):
+    """A result that is looked up by its label."""
+
+    result: Result
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """What a comparison gave: the result of each run, seed by seed, and the table over them."""
@@ -107,13 +118,15 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows of the table, one for each method, with means over seeds and tests against the first."""
+        """The rows of the table, one for each method and setting, with means over seeds and tests against the first."""
         runs = [Compared(one.experiment.to_mapping(), one.summary, one.split_hash) for one in self.results]
         return comparison_rows(runs)
 
     def result(self, method: str, seed: int | None = None) -> Result:
         """Return the result of a method, written as in the table, with a seed, or with the first one."""
-        found = [one for one in self.results if one.summary["method"] == method]
+        runs = [Labelled(one.experiment.to_mapping(), one.summary, one.split_hash, one) for one in self.results]
+        named = {group.label: [run.result for run in group.runs] for group in group_runs(runs)}
+        found = named.get(method) or [one for one in self.results if one.summary["method"] == method]
         if not found:
             raise unknown_name("method in this comparison called", method, [row.label for row in self.rows])
         for one in found:
@@ -160,6 +173,7 @@ def _flat(row: Row) -> dict[str, Any]:
     compared = row.comparison
     return {
         "method": row.label,
+        **row.settings,
         "headline": row.headline,
         "seeds": len(row.seeds),
         "accuracy": mean(row.last),
@@ -183,6 +197,7 @@ def compare(
     split: Split | None = None,
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
     seeds: int = 1,
+    sweep: Swept | None = None,
     metrics: api.Metrics | None = None,
     learning_rate: float | None = None,
     out: str | Path | None = None,
@@ -197,6 +212,10 @@ def compare(
     ``methods`` is a list, or a text such as ``"fedavg, fedbn, local"``. Everything else is as in :func:`fedstrata.run`;
     seeds are counted from ``seed`` on. With ``out``, each run has a folder there, and nothing is done twice: an
     interrupted comparison goes on, and a longer list adds to it. Without, nothing is written. The data is loaded once.
+
+    ``sweep`` runs all of it with other values of keys of the experiment, or of parameters inside its texts:
+    ``sweep="partition.alpha=0.01,0.1,0.5"``, ``sweep={"clients": [10, 20], "method.mu": [0.1, 1.0]}``; several make a
+    grid. Methods are then tested against the first one at the same setting.
 
     ``jobs`` is how many runs are done at a time, in processes of their own, or ``"auto"``. Their numbers do not depend
     on it. It takes an ``out``, and what cannot travel to another process, such as objects and callbacks, is refused;
@@ -214,7 +233,7 @@ def compare(
     chosen = api.choose_experiment(experiment, {**changes, **named}, learning_rate, compare)
     chosen = load_imports(chosen, Path())
     given = dataclasses.replace(api.make_ingredients(data, split, model, None, metrics), named=NamedData())
-    planned = plan(chosen, make_methods(methods), seeds, None if out is None else Path(out), given)
+    planned = plan(chosen, make_methods(methods), seeds, None if out is None else Path(out), given, read_sweeps(sweep))
     called = list(Callbacks(callbacks))
     at_a_time = choose_jobs(jobs, planned, called)
     to_do = [run for run in planned if run.state != "finished"]
@@ -250,29 +269,48 @@ def plan(
     seeds: int,
     out: Path | None,
     given: Ingredients | None = None,
+    sweeps: Sequence[Sweep] = (),
 ) -> list[PlannedRun]:
     """List the runs, seed by seed, each in its own folder in ``out``, if they are to be written.
 
-    Runs that are there already must be of the same experiment, but for method and seed, so that all can be compared.
+    Runs that are there already must be of the same experiment, but for method, seed and what is swept, so that all can
+    be compared.
     """
     if seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
     given = given or Ingredients(named=NamedData())
     experiment = given.describe(experiment)
     there = [] if out is None else [RunFolder.open(path.parent) for path in sorted(out.glob("*/experiment.toml"))]
-    if there and (experiment.clients is None or experiment.partition is None):
-        # Runs record how the data was divided; only with what "none" means here can they be recognised.
-        experiment, _ = divide(experiment, given.load(experiment))
+    if experiment.partition is None and any(sweep.key == "partition" and sweep.path for sweep in sweeps):
+        experiment = experiment.with_changes({"partition": divide(experiment, given.load(experiment))[0].partition})
+    settings = [(words, _divided(cell, given) if there else cell) for words, cell in cells(experiment, sweeps)]
+    swept = {sweep.key for sweep in sweeps}
     for folder in there:
-        _refuse_other_experiment(folder, experiment, NOT_DECISIVE | COMPARED)
+        _refuse_other_experiment(folder, settings[0][1], NOT_DECISIVE | COMPARED | swept)
+    made = _with_swept_parameters([Method.make(method) for method in methods], sweeps)
     planned = []
     for seed in range(experiment.seed, experiment.seed + seeds):
-        for method in map(Method.make, methods):
-            own = experiment.with_changes({"method": str(method), "seed": seed})
-            path = None if out is None else out / f"{file_name(str(method))}-seed{seed}"
-            ingredients = dataclasses.replace(given, method=method)
-            planned.append(dataclasses.replace(PlannedRun.find(own, path), given=ingredients))
+        for words, cell in settings:
+            for method in made:
+                own = cell.with_changes({"method": str(method), "seed": seed})
+                name = "-".join(filter(None, (file_name(str(method)), words and file_name(words), f"seed{seed}")))
+                found = PlannedRun.find(own, None if out is None else out / name)
+                ingredients = dataclasses.replace(given, method=method)
+                planned.append(dataclasses.replace(found, given=ingredients, setting=words))
     return planned
+
+
+def _divided(experiment: Experiment, given: Ingredients) -> Experiment:
+    """Say how the data is divided: runs record it, and only with what "none" means here can they be recognised."""
+    if experiment.clients is not None and experiment.partition is not None:
+        return experiment
+    return divide(experiment, given.load(experiment))[0]
+
+
+def _with_swept_parameters(methods: Sequence[Method], sweeps: Sequence[Sweep]) -> list[Method]:
+    if not any(sweep.of_method for sweep in sweeps):
+        return list(methods)
+    return [Method.make(text) for text in swept_methods([str(method) for method in methods], sweeps)]
 
 
 def choose_jobs(asked: int | str, planned: Sequence[PlannedRun], callbacks: Sequence[object] = ()) -> int:

@@ -55,6 +55,7 @@ def register(app: typer.Typer) -> None:
             "fedstrata compare 'fedavg, fedbn, local' --seeds 3",
             "fedstrata compare 'fedavg, fedprox:0.01, fedprox:0.1' --rounds 50 --out runs/fedprox",
             "fedstrata compare 'fedavg, fedbn, local' --seeds 5 --jobs auto",
+            "fedstrata compare 'fedbn, lips' --sweep partition.alpha=0.01,0.1,0.5",
         ),
     )
     add_command(app, resume)
@@ -171,6 +172,14 @@ def compare(
         ),
     ],
     seeds: Annotated[int, typer.Option(help="How many seeds to run each method with, from --seed on.")] = 1,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="Run everything with each of these values of a key of the experiment (clients=10,20,50), or of a "
+            "parameter inside one (partition.alpha=0.01,0.1,0.5; method.mu=0.1,1); repeated: with each combination.",
+        ),
+    ] = None,
     jobs: Annotated[
         str,
         typer.Option(
@@ -210,7 +219,7 @@ def compare(
     kept = make_loggers(log)
     texts = comparing.read_methods(", ".join(text for text in methods if not text.endswith(".toml")))
     with telling(f"looking for finished runs and loading the data {experiment.data}", quiet):
-        planned, folder = planned_runs(experiment, texts, seeds, out)
+        planned, folder = planned_runs(experiment, texts, seeds, out, sweep)
     at_a_time = comparing.choose_jobs(jobs, planned)
     to_do = [one for one in planned if one.state != "finished"]
     if len(to_do) < len(planned) and not quiet:
@@ -267,7 +276,7 @@ def unused_folder(experiment: Experiment) -> Path:
 
 
 def planned_runs(
-    experiment: Experiment, methods: Sequence[str], seeds: int, out: Path | None
+    experiment: Experiment, methods: Sequence[str], seeds: int, out: Path | None, sweep: Sequence[str] | None = None
 ) -> tuple[list[PlannedRun], Path]:
     """Plan the runs of a comparison in a folder.
 
@@ -276,13 +285,14 @@ def planned_runs(
     """
     from fedstrata.comparing import OtherExperimentError, numbered, plan
     from fedstrata.runs.preparing import Ingredients, NamedData
+    from fedstrata.runs.sweeping import read_sweeps
 
-    given = Ingredients(named=NamedData())
+    given, sweeps = Ingredients(named=NamedData()), read_sweeps(sweep)
     for path in numbered(Path("runs/compare")) if out is None else ():
         with suppress(OtherExperimentError):
-            return plan(experiment, methods, seeds, path, given), path
+            return plan(experiment, methods, seeds, path, given, sweeps), path
     assert out is not None
-    return plan(experiment, methods, seeds, out, given), out
+    return plan(experiment, methods, seeds, out, given, sweeps), out
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:

@@ -17,6 +17,7 @@ from fedstrata.report.opening import read_runs
 from fedstrata.report.published import PublishedRun
 from fedstrata.report.reading import Run
 from fedstrata.report.results import results
+from fedstrata.report.sweeps import sweeps
 from fedstrata.report.view import Section, View
 from fedstrata.significance import Estimate, accuracy_or_nothing
 
@@ -44,6 +45,7 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     parts = [
         results(view),
         further(view),
+        sweeps(view, with_charts),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),

@@ -10,7 +10,16 @@ from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import POOLED, UNDEFINED
-from fedstrata.significance import Estimate, Row, estimate, highest, metric_value, notes, some_dropped_out
+from fedstrata.significance import (
+    Estimate,
+    Row,
+    estimate,
+    highest,
+    metric_value,
+    notes,
+    reference_name,
+    some_dropped_out,
+)
 
 _STATISTICS = {
     "mean": "mean", "std": "std over clients", "worst10": "worst 10 %", POOLED: "all samples",
@@ -69,7 +78,7 @@ def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
         (Column("Time", "Wall-clock time of a run"), lambda row: _time(row.seconds)),
     ]
     if len(rows) > 1:
-        group = f"Against {rows[0].label}"
+        group = f"Against {reference_name(rows)}"
         columns[5:5] = [
             (Column("Points", "Difference in the last round, in percentage points", group=group), _difference),
             (Column("p", "Paired t-test over seeds, corrected after Holm", group=group), _p_value),
