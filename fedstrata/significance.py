@@ -230,9 +230,7 @@ def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None)
 
 def _setting(group: Group[R]) -> str:
     """What a group's runs share with those of other methods."""
-    kept = {
-        key: value for key, value in group.runs[0].experiment.items() if key not in {"method", *NOT_DISTINGUISHING}
-    }
+    kept = {key: value for key, value in group.runs[0].experiment.items() if key not in {"method", *NOT_DISTINGUISHING}}
     return json.dumps(kept, sort_keys=True, default=str)
 
 

@@ -25,7 +25,7 @@ from fedstrata.significance import NOT_DISTINGUISHING, Group, estimate, headline
 from fedstrata.spec import parse
 
 if TYPE_CHECKING:
-    import altair as alt
+    pass
 
 AXES = 4
 """How many swept settings get charts of their own; a table tells of more."""

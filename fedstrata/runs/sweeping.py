@@ -63,6 +63,19 @@ class Sweep:
             raise FedStrataError(f"There is no '{self.path[-1]}' to sweep in the {self.key} '{text}'.")
         return experiment.with_changes({self.key: changed})
 
+    def value_in(self, experiment: Experiment) -> Value:
+        """Read the value off an experiment as it stands there, so that 1 and 1.0 are the same."""
+        text: Value = getattr(experiment, self.key)
+        if not self.path:
+            return text
+        *owner, name = self.path
+        [value] = [
+            getattr(part, name)
+            for part in _components(self.key, str(text))
+            if name in _names(part) and _is(part, owner)
+        ]
+        return value  # type: ignore[no-any-return]
+
 
 def read_sweeps(given: Given | None) -> list[Sweep]:
     """Read sweeps; those that could not be swept are refused.
@@ -98,10 +111,14 @@ def _make(name: str, values: tuple[Value, ...]) -> Sweep:
     if key == "seed":
         raise FedStrataError("Seeds are not swept but counted: --seeds 5, or seeds=5.")
     if key == METHOD and not path:
-        raise FedStrataError("Methods are not swept but listed, as what is compared; sweep a parameter: method.mu=0.1,1.")
+        raise FedStrataError(
+            "Methods are not swept but listed, as what is compared; sweep a parameter: method.mu=0.1,1."
+        )
     if key == "imports" or (path and key not in _REGISTRIES):
-        raise FedStrataError(f"'{name}' cannot be swept: '{key}' has no parameters; sweep a key, or one of "
-                             f"{', '.join(f'{one}.…' for one in _REGISTRIES)}.")
+        raise FedStrataError(
+            f"'{name}' cannot be swept: '{key}' has no parameters; sweep a key, or one of "
+            f"{', '.join(f'{one}.…' for one in _REGISTRIES)}."
+        )
     unique = tuple(dict.fromkeys(values))
     if len(unique) < 2:
         raise FedStrataError(f"A sweep of '{name}' needs at least two values; write {name}=1,2,3.")
@@ -115,7 +132,7 @@ def cells(experiment: Experiment, sweeps: Iterable[Sweep]) -> Iterator[tuple[str
         changed = experiment
         for sweep, value in zip(shared, chosen, strict=True):
             changed = sweep.change(changed, value)
-        words = [f"{(sweep.path or (sweep.key,))[-1]}={value}" for sweep, value in zip(shared, chosen, strict=True)]
+        words = [f"{(sweep.path or (sweep.key,))[-1]}={sweep.value_in(changed)}" for sweep in shared]
         yield ", ".join(words), changed
 
 
@@ -127,7 +144,9 @@ def swept_methods(methods: Sequence[str], sweeps: Iterable[Sweep]) -> list[str]:
             changed = [with_parameter(METHOD, text, sweep.path, value) for value in sweep.values]
             made += [text] if changed[0] is None else [one for one in changed if one is not None]
         if made == list(methods):
-            raise FedStrataError(f"None of the methods has the parameter '{sweep.path[-1]}' of the sweep '{sweep.name}'.")
+            raise FedStrataError(
+                f"None of the methods has the parameter '{sweep.path[-1]}' of the sweep '{sweep.name}'."
+            )
         methods = made
     return list(dict.fromkeys(methods))
 
@@ -140,11 +159,7 @@ def with_parameter(key: str, text: str, path: tuple[str, ...], value: Value) -> 
     """
     *owner, name = path
     parts = _components(key, text)
-    fitting = [
-        place
-        for place, part in enumerate(parts)
-        if name in _names(part) and owner in ([], [part.name.replace("-", "_")])
-    ]
+    fitting = [place for place, part in enumerate(parts) if name in _names(part) and _is(part, owner)]
     if not fitting:
         return None
     if len(fitting) > 1:
@@ -183,6 +198,11 @@ def _registry(key: str) -> Registry[Any]:
     module, _, name = _REGISTRIES[key].partition(":")
     registry: Registry[Any] = getattr(import_module(module), name)
     return registry
+
+
+def _is(part: Spec, owner: Sequence[str]) -> bool:
+    """Tell whether a component is the one that was named, if one was."""
+    return list(owner) in ([], [part.name.replace("-", "_")])
 
 
 def _names(part: Spec) -> list[str]:
