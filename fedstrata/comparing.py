@@ -25,6 +25,7 @@ from fedstrata.engines.planning import free_memory
 from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.loggers import Logger, make_loggers
+from fedstrata.loggers.logging import Given as Log
 from fedstrata.methods import Method, Part
 from fedstrata.methods import methods as registry
 from fedstrata.models import ModelSpec
@@ -202,7 +203,7 @@ def compare(
     learning_rate: float | None = None,
     out: str | Path | None = None,
     callbacks: Iterable[object] = (),
-    log: api.Log | None = None,
+    log: Log | None = None,
     progress: bool | None = None,
     jobs: int | str = 1,
     **changes: Any,

@@ -383,7 +383,9 @@ def _differing_parameters(key: str, texts: Sequence[Any]) -> list[dict[str, Any]
         return None
     given = [dict(call[0].keywords) for call in calls]
     names = [name for name in dict.fromkeys(name for one in given for name in one) if _varies(name, given)]
-    return [{f"{key}.{name}": one.get(name, "default") for name in names} for one in given]
+    if any(name not in one for name in names for one in given):
+        return None  # a default that is not written here
+    return [{f"{key}.{name}": one[name] for name in names} for one in given]
 
 
 def _short_names(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -136,7 +136,9 @@ class _Kept(Callback):
     def _write(self, round: int, values: Mapping[str, float]) -> None:
         if self._writer is None or round <= self._memory.through(self._text):
             return
-        self._guarded("write", lambda: (self._open.write(round, values), self._memory.note(self._text, round)))
+        self._guarded("write", lambda: self._open.write(round, values))
+        if self._writer is not None:
+            self._guarded("note", lambda: self._memory.note(self._text, round))
         self._last = (round, frozenset(values))
 
     def _guarded(self, what: str, do: Callable[[], object]) -> None:

@@ -39,7 +39,7 @@ class _EventFile:
         from torch.utils.tensorboard import SummaryWriter
 
         begun = any(place.glob("events.out.tfevents.*"))
-        self._events: Any = SummaryWriter(str(place))  # type: ignore[no-untyped-call]
+        self._events: Any = SummaryWriter(str(place))
         if not begun:
             lines = ["| setting | value |", "|---|---|", *(f"| {key} | `{value}` |" for key, value in settings.items())]
             self._events.add_text("settings", "\n".join(lines))
