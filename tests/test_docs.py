@@ -34,6 +34,7 @@ RUN = (
 LARGE = {
     "index.md": ("fedstrata compare", "fedstrata report"),
     "use-the-model.md": ("fedstrata run",),
+    "while-it-runs.md": ("fedstrata run --log",),
     "your-data-and-model.md": ('fedstrata run --data "image_folder',),
 }
 """What only runs with data that is not there, or takes too long for a test."""
