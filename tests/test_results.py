@@ -121,3 +121,22 @@ def test_the_tables_under_attack_are_those_of_the_published_numbers():
             of_method = [row for row in of_partition if row["method"] == method]
             cells = (f"{float(row['mean']):.1f} ± {float(row['deviation']):.1f}" for row in of_method)
             assert f"| `{method}` | {' | '.join(cells)} |" in page
+
+
+def test_the_demo_is_what_was_published():
+    told, readme = rows(RESULTS / "demo-digits" / "summary.csv"), (RESULTS / "README.md").read_text(encoding="utf-8")
+    for method in ("fedavg", "ssfl", "fedbn", "lips"):
+        [line] = [line for line in readme.splitlines() if line.startswith(f"| `{method}` |") and line.count("|") == 7]
+        for seeds in (("0", "1", "2"), ("10", "11", "12")):
+            values = [
+                100 * float(row["last_round"])
+                for row in told
+                if (row["method"], row["seed"] in seeds) == (method, True)
+            ]
+            assert f"{mean(values):.1f} ± {stdev(values):.1f}" in line
+    of_readme = readme.partition("## The demo")[2].partition("```\n")[2].partition("```")[0]
+    makefile = (RESULTS.parent / "Makefile").read_text(encoding="utf-8")
+    of_make = makefile.partition("DEMO := ")[2].partition("\n\n")[0]
+    assert f"fedstrata {' '.join(of_make.replace(chr(92), ' ').split())}" == " ".join(
+        of_readme.replace(chr(92), " ").split()
+    )
