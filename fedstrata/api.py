@@ -18,6 +18,8 @@ from fedstrata.data import Dataset, Split, datasets, read_data
 from fedstrata.engines.planning import ENGINES, Plan, SharedMemory
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
+from fedstrata.loggers import LoggedRun, Logger, keep_log, make_loggers
+from fedstrata.loggers.logging import Given as Log
 from fedstrata.methods import Method, Part, methods
 from fedstrata.models import ModelSpec, models
 from fedstrata.optimisers import with_learning_rate
@@ -103,6 +105,7 @@ def run(
     learning_rate: float | None = None,
     out: str | Path | None = None,
     callbacks: Iterable[object] = (),
+    log: Log | None = None,
     progress: bool | Progress | None = None,
     **changes: Any,
 ) -> Result:
@@ -118,8 +121,10 @@ def run(
     nothing else of it. ``imports`` are Python files that register components of your own, which can then be named; the
     run folder keeps a copy of them. With ``out``, the run folder is written there; without, nothing is.
 
-    ``callbacks`` are called while it runs (:class:`Callback`, or a function that is called after every round).
-    ``progress`` shows how far it has come: true, false, or in notebooks only where it is left open.
+    ``callbacks`` are called while it runs (:class:`Callback`, or a function that is called after every round). ``log``
+    keeps its numbers in other tools, too: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, several of them, or with
+    parameters (:mod:`fedstrata.loggers`). ``progress`` shows how far it has come: true, false, or in notebooks only
+    where it is left open.
 
     >>> result = run(data="digits", clients=4, rounds=1, epochs=1, model="mlp", method="fedavg")
     >>> 0 <= result.summary["final"]["client_after.accuracy.mean"] <= 1
@@ -128,6 +133,7 @@ def run(
     chosen = choose_experiment(
         experiment, {**changes, **_named(data=data, model=model, method=method, metrics=metrics)}, learning_rate, run
     )
+    kept = make_loggers(log)
     if out is not None:
         RunFolder.refuse_taken(Path(out))
     chosen = load_imports(chosen, Path())
@@ -135,7 +141,7 @@ def run(
     with _shown(progress, 1, chosen.rounds) as shown:
         if shown is not progress:
             shown.begin(f"{given.describe(chosen).method}, seed {chosen.seed}")
-        return carry_out(chosen, given, None if out is None else Path(out), callbacks, shown)
+        return carry_out(chosen, given, None if out is None else Path(out), callbacks, shown, log=kept)
 
 
 def carry_out(
@@ -146,6 +152,7 @@ def carry_out(
     shown: Progress,
     plan: Plan | None = None,
     shared: SharedMemory | None = None,
+    log: Sequence[Logger] = (),
 ) -> Result:
     """Run an experiment whose files are imported, and show how far it has come.
 
@@ -155,12 +162,13 @@ def carry_out(
     simulation = Driver.prepare(experiment, given, plan, shown.show_doing, shared)
     shown.show_doing(f"round 1 of {experiment.rounds}")
     if out is None:
-        return _result(simulation, simulation.run(None, [*called, shown]), None)
+        with keep_log(log, _logged(simulation, None)) as logging:
+            return _result(simulation, simulation.run(None, [*called, *logging, shown]), None)
     folder = RunFolder.create(
         out, simulation.experiment, simulation.dataset, simulation.split, simulation.environment()
     )
-    with folder:
-        return _result(simulation, simulation.run(folder, [*called, shown]), folder.path)
+    with folder, keep_log(log, _logged(simulation, out)) as logging:
+        return _result(simulation, simulation.run(folder, [*called, *logging, shown]), folder.path)
 
 
 def resume(
@@ -172,17 +180,20 @@ def resume(
     method: Method | Part | None = None,
     metrics: Metrics | None = None,
     callbacks: Iterable[object] = (),
+    log: Log | None = None,
     progress: bool | Progress | None = None,
 ) -> Result:
     """Go on with an interrupted run from its folder; objects from Python that it was made with must be given again.
 
-    Files that it imported are taken from the folder. ``callbacks`` and ``progress`` are those of :func:`run`.
+    Files that it imported are taken from the folder, and its loggers go on; ``log`` adds others, which hear of the
+    rounds before, too. ``callbacks`` and ``progress`` are those of :func:`run`.
     """
+    kept = make_loggers(log)
     given = make_ingredients(data, split, model, method, metrics)
     with RunFolder.open(Path(out)) as folder, _shown(progress, 1, folder.experiment.rounds) as shown:
         if shown is not progress:
             shown.begin(f"{folder.experiment.method}, seed {folder.experiment.seed}")
-        return carry_on(Path(out), given, callbacks, shown)
+        return carry_on(Path(out), given, callbacks, shown, log=kept)
 
 
 def extend(
@@ -195,6 +206,7 @@ def extend(
     method: Method | Part | None = None,
     metrics: Metrics | None = None,
     callbacks: Iterable[object] = (),
+    log: Log | None = None,
     progress: bool | Progress | None = None,
 ) -> Result:
     """Go on with a finished run until it has so many rounds in all, in its folder.
@@ -202,13 +214,14 @@ def extend(
     What comes out is the same as of one long run; where it is not, because the schedule or the method plans for the
     number of rounds, a warning says so. Everything else is as in :func:`resume`.
     """
+    kept = make_loggers(log)
     given = make_ingredients(data, split, model, method, metrics)
     with RunFolder.resume(Path(out)) as folder:
         reopen(folder, rounds, given)
     with _shown(progress, 1, rounds) as shown:
         if shown is not progress:
             shown.begin(f"{folder.experiment.method}, seed {folder.experiment.seed}")
-        return carry_on(Path(out), given, callbacks, shown)
+        return carry_on(Path(out), given, callbacks, shown, log=kept)
 
 
 def carry_on(
@@ -217,6 +230,7 @@ def carry_on(
     callbacks: Iterable[object],
     shown: Progress,
     shared: SharedMemory | None = None,
+    log: Sequence[Logger] = (),
 ) -> Result:
     """Go on with an interrupted run, and show how far it has come."""
     called = Callbacks(callbacks)
@@ -242,7 +256,16 @@ def carry_on(
         refuse_other_data(folder, simulation.dataset, simulation.split)
         simulation.restore(folder)
         shown.show_doing(f"round {simulation.round + 1} of {experiment.rounds}")
-        return _result(simulation, simulation.run(folder, [*called, shown]), folder.path)
+        with keep_log(log, _logged(simulation, out), simulation.rounds_done()) as logging:
+            return _result(simulation, simulation.run(folder, [*called, *logging, shown]), folder.path)
+
+
+def _logged(simulation: Driver, out: Path | None) -> LoggedRun:
+    """Tell loggers of a run: the name of its folder, or of what it is made of, and all its settings."""
+    experiment = simulation.experiment
+    texts = {key: ", ".join(value) for key, value in experiment.to_mapping().items() if isinstance(value, tuple)}
+    name = f"{experiment.method}-{experiment.data}-seed{experiment.seed}" if out is None else out.resolve().name
+    return LoggedRun(re.sub(r"[^\w.+=-]+", "-", name), {**experiment.to_mapping(), **texts}, out)
 
 
 def load(

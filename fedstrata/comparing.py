@@ -24,6 +24,8 @@ from fedstrata.data import Split
 from fedstrata.engines.planning import free_memory
 from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 from fedstrata.experiment import Experiment
+from fedstrata.loggers import Logger, make_loggers
+from fedstrata.loggers.logging import Given as Log
 from fedstrata.methods import Method, Part
 from fedstrata.methods import methods as registry
 from fedstrata.models import ModelSpec
@@ -36,11 +38,13 @@ from fedstrata.runs.devices import choose_device
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData, divide
 from fedstrata.runs.signals import Interrupted, noted_stops
+from fedstrata.runs.sweeping import Given as Swept
+from fedstrata.runs.sweeping import Sweep, cells, read_sweeps, swept_methods
 from fedstrata.side_by_side.how_many import as_many_as_fit, read_jobs, usable_cores
 from fedstrata.side_by_side.travelling import obstacle
 from fedstrata.side_by_side.workers import Job
 from fedstrata.side_by_side.workers import perform as side_by_side
-from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, notes
+from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, group_runs, notes
 from fedstrata.spec import split_outside
 
 ALL = "all"
@@ -65,6 +69,8 @@ class PlannedRun:
     state: State
     rounds_done: int = 0
     given: Ingredients = field(default_factory=Ingredients)
+    setting: str = ""
+    """The values of a sweep, in words; nothing where nothing is swept."""
 
     @classmethod
     def find(cls, experiment: Experiment, path: Path | None) -> PlannedRun:
@@ -81,7 +87,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """Name the run in a few words."""
-        return f"{self.experiment.method}, seed {self.experiment.seed}"
+        return ", ".join(filter(None, (self.experiment.method, self.setting, f"seed {self.experiment.seed}")))
 
     @property
     def rounds_left(self) -> int:
@@ -97,6 +103,7 @@ class Compared:
     summary: Mapping[str, Any]
     split_hash: str
     client_accuracies: Mapping[int, float]
+    result: Result
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,21 +114,26 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows of the table, one for each method, with means over seeds and tests against the first."""
-        runs = [
+        """The rows of the table, one for each method and setting, with means over seeds and tests against the first."""
+        return comparison_rows(self._compared)
+
+    @cached_property
+    def _compared(self) -> list[Compared]:
+        return [
             Compared(
                 one.experiment.to_mapping(),
                 one.summary,
                 one.split_hash,
                 one.metrics.of_clients(f"{one.summary['headline']}.accuracy"),
+                one,
             )
             for one in self.results
         ]
-        return comparison_rows(runs)
 
     def result(self, method: str, seed: int | None = None) -> Result:
         """Return the result of a method, written as in the table, with a seed, or with the first one."""
-        found = [one for one in self.results if one.summary["method"] == method]
+        named = {group.label: [run.result for run in group.runs] for group in group_runs(self._compared)}
+        found = named.get(method) or [one for one in self.results if one.summary["method"] == method]
         if not found:
             raise unknown_name("method in this comparison called", method, [row.label for row in self.rows])
         for one in found:
@@ -170,6 +182,7 @@ def _flat(row: Row) -> dict[str, Any]:
     compared = row.comparison
     return {
         "method": row.label,
+        **row.settings,
         "headline": row.headline,
         "seeds": len(row.seeds),
         "accuracy": mean(row.last),
@@ -194,10 +207,12 @@ def compare(
     split: Split | None = None,
     model: str | nn.Module | ModelSpec | Callable[..., nn.Module] | None = None,
     seeds: int = 1,
+    sweep: Swept | None = None,
     metrics: api.Metrics | None = None,
     learning_rate: float | None = None,
     out: str | Path | None = None,
     callbacks: Iterable[object] = (),
+    log: Log | None = None,
     progress: bool | None = None,
     jobs: int | str = 1,
     **changes: Any,
@@ -207,6 +222,10 @@ def compare(
     ``methods`` is a list, or a text such as ``"fedavg, fedbn, local"``. Everything else is as in :func:`fedstrata.run`;
     seeds are counted from ``seed`` on. With ``out``, each run has a folder there, and nothing is done twice: an
     interrupted comparison goes on, and a longer list adds to it. Without, nothing is written. The data is loaded once.
+
+    ``sweep`` runs all of it with other values of keys of the experiment, or of parameters inside its texts:
+    ``sweep="partition.alpha=0.01,0.1,0.5"``, ``sweep={"clients": [10, 20], "method.mu": [0.1, 1.0]}``; several make a
+    grid. Methods are then tested against the first one at the same setting.
 
     ``jobs`` is how many runs are done at a time, in processes of their own, or ``"auto"``. Their numbers do not depend
     on it. It takes an ``out``, and what cannot travel to another process, such as objects and callbacks, is refused;
@@ -218,17 +237,18 @@ def compare(
     """
     if "method" in changes:
         raise FedStrataError("A comparison takes its methods first: compare(['fedavg', 'fedbn'], rounds=5).")
+    kept = make_loggers(log)
     given_by_name = {"data": data, "model": model, "metrics": metrics}
     named = {key: value for key, value in given_by_name.items() if isinstance(value, str)}
     chosen = api.choose_experiment(experiment, {**changes, **named}, learning_rate, compare)
     chosen = load_imports(chosen, Path())
     given = dataclasses.replace(api.make_ingredients(data, split, model, None, metrics), named=NamedData())
-    planned = plan(chosen, make_methods(methods), seeds, None if out is None else Path(out), given)
+    planned = plan(chosen, make_methods(methods), seeds, None if out is None else Path(out), given, read_sweeps(sweep))
     called = list(Callbacks(callbacks))
     at_a_time = choose_jobs(jobs, planned, called)
     to_do = [run for run in planned if run.state != "finished"]
     with show_if_wanted(progress, len(to_do), sum(run.rounds_left for run in to_do), at_a_time) as shown:
-        return Comparison(tuple(perform(planned, shown, called, at_a_time)))
+        return Comparison(tuple(perform(planned, shown, called, at_a_time, kept)))
 
 
 def make_methods(given: str | Sequence[str | Method | Part]) -> list[Method]:
@@ -259,29 +279,48 @@ def plan(
     seeds: int,
     out: Path | None,
     given: Ingredients | None = None,
+    sweeps: Sequence[Sweep] = (),
 ) -> list[PlannedRun]:
     """List the runs, seed by seed, each in its own folder in ``out``, if they are to be written.
 
-    Runs that are there already must be of the same experiment, but for method and seed, so that all can be compared.
+    Runs that are there already must be of the same experiment, but for method, seed and what is swept, so that all can
+    be compared.
     """
     if seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
     given = given or Ingredients(named=NamedData())
     experiment = given.describe(experiment)
     there = [] if out is None else [RunFolder.open(path.parent) for path in sorted(out.glob("*/experiment.toml"))]
-    if there and (experiment.clients is None or experiment.partition is None):
-        # Runs record how the data was divided; only with what "none" means here can they be recognised.
-        experiment, _ = divide(experiment, given.load(experiment))
+    if experiment.partition is None and any(sweep.key == "partition" and sweep.path for sweep in sweeps):
+        experiment = experiment.with_changes({"partition": divide(experiment, given.load(experiment))[0].partition})
+    settings = [(words, _divided(cell, given) if there else cell) for words, cell in cells(experiment, sweeps)]
+    swept = {sweep.key for sweep in sweeps}
     for folder in there:
-        _refuse_other_experiment(folder, experiment, NOT_DECISIVE | COMPARED)
+        _refuse_other_experiment(folder, settings[0][1], NOT_DECISIVE | COMPARED | swept)
+    made = _with_swept_parameters([Method.make(method) for method in methods], sweeps)
     planned = []
     for seed in range(experiment.seed, experiment.seed + seeds):
-        for method in map(Method.make, methods):
-            own = experiment.with_changes({"method": str(method), "seed": seed})
-            path = None if out is None else out / f"{file_name(str(method))}-seed{seed}"
-            ingredients = dataclasses.replace(given, method=method)
-            planned.append(dataclasses.replace(PlannedRun.find(own, path), given=ingredients))
+        for words, cell in settings:
+            for method in made:
+                own = cell.with_changes({"method": str(method), "seed": seed})
+                name = "-".join(filter(None, (file_name(str(method)), words and file_name(words), f"seed{seed}")))
+                found = PlannedRun.find(own, None if out is None else out / name)
+                ingredients = dataclasses.replace(given, method=method)
+                planned.append(dataclasses.replace(found, given=ingredients, setting=words))
     return planned
+
+
+def _divided(experiment: Experiment, given: Ingredients) -> Experiment:
+    """Say how the data is divided: runs record it, and only with what "none" means here can they be recognised."""
+    if experiment.clients is not None and experiment.partition is not None:
+        return experiment
+    return divide(experiment, given.load(experiment))[0]
+
+
+def _with_swept_parameters(methods: Sequence[Method], sweeps: Sequence[Sweep]) -> list[Method]:
+    if not any(sweep.of_method for sweep in sweeps):
+        return list(methods)
+    return [Method.make(text) for text in swept_methods([str(method) for method in methods], sweeps)]
 
 
 def choose_jobs(asked: int | str, planned: Sequence[PlannedRun], callbacks: Sequence[object] = ()) -> int:
@@ -311,13 +350,17 @@ def choose_jobs(asked: int | str, planned: Sequence[PlannedRun], callbacks: Sequ
 
 
 def perform(
-    planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object] = (), at_a_time: int = 1
+    planned: Sequence[PlannedRun],
+    shown: Progress,
+    callbacks: Iterable[object] = (),
+    at_a_time: int = 1,
+    log: Sequence[Logger] = (),
 ) -> list[Result]:
     """Do what is still to do of the runs, in their order, so many at a time, and return the results of all."""
     if at_a_time == 1:
-        return _one_after_another(planned, shown, callbacks)
+        return _one_after_another(planned, shown, callbacks, log)
     jobs = [
-        Job(run.name, run.experiment, run.path, run.state == "new", run.rounds_left)
+        Job(run.name, run.experiment, run.path, run.state == "new", run.rounds_left, log=tuple(map(str, log)))
         for run in planned
         if run.state != "finished" and run.path is not None
     ]
@@ -325,7 +368,9 @@ def perform(
     return [api.read_result(run.path) for run in planned if run.path is not None]
 
 
-def _one_after_another(planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object]) -> list[Result]:
+def _one_after_another(
+    planned: Sequence[PlannedRun], shown: Progress, callbacks: Iterable[object], log: Sequence[Logger]
+) -> list[Result]:
     called = Callbacks(callbacks)
     results: list[Result] = []
     with noted_stops() as stop:
@@ -335,11 +380,11 @@ def _one_after_another(planned: Sequence[PlannedRun], shown: Progress, callbacks
                     raise Interrupted(stop[0], results[-1].summary["rounds"], results[-1].out)
                 shown.begin(run.name)
             if run.state == "new" or run.path is None:
-                result = api.carry_out(run.experiment, run.given, run.path, called, shown)
+                result = api.carry_out(run.experiment, run.given, run.path, called, shown, log=log)
             elif run.state == "finished":
                 result = api.read_result(run.path)
             else:
-                result = api.carry_on(run.path, run.given, called, shown)
+                result = api.carry_on(run.path, run.given, called, shown, log=log)
             # The data and the clients' state of all runs together would fill the memory.
             results.append(dataclasses.replace(result, driver=None))
     return results

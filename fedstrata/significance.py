@@ -11,8 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from fedstrata.errors import unknown_name
+from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.fairness import incentive
+from fedstrata.spec import parse
 
 
 class ComparableRun(Protocol):
@@ -86,6 +87,7 @@ class Row:
     were merged, in the mean over the rounds; ``everybody`` tells that it was all of them, in the tests too.
     ``without_state`` is how many real sites went on without the state that they had lost. ``incentive`` is the part of
     the clients that fare better than with ``local`` and with ``fedavg`` of the same seed, where both are compared too.
+    ``settings`` is what differs between the rows beside the method, such as what was swept.
     """
 
     label: str
@@ -106,6 +108,7 @@ class Row:
     everybody: bool = True
     without_state: int = 0
     incentive: Estimate | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def group_runs(runs: Sequence[R]) -> list[Group[R]]:
@@ -214,17 +217,47 @@ def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None)
     by_label = {group.label: group for group in groups}
     if reference is not None and reference not in by_label:
         raise unknown_name("method in this comparison called", reference, by_label)
-    many = len(groups) > MANY_METHODS
-    against = by_label[reference or (_USUAL_REFERENCE if many and _USUAL_REFERENCE in by_label else groups[0].label)]
-    comparisons = {group.label: _compare(group, against) for group in groups if group is not against}
+    settings = _settings_with_a_reference(groups) if reference is None else None
+    many = settings is None and len(groups) > MANY_METHODS
+    usual = by_label[reference or (_USUAL_REFERENCE if many and _USUAL_REFERENCE in by_label else groups[0].label)]
+    against = {group.label: usual if settings is None else settings[_setting(group)] for group in groups}
+    comparisons = {
+        group.label: _compare(group, against[group.label]) for group in groups if group is not against[group.label]
+    }
     tested = {label: comparison.p_value for label, comparison in comparisons.items() if comparison.p_value is not None}
     for label, adjusted in zip(tested, holm(list(tested.values())), strict=True):
         comparisons[label] = dataclasses.replace(comparisons[label], adjusted=adjusted)
+    differing = differing_settings([group.runs[0].experiment for group in groups])
     rows = [
-        dataclasses.replace(_row(group, comparisons.get(group.label)), incentive=_incentive(group, groups))
-        for group in groups
+        dataclasses.replace(
+            _row(group, comparisons.get(group.label)), incentive=_incentive(group, groups), settings=told
+        )
+        for group, told in zip(groups, differing, strict=True)
     ]
     return sorted(rows, key=lambda row: (row.comparison is not None, -accuracy_or_nothing(row))) if many else rows
+
+
+def _setting(group: Group[R]) -> str:
+    """What a group's runs share with those of other methods."""
+    kept = {key: value for key, value in group.runs[0].experiment.items() if key not in {"method", *NOT_DISTINGUISHING}}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _settings_with_a_reference(groups: Sequence[Group[R]]) -> dict[str, Group[R]] | None:
+    """Find what to test against at each setting, where the same first method was run at several: that method."""
+    first: dict[str, Group[R]] = {}
+    for group in groups:
+        first.setdefault(_setting(group), group)
+    methods = {str(group.runs[0].experiment.get("method")) for group in first.values()}
+    return first if len(methods) == 1 and 1 < len(first) < len(groups) else None
+
+
+def reference_name(rows: Sequence[Row]) -> str:
+    """Name what the rows are tested against, in few words."""
+    references = list(dict.fromkeys(row.comparison.reference for row in rows if row.comparison is not None))
+    if len(references) < 2:
+        return references[0] if references else rows[0].label
+    return f"{references[0].split(' [', 1)[0]} at the same setting"
 
 
 def accuracy_or_nothing(row: Row) -> float:
@@ -246,7 +279,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         said.append(f"Mean ± sample standard deviation over {seeds} seeds.")
     if tested:
         correction = f", corrected after Holm for {len(tested)} methods" if len(tested) > 1 else ""
-        said.append(f"p: two-sided paired t-test over seeds against {tested[0].reference}{correction}.")
+        said.append(f"p: two-sided paired t-test over seeds against {reference_name(rows)}{correction}.")
     if counts != [1]:
         reasons: dict[str, list[str]] = {}
         for row, comparison in compared:
@@ -335,16 +368,57 @@ def _labels(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for experiment in experiments:
         by_method.setdefault(str(experiment.get("method", "")), []).append(experiment)
-    varying = {
-        method: [key for key in dict.fromkeys(key for one in same for key in one) if _varies(key, same)]
-        for method, same in by_method.items()
-    }
+    told = {method: iter(_short_names(differing_settings(same))) for method, same in by_method.items()}
     labels = []
     for experiment in experiments:
         method = str(experiment.get("method", ""))
-        parts = [f"{key}={experiment.get(key, 'none')}" for key in varying[method]]
+        parts = [f"{key}={'none' if value is None else value}" for key, value in next(told[method]).items()]
         labels.append(f"{method} [{', '.join(parts)}]" if parts else method)
     return labels
+
+
+def differing_settings(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tell for each experiment what makes it another than the others, beside seed and method.
+
+    Where a text names the same component everywhere, it is the parameters that differ.
+
+    >>> differing_settings([{"partition": "dirichlet(alpha=0.1)"}, {"partition": "dirichlet(alpha=0.5)"}])
+    [{'partition.alpha': 0.1}, {'partition.alpha': 0.5}]
+    """
+    keys = dict.fromkeys(key for one in experiments for key in one if key != "method" and _varies(key, experiments))
+    found: list[dict[str, Any]] = [{} for _ in experiments]
+    for key in keys:
+        values = [one.get(key) for one in experiments]
+        for place, differing in enumerate(_differing_parameters(key, values) or [{key: value} for value in values]):
+            found[place] |= differing
+    return found
+
+
+def _differing_parameters(key: str, texts: Sequence[Any]) -> list[dict[str, Any]] | None:
+    """Tell the parameters in which texts of one component differ; none where it is not one, or they have no names."""
+    calls = []
+    for text in texts:
+        try:
+            calls.append(parse(text) if isinstance(text, str) else ())
+        except FedStrataError:
+            return None
+    if {len(call) for call in calls} != {1} or len({call[0].name for call in calls}) > 1:
+        return None
+    if any(call[0].positional for call in calls):
+        return None
+    given = [dict(call[0].keywords) for call in calls]
+    names = [name for name in dict.fromkeys(name for one in given for name in one) if _varies(name, given)]
+    if any(name not in one for name in names for one in given):
+        return None  # a default that is not written here
+    return [{f"{key}.{name}": one[name] for name in names} for one in given]
+
+
+def _short_names(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out the keys that parameters belong to, where they can be told apart without."""
+    keys = list(dict.fromkeys(key for one in settings for key in one))
+    ends = [key.rsplit(".", 1)[-1] for key in keys]
+    names = {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
+    return [{names[key]: value for key, value in one.items()} for one in settings]
 
 
 def _varies(key: str, experiments: Sequence[Mapping[str, Any]]) -> bool:

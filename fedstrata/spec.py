@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -393,7 +394,7 @@ def format_value(value: Value) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str):
-        plain = _WORD.fullmatch(value) and _read_value(value) == value
+        plain = _WORD.fullmatch(value) and read_value(value) == value
         return value if plain else "'" + value.replace("'", "''") + "'"
     return repr(value)
 
@@ -450,7 +451,7 @@ def _parse_call(text: str, kind: str) -> Call:
     if not rest:
         return Call(name)
     if rest.startswith(":"):
-        return Call(name, tuple(_read_value(item.strip()) for item in split_outside(rest[1:], ",")))
+        return Call(name, tuple(read_value(item.strip()) for item in split_outside(rest[1:], ",")))
     if not (rest.startswith("(") and rest.endswith(")")):
         raise FedStrataError(
             f"'{text}' is not a {kind}: after '{name}' comes ':value', '(parameter=value)' or nothing."
@@ -463,15 +464,20 @@ def _parse_call(text: str, kind: str) -> Call:
             raise FedStrataError(f"In '{text}', a value is missing beside a comma.")
         key = split_outside(item, "=")[0]
         if key != item:
-            keywords.append((key.strip().replace("-", "_"), _read_value(item[len(key) + 1 :].strip())))
+            keywords.append((key.strip().replace("-", "_"), read_value(item[len(key) + 1 :].strip())))
         elif keywords:
             raise FedStrataError(f"In '{text}', '{item.strip()}' has no name but follows a named parameter.")
         else:
-            positional.append(_read_value(item.strip()))
+            positional.append(read_value(item.strip()))
     return Call(name, tuple(positional), tuple(keywords))
 
 
-def _read_value(text: str) -> Value:
+def read_value(text: str) -> Value:
+    """Read the value of a parameter: a number, true, false, none, a text in quotes, or a word.
+
+    >>> read_value("0.1"), read_value("none"), read_value("'a b'")
+    (0.1, None, 'a b')
+    """
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1].replace(text[0] * 2, text[0])
     constants: Mapping[str, Value] = {"true": True, "false": False, "none": None}
@@ -487,9 +493,15 @@ def _read_value(text: str) -> Value:
 
 def _hints(cls: type) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(cls)
+        return _resolved_hints(cls)
     except NameError:  # a class of the user's, made where its annotations cannot be resolved: its values go unchecked
         return {field.name: Any for field in dataclasses.fields(cls)}
+
+
+@lru_cache(maxsize=512)
+def _resolved_hints(cls: type) -> dict[str, Any]:
+    """Resolve the annotations of a class once; an experiment alone has some thirty, and is made in many copies."""
+    return typing.get_type_hints(cls)
 
 
 def _check(owner: Spec, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forking import Forked
 
 EXPERIMENT = [
     "--data", "digits", "--clients", "6", "--partition", "dirichlet(alpha=0.5, samples=24)", "--model", "cnn",
@@ -22,15 +20,15 @@ COMPARED = ("metrics/rounds.parquet", "metrics/clients.parquet", "metrics/layers
 LONGEST = 120
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "fedstrata", *arguments]
+def start(folder: Path, *arguments: str) -> Forked:
+    return Forked(folder.with_suffix(".log"), *arguments)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+def finish(process: Forked) -> str:
+    """Wait for the end of a command that must succeed; return what it printed."""
+    code, printed = process.wait(LONGEST), process.log.read_text()
+    assert code == 0, printed
+    return printed
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -43,13 +41,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("unbroken") / "run"
-    process = start("run", *EXPERIMENT, "--out", str(folder))
-    _, errors = process.communicate(timeout=LONGEST)
-    assert process.returncode == 0, errors
+    finish(start(folder, "run", *EXPERIMENT, "--out", str(folder)))
     return contents(folder)
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: Forked) -> None:
     began = time.monotonic()
     while not path.exists() and process.poll() is None and time.monotonic() - began < LONGEST:
         time.sleep(0.002)
@@ -59,7 +55,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def test_killed_at_random_moments_and_resumed_the_run_ends_with_the_same_bytes(seed, unbroken, tmp_path):
     chance = random.Random(seed)
     folder = tmp_path / "run"
-    process = start("run", *EXPERIMENT, "--out", str(folder))
+    process = start(folder, "run", *EXPERIMENT, "--out", str(folder))
     kills = 0
     while True:
         wait_for(folder / "checkpoints" / f"round-{2 * kills + 1:06d}", process)
@@ -69,12 +65,11 @@ def test_killed_at_random_moments_and_resumed_the_run_ends_with_the_same_bytes(s
             process.wait(timeout=LONGEST)
             kills += 1
         else:
-            _, errors = process.communicate(timeout=LONGEST)
-            assert process.returncode == 0, errors
+            finish(process)
             break
         if (folder / "summary.json").exists():
             break
-        process = start("resume", str(folder), "--no-report", "--quiet")
+        process = start(folder, "resume", str(folder), "--no-report", "--quiet")
     assert kills
     assert contents(folder) == unbroken
 
@@ -82,23 +77,22 @@ def test_killed_at_random_moments_and_resumed_the_run_ends_with_the_same_bytes(s
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_stop_a_run_saves_says_how_to_go_on_and_goes_on(number, unbroken, tmp_path):
     folder = tmp_path / "run"
-    process = start("run", *EXPERIMENT, "--out", str(folder))
+    process = start(folder, "run", *EXPERIMENT, "--out", str(folder))
     wait_for(folder / "checkpoints" / "round-000001", process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=LONGEST)
-    assert process.returncode == 128 + number
+    assert process.wait(LONGEST) == 128 + number
+    errors = process.log.read_text()
     assert f"fedstrata resume {folder}" in errors
     assert "Traceback" not in errors
     assert not (folder / "summary.json").exists()
-    resumed = start("resume", str(folder), "--no-report", "--quiet")
-    _, errors = resumed.communicate(timeout=LONGEST)
-    assert resumed.returncode == 0, errors
+    resumed = start(folder, "resume", str(folder), "--no-report", "--quiet")
+    errors = finish(resumed)
     assert contents(folder) == unbroken
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(unbroken, tmp_path):
     folder = tmp_path / "run"
-    process = start("run", *EXPERIMENT, "--out", str(folder))
+    process = start(folder, "run", *EXPERIMENT, "--out", str(folder))
     wait_for(folder / "checkpoints" / "round-000003", process)
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=LONGEST)
@@ -106,8 +100,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(unbroken, tmp_path):
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    resumed = start("resume", str(folder), "--no-report", "--quiet")
-    _, errors = resumed.communicate(timeout=LONGEST)
-    assert resumed.returncode == 0, errors
+    resumed = start(folder, "resume", str(folder), "--no-report", "--quiet")
+    errors = finish(resumed)
     assert newest.parent.name in errors
     assert contents(folder) == unbroken

@@ -36,10 +36,11 @@ RUN = (
 LARGE = {
     "index.md": ("fedstrata compare", "fedstrata report", "fedstrata diff", "fedstrata picture"),
     "use-the-model.md": ("fedstrata run",),
-    "while-it-runs.md": ("fedstrata watch", "fedstrata report"),
+    "while-it-runs.md": ("fedstrata watch", "fedstrata report", "fedstrata run --log"),
+    "write-a-method.md": ("fedstrata deploy",),  # as test_plugins.py does, among the slow tests
     "your-data-and-model.md": ('fedstrata run --data "image_folder',),
 }
-"""What only runs with data or runs that are not there, or takes too long for a test."""
+"""What only runs with data, runs or packages that are not there, or takes too long for a test."""
 SMALLER = {
     "run": ("--model", "mlp", "--clients", "4", "--epochs", "1", "--no-report", "--quiet"),
     "compare": ("--model", "mlp", "--clients", "4", "--rounds", "1", "--seeds", "1", "--no-report", "--quiet"),

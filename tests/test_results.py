@@ -121,3 +121,21 @@ def test_the_tables_under_attack_are_those_of_the_published_numbers():
             of_method = [row for row in of_partition if row["method"] == method]
             cells = (f"{float(row['mean']):.1f} ± {float(row['deviation']):.1f}" for row in of_method)
             assert f"| `{method}` | {' | '.join(cells)} |" in page
+
+
+def test_the_demo_is_what_was_published():
+    told = rows(RESULTS / "demo-digits" / "summary.csv")
+    section = (RESULTS / "README.md").read_text(encoding="utf-8").partition("## The demo")[2].partition("\n## ")[0]
+    for method in ("fedavg", "ssfl", "fedbn", "lips"):
+        [line] = [line for line in section.splitlines() if line.startswith(f"| `{method}` |")]
+        for seeds in (("0", "1", "2"), ("10", "11", "12")):
+            own = [row for row in told if row["method"] == method and row["seed"] in seeds]
+            values = [100 * float(row["last_round"]) for row in own]
+            assert f"{mean(values):.1f} ± {stdev(values):.1f}" in line
+
+    def words(text):
+        return text.replace("\\\n", " ").split()
+
+    makefile = (RESULTS.parent / "Makefile").read_text(encoding="utf-8")
+    command = section.partition("```\n")[2].partition("```")[0]
+    assert words(command) == ["fedstrata", *words(makefile.partition("DEMO := ")[2].partition("\n\n")[0])]

@@ -68,6 +68,15 @@ Imports = Annotated[
         help=next(field.metadata["doc"] for field in dataclasses.fields(Experiment) if field.name == "imports"),
     ),
 ]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="LOGGER",
+        help="Keep the numbers in another tool too: tensorboard, mlflow or wandb, or with parameters, such as "
+        "'wandb(project=layers, mode=offline)'; may be repeated. Nothing leaves the machine unless that is asked for.",
+    ),
+]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -20,6 +20,7 @@ from fedstrata.cli.options import (
     FigureWidth,
     Json,
     LearningRate,
+    Log,
     NoReport,
     Quiet,
     Settings,
@@ -58,6 +59,7 @@ def register(app: typer.Typer) -> None:
             "fedstrata compare 'fedavg, fedbn, local' --seeds 3",
             "fedstrata compare 'fedavg, fedprox:0.01, fedprox:0.1' --rounds 50 --out runs/fedprox",
             "fedstrata compare 'fedavg, fedbn, local' --seeds 5 --jobs auto",
+            "fedstrata compare 'fedbn, lips' --sweep partition.alpha=0.01,0.1,0.5",
         ),
     )
     add_command(app, resume)
@@ -83,6 +85,7 @@ def run(
     ] = None,
     learning_rate: LearningRate = None,
     settings: Settings = None,
+    log: Log = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -94,7 +97,8 @@ def run(
     if continued is not None:
         others = {"EXPERIMENT.TOML": experiment_file, "--out": out, "--learning-rate": learning_rate, "--set": settings}
         given = [*(f"--{key.replace('_', '-')}" for key in changes if key != "rounds")]
-        _extend(continued, changes.get("rounds"), [*(key for key, value in others.items() if value), *given], quiet)
+        refused = [*(key for key, value in others.items() if value), *given]
+        _extend(continued, changes.get("rounds"), refused, log, quiet)
         from fedstrata.cli.showing import show_run
 
         show_run(continued, None if no_report else continued / PAGE, json, quiet)
@@ -111,11 +115,11 @@ def run(
         show_progress(messages, 1, experiment.rounds, quiet) as progress,
     ):
         progress.begin(f"{experiment.method}, seed {experiment.seed}")
-        api.run(experiment, out=folder, progress=progress)
+        api.run(experiment, out=folder, log=log, progress=progress)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 
-def _extend(folder: Path, rounds: int | None, others: Sequence[str], quiet: bool) -> None:
+def _extend(folder: Path, rounds: int | None, others: Sequence[str], log: list[str] | None, quiet: bool) -> None:
     """Go on with a finished run; nothing but its length may change."""
     if others:
         raise FedStrataError(f"A run goes on as it began: '{others[0]}' cannot be given with --continue.")
@@ -133,11 +137,12 @@ def _extend(folder: Path, rounds: int | None, others: Sequence[str], quiet: bool
         show_progress(messages, 1, max(rounds - done, 1), quiet) as progress,
     ):
         progress.begin(f"{run.experiment.method}, seed {run.experiment.seed}")
-        api.extend(folder, rounds, progress=progress)
+        api.extend(folder, rounds, log=log, progress=progress)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    log: Log = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -159,7 +164,7 @@ def resume(
         show_progress(messages, 1, planned.rounds_left, quiet) as progress,
     ):
         progress.begin(planned.name)
-        api.resume(folder, progress=progress)
+        api.resume(folder, log=log, progress=progress)
     show_run(folder, None if no_report else folder / PAGE, json, quiet)
 
 
@@ -175,6 +180,14 @@ def compare(
         ),
     ],
     seeds: Annotated[int, typer.Option(help="How many seeds to run each method with, from --seed on.")] = 1,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="Run everything with each of these values of a key of the experiment (clients=10,20,50), or of a "
+            "parameter inside one (partition.alpha=0.01,0.1,0.5; method.mu=0.1,1); repeated: with each combination.",
+        ),
+    ] = None,
     jobs: Annotated[
         str,
         typer.Option(
@@ -195,6 +208,7 @@ def compare(
     figures: Figures = None,
     figure_width: FigureWidth = None,
     figure_font: FigureFont = None,
+    log: Log = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -211,11 +225,13 @@ def compare(
     with telling("loading PyTorch", quiet):
         from fedstrata import comparing
         from fedstrata.cli.showing import show_comparison
+        from fedstrata.loggers import make_loggers
         from fedstrata.progress import show_progress
 
+    kept = make_loggers(log)
     texts = comparing.read_methods(", ".join(text for text in methods if not text.endswith(".toml")))
     with telling(f"looking for finished runs and loading the data {experiment.data}", quiet):
-        planned, folder = planned_runs(experiment, texts, seeds, out)
+        planned, folder = planned_runs(experiment, texts, seeds, out, sweep)
     at_a_time = comparing.choose_jobs(jobs, planned)
     to_do = [one for one in planned if one.state != "finished"]
     if len(to_do) < len(planned) and not quiet:
@@ -227,7 +243,7 @@ def compare(
         stoppable("the same command", folder),
         show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet, at_a_time) as progress,
     ):
-        comparing.perform(planned, progress, at_a_time=at_a_time)
+        comparing.perform(planned, progress, at_a_time=at_a_time, log=kept)
     folders = [one.path for one in planned if one.path is not None]
     page = None if no_report else folder / PAGE
     show_comparison(folders, page, json, quiet, out=folder, figures=figures_asked)
@@ -291,7 +307,7 @@ def unused_folder(experiment: Experiment) -> Path:
 
 
 def planned_runs(
-    experiment: Experiment, methods: Sequence[str], seeds: int, out: Path | None
+    experiment: Experiment, methods: Sequence[str], seeds: int, out: Path | None, sweep: Sequence[str] | None = None
 ) -> tuple[list[PlannedRun], Path]:
     """Plan the runs of a comparison in a folder.
 
@@ -300,13 +316,14 @@ def planned_runs(
     """
     from fedstrata.comparing import OtherExperimentError, numbered, plan
     from fedstrata.runs.preparing import Ingredients, NamedData
+    from fedstrata.runs.sweeping import read_sweeps
 
-    given = Ingredients(named=NamedData())
+    given, sweeps = Ingredients(named=NamedData()), read_sweeps(sweep)
     for path in numbered(Path("runs/compare")) if out is None else ():
         with suppress(OtherExperimentError):
-            return plan(experiment, methods, seeds, path, given), path
+            return plan(experiment, methods, seeds, path, given, sweeps), path
     assert out is not None
-    return plan(experiment, methods, seeds, out, given), out
+    return plan(experiment, methods, seeds, out, given, sweeps), out
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:

@@ -26,12 +26,15 @@ _NORMS: dict[str | None, Norm | None] = {"batch": batch_norm, "group": group_nor
 class CnnSpec(ModelSpec):
     """A small convolutional network, quick on a CPU, for images from 8x8 to about 32x32.
 
-    Three 3x3 convolutions of 16, 32 and 32 channels, each with a norm and ReLU, 2x2 max-pooling after the first two,
-    and a linear head. Convolutions are drawn from the Kaiming normal distribution.
+    Three 3x3 convolutions of 16, 32 and 32 channels, or more of 32, each with a norm and ReLU, 2x2 max-pooling after
+    the first two, and a linear head. Convolutions are drawn from the Kaiming normal distribution.
     """
 
     norm: str | None = parameter(
         "batch", "The norm layers: batch norm, group norm with 8 groups, or none.", choices=("batch", "group")
+    )
+    depth: int = parameter(
+        3, "How many convolutions; what is beyond three makes the middle of the network longer.", low=3
     )
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -44,7 +47,7 @@ class CnnSpec(ModelSpec):
             stem=convolution_unit(channels, 16, norm=norm, bias=bias, pool=nn.MaxPool2d(2)),
             stages=nn.Sequential(
                 convolution_unit(16, 32, norm=norm, bias=bias, pool=nn.MaxPool2d(2)),
-                convolution_unit(32, 32, norm=norm, bias=bias),
+                *(convolution_unit(32, 32, norm=norm, bias=bias) for _ in range(self.depth - 2)),
             ),
             flatten=nn.Flatten(),
             head=nn.Linear(32 * (height // 4) * (width // 4), classes),

@@ -19,6 +19,7 @@ from fedstrata.report.published import PublishedRun
 from fedstrata.report.reading import Run
 from fedstrata.report.results import results
 from fedstrata.report.side_by_side import side_by_side
+from fedstrata.report.sweeps import sweeps
 from fedstrata.report.view import Section, View
 
 
@@ -51,6 +52,7 @@ def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = 
         results(view),
         layers(view, with_charts),
         further(view, with_charts),
+        sweeps(view, with_charts),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),

@@ -11,7 +11,17 @@ from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import POOLED, UNDEFINED
-from fedstrata.significance import Estimate, Row, estimate, highest, lowest, metric_value, notes, some_dropped_out
+from fedstrata.significance import (
+    Estimate,
+    Row,
+    estimate,
+    highest,
+    lowest,
+    metric_value,
+    notes,
+    reference_name,
+    some_dropped_out,
+)
 
 _STATISTICS = {
     "mean": "mean", "std": "std over clients", "worst10": "worst 10 %", POOLED: "all samples",
@@ -94,7 +104,7 @@ def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
         (Column("Time", "Wall-clock time of a run"), cost("seconds", formats.duration)),
     ]
     if len(rows) > 1:
-        group = f"Against {rows[0].label}"
+        group = f"Against {reference_name(rows)}"
         columns[5:5] = [
             (Column("Points", "Difference in the last round, in percentage points", group=group), _difference),
             (Column("p", "Paired t-test over seeds, corrected after Holm", group=group), _p_value),

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,6 +272,11 @@ class Driver:
         """Make a model ready to use, the global one or a client's; refused once that round is over."""
         self._refuse_past(round)
         return self.global_model(last=True) if client is None else self.client_model(client, last=True)
+
+    def rounds_done(self) -> Iterator[tuple[int, dict[str, float], dict[str, dict[str, float]]]]:
+        """Tell of each round so far: its number, its metrics, and those of the layers."""
+        for number in range(1, self.round + 1):
+            yield number, self.metrics.of_round(number), self.metrics.of_layers(number)
 
     def _refuse_past(self, round: int) -> None:
         if round != self.round:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -293,17 +294,14 @@ class MetricLog:
         return found
 
     def of_layers(self, round: int) -> dict[str, dict[str, float]]:
-        """Return what was noted of the layers in the last round, if it is this one: by metric, and then by layer."""
+        """Return what was noted of the layers in a round: by the metric, then by the layer."""
         columns = self._tables["layers"].columns
-        layers, metrics = (list(columns[name].texts) for name in ("layer", "metric"))
-        rounds = columns["round"].words
-        start = len(rounds)
-        while start and rounds[start - 1] == round:
-            start -= 1
+        begin, end = (bisect_left(columns["round"].words, number) for number in (round, round + 1))
+        metrics, layers = (list(columns[name].texts) for name in ("metric", "layer"))
         found: dict[str, dict[str, float]] = {}
-        words = (columns[name].words[start:] for name in ("metric", "layer", "value"))
-        for metric, layer, value in zip(*words, strict=True):
-            found.setdefault(metrics[int(metric)], {})[layers[int(layer)]] = value
+        for row in range(begin, end):
+            metric, layer = (int(columns[name].words[row]) for name in ("metric", "layer"))
+            found.setdefault(metrics[metric], {})[layers[layer]] = float(columns["value"].words[row])
         return found
 
     def of_client(self, client: int, metric: str, round: int | None = None) -> float | None:

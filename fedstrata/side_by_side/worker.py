@@ -24,6 +24,7 @@ from fedstrata.callbacks import RoundView
 from fedstrata.engines.planning import Plan, SharedMemory
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
+from fedstrata.loggers import make_loggers
 from fedstrata.plugins import load_imports, loaded_packages
 from fedstrata.progress import ACCURACIES, Progress
 from fedstrata.runs.preparing import Ingredients, NamedData
@@ -144,12 +145,13 @@ def _do(message: Message, data: NamedData, connection: Connection, stop: list[in
     shared = SharedMemory(message["free"], take)
     refuse_to_begin(stop)
     load_packages_of(message["packages"])
+    log = make_loggers(message["log"])
     if not message["new"]:
-        api.carry_on(out, given, (), shown, shared)
+        api.carry_on(out, given, (), shown, shared, log)
         return
     experiment = load_imports(Experiment.from_mapping(message["experiment"]), *map(Path, message["places"]))
     plan = None if message["plan"] is None else Plan(**message["plan"])
-    api.carry_out(experiment, given, out, (), shown, plan, shared)
+    api.carry_out(experiment, given, out, (), shown, plan, shared, log)
 
 
 def load_packages_of(wanted: Sequence[str]) -> None:

@@ -48,6 +48,7 @@ class Job:
     new: bool
     rounds_left: int
     plan: Plan | None = None
+    log: tuple[str, ...] = ()
 
     def message(self, free: float) -> dict[str, Any]:
         """Write down what a worker must know.
@@ -65,6 +66,7 @@ class Job:
             "places": list(dict.fromkeys(str(file.path.resolve().parent) for file in files.values())),
             "plan": None if self.plan is None else asdict(self.plan),
             "free": free,
+            "log": list(self.log),
         }
 
 

@@ -94,7 +94,7 @@ def the_same_run_twice_is_the_same(method: Method) -> None:
 def bytes_are_those_of_real_messages(method: Method) -> None:
     """The loop engine counts what it really encoded; the stacked one says the same."""
     loop, stacked = (
-        _run(method, engine, rounds=1, participation=0.6).metrics.latest() for engine in ("loop", "stacked")
+        _run(method, engine, rounds=1, participation=0.6, steps=1).metrics.latest() for engine in ("loop", "stacked")
     )
     for way in ("bytes.up", "bytes.down"):
         require(loop[way] == stacked[way], f"{way} are {loop[way]} in real messages and {stacked[way]} as counted")
@@ -102,7 +102,7 @@ def bytes_are_those_of_real_messages(method: Method) -> None:
 
 def going_on_from_a_saved_state_changes_nothing(method: Method) -> None:
     """A run that was interrupted ends as if it had not been, to the bit."""
-    changes = {"participation": 0.6, "optimiser": "sgd(learning_rate=0.05, momentum=0.9, keep=true)"}
+    changes = {"participation": 0.6, "optimiser": "sgd(learning_rate=0.05, momentum=0.9, keep=true)", "steps": 2}
     engine = ("loop", "stacked")[len(str(method)) % 2]
     unbroken, broken = (_run(method, engine, 2, rounds, **changes) for rounds in (3, 1))
     resumed = _prepared(method, engine, 2, **changes)
@@ -115,11 +115,12 @@ def no_client_sees_another(method: Method) -> None:
     """Other data at one client changes no other client's reply, but its own, if it sends anything."""
     dataset, changed = digits(), 2
     other = with_changed_client(dataset, unequal_split(dataset), changed)
-    before, after = ([reply for _, reply in _first_replies(_loop(method, dataset=data))] for data in (dataset, other))
+    engine, with_other = (_loop(method, dataset=data) for data in (dataset, other))
+    before, after = ([reply for _, reply in _first_replies(one)] for one in (engine, with_other))
     for client in _CLIENTS:
         if client != changed:
             require(before[client] == after[client], f"client {client} answers by the data of client {changed}")
-    sends = _decoded(_loop(method), 0).tensors
+    sends = engine.central.decoded(before[0], 0, 1).tensors
     require(not sends or before[changed] != after[changed], f"client {changed} answers whatever its data is")
 
 
@@ -188,7 +189,7 @@ def one_model_is_the_same_for_everybody(method: Method) -> None:
 
 def clients_that_sit_out_keep_their_state(method: Method) -> None:
     """Who does not take part in a round does not change."""
-    driver = _run(method, "stacked", 2, 1, participation=0.4, optimiser="sgd(momentum=0.9, keep=true)")
+    driver = _run(method, "stacked", 2, 1, participation=0.4, optimiser="sgd(momentum=0.9, keep=true)", steps=1)
     rest = torch.tensor([client for client in _CLIENTS if client not in (1, 3)])
     before = {name: tensor[rest].clone() for name, tensor in driver.engine.clients().items()}
     driver.engine.round(2, [1, 3], evaluate=False)
@@ -275,7 +276,8 @@ def _run(method: Method, engine: str, chunk: int = 99, rounds: int = 3, **change
 
 
 def _loop(method: Method, **changes: Any) -> LoopEngine:
-    engine = _prepared(method, "loop", **changes).engine
+    """Make an engine for checks of what is sent and to whom, for which one step of training does."""
+    engine = _prepared(method, "loop", **{"steps": 1, **changes}).engine
     assert isinstance(engine, LoopEngine)
     return engine
 
@@ -283,11 +285,6 @@ def _loop(method: Method, **changes: Any) -> LoopEngine:
 def _first_replies(engine: LoopEngine) -> list[tuple[int, bytes]]:
     messages = engine.central.messages(_CLIENTS, 1)
     return [(client, engine.members[client].answer(messages[client], 1)[0]) for client in _CLIENTS]
-
-
-def _decoded(engine: LoopEngine, client: int) -> Message:
-    [message] = engine.central.messages([client], 1)
-    return engine.central.decoded(engine.members[client].answer(message, 1)[0], client, 1)
 
 
 def _client_side(driver: Driver) -> ClientSide:

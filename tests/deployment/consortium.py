@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from forking import Forked
 from replaying import with_participants
 
-from fedstrata.cli import main
 from fedstrata.deployment.keys import make_keys
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
@@ -69,21 +69,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wait_for(path: Path, *processes: subprocess.Popen[bytes]) -> None:
+def wait_for(path: Path, *processes: subprocess.Popen[bytes] | Forked) -> None:
     began = time.monotonic()
     while not path.exists():
         assert time.monotonic() - began < LONGEST, f"{path} does not come"
         for process in processes:
             assert process.poll() is None, f"a process ended with {process.returncode}"
         time.sleep(0.02)
-
-
-def run_command(log: Path, arguments: Sequence[str]) -> None:
-    """Be a process of the command line; what it prints goes into a file."""
-    with log.open("ab") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    sys.exit(main(arguments))
 
 
 @contextmanager
@@ -110,6 +102,16 @@ class Consortium:
 
     def start(self, name: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
         return started(self.folder, name, *self.arguments(name))
+
+    @contextmanager
+    def fork(self, name: str) -> Iterator[Forked]:
+        """Start somebody in a process that need not import everything first."""
+        process = Forked(self.folder / f"{name}.log", *self.arguments(name))
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
     def arguments(self, name: str) -> list[str]:
         return self.server() if name == "server" else self.client(name)

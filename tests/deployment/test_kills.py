@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from functools import cache
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from consortium import ENVIRONMENT, LONGEST, Consortium, command, experiment, run_command, simulated, written
+from consortium import ENVIRONMENT, LONGEST, Consortium, command, experiment, simulated, written
+from forking import Forked
 
 from fedstrata.runs.folder import RunFolder
 from fedstrata.stack import Tensors
 
 NAMES, ROUNDS = ["berlin", "paris", "rome"], 4
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    ["consortium", "fedstrata.deployment.site", "fedstrata.deployment.server", "fedstrata.deployment.live_keys",
-     "fedstrata.deployment.flower.superlink", "fedstrata.deployment.flower.supernode", "fedstrata.cli.showing",
-     "sklearn.datasets", "torch._dynamo"]
-)  # fmt: skip
 RUNS = ("fedbn+fedprox", "ssfl", "scaffold", "fedavg --secure")
 """What is run, in turn: state at the sites, an exchange before the first round, control variates, sums under masks."""
 
@@ -61,7 +54,7 @@ class Killing:
 
     def __init__(self, us: Consortium, chance: random.Random) -> None:
         self.us, self.chance = us, chance
-        self.running: dict[str, ForkServerProcess] = {}
+        self.running: dict[str, Forked] = {}
         self.kills = 0
 
     def __enter__(self) -> Killing:
@@ -72,12 +65,10 @@ class Killing:
     def __exit__(self, *error: object) -> None:
         for process in self.running.values():
             process.kill()
-            process.join()
+            process.wait()
 
     def start(self, name: str) -> None:
-        arguments = self.us.folder / f"{name}.log", self.us.arguments(name)
-        self.running[name] = FORKED.Process(target=run_command, args=arguments)
-        self.running[name].start()
+        self.running[name] = Forked(self.us.folder / f"{name}.log", *self.us.arguments(name))
 
     @property
     def is_over(self) -> bool:
@@ -95,19 +86,18 @@ class Killing:
             return
         victim = self.chance.choice(["server", "server", *NAMES])
         self.running[victim].kill()
-        self.running[victim].join()
-        assert self.running[victim].exitcode == -signal.SIGKILL
+        assert self.running[victim].wait() == -signal.SIGKILL
         self.kills += 1
         self.start(victim)
 
     def wait(self) -> dict[str, int | None]:
         """Wait for everybody's end; whoever was killed in the last moment and missed it still waits for the server."""
-        self.running["server"].join(LONGEST)
+        self.running["server"].wait(LONGEST)
         for name in NAMES:
             if f"{name} was not there to hear" not in self.us.log:
-                self.running[name].join(LONGEST)
+                self.running[name].wait(LONGEST)
         heard = [name for name in ("server", *NAMES) if f"{name} was not there to hear" not in self.us.log]
-        return {name: self.running[name].exitcode for name in heard}
+        return {name: self.running[name].returncode for name in heard}
 
 
 @pytest.mark.slow

@@ -57,17 +57,17 @@ def test_sites_and_server_may_be_killed_at_any_time(tmp_path):
     """One site and then the server are killed with SIGKILL; the run ends with the weights of an unbroken simulation."""
     names, rounds = ["berlin", "paris", "rome"], 8
     us = Consortium(tmp_path, names, experiment(rounds))
-    with us.start("berlin") as first, us.start("paris") as second, us.start("server") as serving:
-        with us.start("rome") as third:
+    with us.fork("berlin") as first, us.fork("paris") as second, us.fork("server") as serving:
+        with us.fork("rome") as third:
             wait_for(us.checkpoint(2), serving, first, second, third)
             third.send_signal(signal.SIGKILL)
             third.wait()
-        with us.start("rome") as third:
+        with us.fork("rome") as third:
             wait_for(us.checkpoint(4), serving, first, second, third)
             serving.send_signal(signal.SIGKILL)
             serving.wait()
             assert not (us.out / "summary.json").exists()
-            with us.start("server") as again:
+            with us.fork("server") as again:
                 wait_for(us.out / "summary.json", first, second, third)
                 assert again.wait(timeout=LONGEST) == 0
                 assert [site.wait(timeout=LONGEST) for site in (first, second, third)] == [0, 0, 0]

@@ -91,6 +91,9 @@ EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINA
 
 
 LONG = {"the same run twice is the same", "engines agree on all clients"}
+# What holds for each part holds for a composition, which hands every part its own memory and messages.
+LONG |= {"no client sees another", "the order of replies does not matter", "one model is the same for everybody"}
+LONG |= {"clients that sit out keep their state"}
 EVERY_CHECK = [
     pytest.param(check, method, marks=[pytest.mark.slow] if check in LONG and method in COMBINATIONS else [])
     for check in METHOD_CHECKS
@@ -246,8 +249,20 @@ def run(method: str, engine: str, chunk: int = 99, **changes: Any) -> Driver:
     return driver
 
 
-@pytest.mark.parametrize("values", ["fp16", "bf16", "int8"])
-@pytest.mark.parametrize("method", ["fedbn+lips(every=1)+lws", "ssfl(sparsity=0.8)", "scaffold", "random-k"])
+NARROW = {
+    "fedbn+lips(every=1)+lws": "fp16", "ssfl(sparsity=0.8)": "int8", "scaffold": "bf16", "random-k": "int8",
+}  # fmt: skip
+"""Each with one way to send its values; the others go through the same lines, and are left to the slow tests."""
+
+
+@pytest.mark.parametrize(
+    ("method", "values"),
+    [
+        pytest.param(method, values, marks=[] if values == usual else [pytest.mark.slow])
+        for method, usual in NARROW.items()
+        for values in ("fp16", "bf16", "int8")
+    ],
+)
 def test_engines_agree_on_narrower_values_and_what_they_lose(method, values):
     changes = {"upload_values": values, "download_values": values, "precision": "fp32"}
     loop, stacked = (run(method, engine, 2, **changes) for engine in ("loop", "stacked"))

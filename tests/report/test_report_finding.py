@@ -19,6 +19,7 @@ class Told:
     worst: float | None = None
     split_hash: str = "same"
     folder: Any = None
+    client_accuracies: dict[int, float] = field(default_factory=dict)
     experiment: dict[str, Any] = field(init=False)
     summary: dict[str, Any] = field(init=False)
 

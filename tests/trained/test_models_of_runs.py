@@ -17,7 +17,8 @@ from fedstrata.errors import FedStrataError
 from fedstrata.methods import methods
 from fedstrata.models import build_model
 
-SMALL = {"clients": 3, "rounds": 2, "steps": 3, "model": "cnn", "partition": "dirichlet:0.5", "seed": 3}
+SPLIT = "dirichlet(alpha=0.5, samples=60, test_samples=40)"
+SMALL = {"clients": 3, "rounds": 2, "steps": 3, "model": "cnn", "partition": SPLIT, "seed": 3}
 DIGITS = datasets.make("digits").load(None)
 
 
