@@ -351,7 +351,7 @@ def metric_value(values: Mapping[str, Any], key: str) -> float | None:
     return math.nan if values[key] is None else float(values[key])
 
 
-NOT_DISTINGUISHING = frozenset({"seed", "data_root", "checkpoint_every", "metrics"})
+NOT_DISTINGUISHING = frozenset({"seed", "data_root", "checkpoint_every", "metrics", "diagnose", "chunk", "replay"})
 """Keys of an experiment that do not make it another configuration."""
 
 

@@ -18,7 +18,7 @@ Objection = Callable[[Diagnostic], str | None]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The diagnostics of a run, and those that ``all`` leaves out, with the reasons."""
+    """The diagnostics of a run, and those that are left out, with the reasons."""
 
     diagnostics: tuple[Diagnostic, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Chosen:
     def word(self) -> str | None:
         """Say which ones are left out and why, if any are."""
         told = "; ".join(f"{', '.join(names)}, because {reason}" for reason, names in by_reason(self.left_out).items())
-        return f"Of all diagnostics these are left out: {told}." if told else None
+        return f"These diagnostics are left out: {told}." if told else None
 
 
 def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
@@ -38,10 +38,15 @@ def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
     return {reason: [name for name in left_out if left_out[name] == reason] for reason in left_out.values()}
 
 
-def choose(text: str | None, objection: Objection = lambda diagnostic: None) -> Chosen:
+def choose(
+    text: str | None,
+    objection: Objection = lambda diagnostic: None,
+    misfit: Objection = lambda diagnostic: None,
+) -> Chosen:
     """Read which diagnostics are asked for: ``inertia+norms``, ``inertia, norms(every=5)``, ``all``.
 
-    One that is named and cannot be computed is refused; ``all`` leaves it out, with a reason.
+    One that is named and cannot be computed is refused; ``all`` leaves it out, with a reason. One that has nothing to
+    measure with a method or a model (``misfit``) is left out, named or not: others are compared under the same text.
 
     >>> [str(one) for one in choose("inertia, norms(every=5)").diagnostics]
     ['inertia', 'norms(every=5)']
@@ -63,16 +68,16 @@ def choose(text: str | None, objection: Objection = lambda diagnostic: None) -> 
             raise FedStrataError(
                 f"The diagnostic '{call.name}' cannot be computed here: {reason}; leave it out of 'diagnose'."
             )
-    left_out: dict[str, str] = {}
+    left_out = {name: reason for name, one in named.items() if (reason := misfit(one)) is not None}
     if any(call.name == ALL for call in calls):
         for name in diagnostics.names():
             one = named.get(name) or diagnostics.get(name)()
-            reason = objection(one)
+            reason = objection(one) or misfit(one)
             if reason is None:
                 named[name] = one
             else:
                 left_out[name] = reason
-    return Chosen(tuple(named.values()), left_out)
+    return Chosen(tuple(one for name, one in named.items() if name not in left_out), left_out)
 
 
 def lacking(missing: Mapping[Need, str]) -> Objection:

@@ -67,11 +67,14 @@ def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
     least = lowest(rows)
 
     def cost(name: str, written: Callable[[float], str]) -> Callable[[Row], Cell]:
+        shown = {written(value.mean) for row in rows if (value := getattr(row, name)) is not None}
+
         def write(row: Row) -> Cell:
             value: Estimate | None = getattr(row, name)
             if value is None:
                 return Cell(formats.ABSENT)
-            return Cell(written(value.mean), value.mean, best=value.mean == least.get(name))
+            text = written(value.mean)
+            return Cell(text, value.mean, best=len(shown) > 1 and text == written(least[name]))
 
         return write
 

@@ -47,9 +47,9 @@ class Diagnosis:
     def of(cls, text: str | None, setting: Setting, missing: Mapping[Need, str] | None = None) -> Diagnosis:
         """Choose the diagnostics of a run; ``missing`` says what nobody can see there, and why.
 
-        What is named and cannot be computed is refused; what ``all`` leaves out is told.
+        What is named and cannot be computed is refused; what is left out is told.
         """
-        chosen = choose(text, objection_in(setting, missing or {}))
+        chosen = choose(text, lacking(missing or {}), misfit_in(setting))
         _tell(chosen, setting)
         return cls(chosen.diagnostics)
 
@@ -161,12 +161,11 @@ def look(
     return diagnosis.measure(seen, gathered, driver.metrics, driver.timings)
 
 
-def objection_in(setting: Setting, missing: Mapping[Need, str]) -> Objection:
-    """Object to what cannot be computed in a run: for want of what it needs, or of this method or model."""
+def misfit_in(setting: Setting) -> Objection:
+    """Say of diagnostics why they have nothing to measure with this method or model."""
     method = setting.method
-    if not setting.shared:
-        missing = {Need.UPLOADS: f"with '{method}' clients send nothing", **missing}
-    by_need = lacking(missing)
+    nothing_sent = {} if setting.shared else {Need.UPLOADS: f"with '{method}' clients send nothing"}
+    by_need = lacking(nothing_sent)
     return lambda one: by_need(one) or one.unfit(method, setting.layers)
 
 

@@ -126,10 +126,12 @@ def test_what_makes_no_sense_is_refused(text: str, words: str) -> None:
         fedstrata.run(**SMALL, diagnose=text)
 
 
-def test_what_cannot_be_seen_is_refused_if_named_and_left_out_of_all() -> None:
+def test_what_has_nothing_to_measure_is_left_out_with_a_word() -> None:
+    """Refused, it would end a comparison in which other methods give it something to measure."""
     experiment = Experiment(**SMALL, method="local")
-    with pytest.raises(FedStrataError, match="'sent' cannot be computed here: with 'local' clients send nothing"):
-        Driver.prepare(experiment.with_changes({"diagnose": "sent"}))
+    with pytest.warns(FedStrataWarning, match="left out: sent, because with 'local' clients send nothing"):
+        named = Driver.prepare(experiment.with_changes({"diagnose": "sent+inertia"}))
+    assert [one.name for one in named.diagnosis.chosen] == ["inertia"]
     with pytest.warns(FedStrataWarning, match="sent, because with 'local' clients send nothing"):
         driver = Driver.prepare(experiment.with_changes({"diagnose": "all"}))
     names = {one.name for one in driver.diagnosis.chosen}
