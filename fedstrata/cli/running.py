@@ -327,9 +327,9 @@ def planned_runs(
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Take each path as a run, or as a folder of runs."""
+    """Take each path as a run, or as a folder of runs; the page that lies beside runs is named by a shell's ``*``."""
     found: dict[Path, None] = {}
-    for path in paths:
+    for path in [path for path in paths if path.name != PAGE or not path.is_file()] or paths:
         inside = sorted(path.glob("*/experiment.toml")) if not (path / "experiment.toml").exists() else []
         found |= dict.fromkeys([file.parent for file in inside] or [path])
     return list(found)

@@ -176,11 +176,16 @@ def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str
     return Drawing(sized(layers.add_params(*params), 320), {"rows": rows})
 
 
+def bytes_in_words(expression: str) -> str:
+    """Write a number of bytes on an axis, such as 15 MB."""
+    return f"replace(format({expression}, '.3~s'), regexp('([a-zA-Zµ]*)$'), '\u00a0$1') + 'B'"
+
+
 def traffic(rows: Rows, methods: Sequence[str]) -> Drawing:
     """Bytes of a whole run, up and down, one bar per method."""
     import altair as alt
 
-    label = "format(datum.value, '.3~s') + 'B'"
+    label = bytes_in_words("datum.value")
     return _bars(
         rows,
         methods,

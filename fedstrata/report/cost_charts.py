@@ -11,6 +11,7 @@ from fedstrata.report.charts import (
     IN_GREY,
     TICKS,
     Drawing,
+    bytes_in_words,
     chosen_methods,
     method_colour,
     method_lines,
@@ -21,7 +22,7 @@ from fedstrata.report.charts import (
 from fedstrata.report.pareto import Pareto
 from fedstrata.report.series import Rows
 
-_COST = "(measure === 'seconds' ? format({0}, ',~r') + ' s' : format({0}, '.3~s') + 'B')"
+_COST = f"(measure === 'seconds' ? format({{0}}, ',~r') + '\u00a0s' : {bytes_in_words('{0}')})"
 
 
 def front(rows: Pareto, methods: Sequence[str], chosen: Sequence[str]) -> Drawing:

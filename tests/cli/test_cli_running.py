@@ -203,6 +203,9 @@ def test_report_takes_runs_and_folders_of_runs(call: Call, tmp_path: Path) -> No
     assert "fedavg" in outcome.out
     assert "All of them" in (tmp_path / "page.html").read_text()
     assert run_folders([Path("c/local-seed0"), Path("c")]) == [Path("c/local-seed0"), Path("c/fedavg-seed0")]
+    Path("c/report.html").touch()
+    assert run_folders(sorted(Path("c").glob("*"))) == [Path("c/fedavg-seed0"), Path("c/local-seed0")]
+    assert run_folders([Path("c/report.html")]) == [Path("c/report.html")]
     beside = call("diff", "c/fedavg-seed0", "c/local-seed0")
     assert beside.code == 0
     assert re.search(r"method +fedavg +local", beside.out)
