@@ -68,7 +68,8 @@ def scale_of(quantity: Quantity, values: np.ndarray) -> Scale:
         usual = float(np.quantile(finite, 0.98))
         if high - low > 4 * (usual - low) > 0:
             high, clipped = usual, True
-    step = round_step((high - low) / 4) if high > low else abs(high) or 1.0
+    differ = high - low > 1e-5 * max(abs(low), abs(high))  # more than the digits that are written
+    step = round_step((high - low) / 4) if differ else abs(high) or 1.0
     low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
     if quantity.low is not None:
         low = max(low, quantity.low)

@@ -243,3 +243,11 @@ def test_differences_have_one_scale_for_every_pair() -> None:
     assert difference_scale(Scale(0, 1), tables) == Scale(-1.0, 1.0, diverging=True)  # 0.7, rounded up to steps of 0.5
     log = difference_scale(Scale(0.001, 1, logarithmic=True), [np.array([[0.01]]), np.array([[1.0]])])
     assert (log.low, log.high) == (-2.0, 2.0)  # in powers of ten
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0 - 1e-15], [0.0, 0.0], [-3.0, -3.0], [1e-12, 1e-12]])
+def test_values_that_hardly_differ_have_a_scale_with_two_ends(values: list[float]) -> None:
+    for quantity in (Quantity("a", "b"), Quantity("a", "b", low=-1.0, high=1.0), Quantity("a", "b", logarithmic=True)):
+        scale = scale_of(quantity, np.array(values))
+        assert scale.low < scale.high
+        assert len(scale.ticks()) >= 2
