@@ -18,7 +18,7 @@ from fedstrata.cli.terminal import Stopped, messages, print_plain, telling
 if TYPE_CHECKING:
     from fedstrata.report.serving import PageServer
 
-_POLITE = 10
+_POLITE = 4
 """How far drawing stands back behind the runs that it shows."""
 
 

@@ -238,7 +238,7 @@ def test_a_real_run_is_watched_and_its_death_is_seen(tmp_path: Path) -> None:
         port = int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/", address).group(1))  # type: ignore[union-attr]
 
         def told() -> tuple[str, str]:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
             connection.request("GET", "/data.json")
             body = json.loads(connection.getresponse().read())["body"]
             return states(body).get("a", ("", ""))
