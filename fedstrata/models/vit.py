@@ -129,8 +129,9 @@ class ViTSpec(ModelSpec):
         """Build the network for images of this shape."""
         shape = patchable(self.name, input_shape, self.patch)
         hidden = max(round(self.width * self.mlp_ratio), 1)
+        stem = PatchEmbedding(shape, self.patch, self.width, self.dropout)
         blocks = [TransformerBlock(self.width, self.heads, hidden, self.dropout) for _ in range(self.depth)]
-        model = vision_transformer(PatchEmbedding(shape, self.patch, self.width, self.dropout), blocks, classes)
+        model = vision_transformer(stem, blocks, classes)
         _initialise(model)
         return model if self.weights is None else load_backbone(model, self.weights)
 
