@@ -43,7 +43,8 @@ class TimmSpec(ModelSpec):
             near = nearest(self.architecture, timm.list_models())
             hint = "" if near is None else f" (did you mean '{near}'?)"
             raise FedStrataError(
-                f"timm {timm.__version__} has no model '{self.architecture}'{hint}; timm.list_models() in Python tells all."
+                f"timm {timm.__version__} has no model '{self.architecture}'{hint}; timm.list_models() in Python lists "
+                "all."
             )
         channels = image_channels(self.name, input_shape, smallest=1)
         described = timm.get_pretrained_cfg(self.architecture)

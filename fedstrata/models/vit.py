@@ -171,9 +171,7 @@ def fedlws_transformer(
     epsilon = 1e-5
     stem = PatchEmbedding(input_shape, patch, width, dropout)
     stem.projection.reset_parameters()
-    blocks = [
-        TransformerBlock(width, heads, width, dropout, bias=False, epsilon=epsilon) for _ in range(depth)
-    ]
+    blocks = [TransformerBlock(width, heads, width, dropout, bias=False, epsilon=epsilon) for _ in range(depth)]
     return vision_transformer(stem, blocks, classes, epsilon)
 
 

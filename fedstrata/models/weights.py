@@ -15,9 +15,8 @@ WEIGHTS = "A safetensors file with pretrained weights, such as the model.safeten
 """What a model's parameter ``weights`` means."""
 
 
-
 def load_backbone(model: nn.Module, path: str | Path, heads: Sequence[str] = ("head",)) -> nn.Module:
-    """Copy pretrained weights into a model whose classifier is called ``head``, or otherwise, and return the same model.
+    """Copy pretrained weights into a model, and return the same model; ``heads`` are the modules that classify.
 
     A head for another number of classes stays as it was initialised, and the file may have none. All other tensors must
     be the same on both sides, by name and shape; the first that is not is named.

@@ -16,7 +16,7 @@ import fedstrata
 from fedstrata.files import to_safetensors
 from fedstrata.layers import LayerMap
 from fedstrata.models import build_model, models
-from fedstrata.models.blocks import Bottleneck, convolution_unit, batch_norm, group_norm
+from fedstrata.models.blocks import Bottleneck, batch_norm, convolution_unit, group_norm
 from fedstrata.models.densenet import DenseLayer, Transition, dense_network
 from fedstrata.models.player import NETWORKS, PlayerMlpSpec, kaiming_everywhere
 from fedstrata.models.resnet import residual_network
