@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -82,21 +82,56 @@ class BasicBlock(nn.Module):
     The shortcut is the identity or, where the shape changes, a 1x1 convolution with a norm.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+    expansion: ClassVar[int] = 1
+    """How many times its width the block puts out."""
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm1 = norm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = norm(outputs)
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.norm1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = norm(width)
         self.relu = nn.ReLU()
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = chain(conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm(outputs))
+        self.shortcut = _shortcut(inputs, width, stride, norm)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Add what the convolutions find to what the shortcut carries."""
         hidden = norm_rectified(self.norm1, self.relu, self.conv1(inputs))
         return norm_rectified(self.norm2, self.relu, self.conv2(hidden), lambda: self.shortcut(inputs))
+
+
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1 ones, the last four times as wide, beside a shortcut (He et al., CVPR 2016).
+
+    The 3x3 convolution has the stride. The shortcut is that of :class:`BasicBlock`.
+    """
+
+    expansion: ClassVar[int] = 4
+    """How many times its width the block puts out."""
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        outputs = self.expansion * width
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.norm1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.norm2 = norm(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.norm3 = norm(outputs)
+        self.relu = nn.ReLU()
+        self.shortcut = _shortcut(inputs, outputs, stride, norm)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Add what the convolutions find to what the shortcut carries."""
+        hidden = norm_rectified(self.norm1, self.relu, self.conv1(inputs))
+        hidden = norm_rectified(self.norm2, self.relu, self.conv2(hidden))
+        return norm_rectified(self.norm3, self.relu, self.conv3(hidden), lambda: self.shortcut(inputs))
+
+
+def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return chain(conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm(outputs))
 
 
 def kaiming_convolutions(model: nn.Module) -> nn.Module:

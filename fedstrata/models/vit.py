@@ -50,10 +50,10 @@ class PatchEmbedding(nn.Module):
 class SelfAttention(nn.Module):
     r"""Lets every token take from all tokens: :math:`\mathrm{softmax}(Q K^\top / \sqrt{d}) V` in each head."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=bias) for _ in range(3))
         self.output = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -69,11 +69,13 @@ class SelfAttention(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention among tokens, then a perceptron on each; both see normalised tokens and add to what is there."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, heads: int, hidden: int, dropout: float, *, bias: bool = True, epsilon: float = _EPSILON
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=_EPSILON)
-        self.attention = SelfAttention(width, heads)
-        self.norm2 = nn.LayerNorm(width, eps=_EPSILON)
+        self.norm1 = nn.LayerNorm(width, eps=epsilon)
+        self.attention = SelfAttention(width, heads, bias)
+        self.norm2 = nn.LayerNorm(width, eps=epsilon)
         self.mlp = chain(
             hidden=nn.Linear(width, hidden),
             gelu=nn.GELU(),
@@ -125,25 +127,79 @@ class ViTSpec(ModelSpec):
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of this shape."""
-        channels = image_channels(self.name, input_shape, smallest=self.patch)
-        _, height, across = input_shape
-        fitting = math.gcd(height, across, self.patch)
-        if fitting != self.patch:
-            raise FedStrataError(
-                f"The model 'vit' cuts images into patches of {self.patch} x {self.patch} pixels, which do not divide "
-                f"images of {height} x {across}; choose a patch that does, such as {fitting}."
-            )
+        shape = patchable(self.name, input_shape, self.patch)
         hidden = max(round(self.width * self.mlp_ratio), 1)
-        blocks = (TransformerBlock(self.width, self.heads, hidden, self.dropout) for _ in range(self.depth))
-        model = chain(
-            stem=PatchEmbedding((channels, height, across), self.patch, self.width, self.dropout),
-            stages=nn.Sequential(*blocks),
-            norm=nn.LayerNorm(self.width, eps=_EPSILON),
-            token=ClassToken(),
-            head=nn.Linear(self.width, classes),
-        )
+        stem = PatchEmbedding(shape, self.patch, self.width, self.dropout)
+        blocks = [TransformerBlock(self.width, self.heads, hidden, self.dropout) for _ in range(self.depth)]
+        model = vision_transformer(stem, blocks, classes)
         _initialise(model)
         return model if self.weights is None else load_backbone(model, self.weights)
+
+
+@models.register("fedlws_vit")
+@dataclass(frozen=True)
+class FedLwsViTSpec(ModelSpec):
+    """The vision transformer of FedLWS, without biases in its queries, keys and values: 6 blocks of width 512.
+
+    "FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking" (Shi et al., ICLR 2025), with the network of
+    its code: 8 heads, a hidden layer as wide as the tokens, a class token, 9.5 million parameters for 32x32 pixels.
+    PyTorch's default initialisation; class token and positions are drawn from N(0, 1).
+    """
+
+    patch: int = parameter(4, "The side of a patch in pixels; it must divide the sides of the images.", low=1)
+    dropout: float = parameter(0.1, "Dropout after the embedding, after attention and in the MLPs.", low=0, below=1)
+    weights: str | None = parameter(None, WEIGHTS, local=True)
+
+    def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images of this shape."""
+        shape = patchable(self.name, input_shape, self.patch)
+        model = fedlws_transformer(shape, classes, patch=self.patch, dropout=self.dropout)
+        return model if self.weights is None else load_backbone(model, self.weights)
+
+
+def fedlws_transformer(
+    input_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    patch: int,
+    dropout: float,
+    width: int = 512,
+    depth: int = 6,
+    heads: int = 8,
+) -> nn.Module:
+    """Build FedLWS's transformer, in its size or another, with PyTorch's default initialisation."""
+    epsilon = 1e-5
+    stem = PatchEmbedding(input_shape, patch, width, dropout)
+    stem.projection.reset_parameters()
+    blocks = [TransformerBlock(width, heads, width, dropout, bias=False, epsilon=epsilon) for _ in range(depth)]
+    return vision_transformer(stem, blocks, classes, epsilon)
+
+
+def vision_transformer(
+    stem: PatchEmbedding, blocks: list[TransformerBlock], classes: int, epsilon: float = _EPSILON
+) -> nn.Module:
+    """Chain an embedding, blocks, a norm and a linear head on the class token."""
+    width = stem.projection.out_channels
+    return chain(
+        stem=stem,
+        stages=nn.Sequential(*blocks),
+        norm=nn.LayerNorm(width, eps=epsilon),
+        token=ClassToken(),
+        head=nn.Linear(width, classes),
+    )
+
+
+def patchable(model: str, input_shape: tuple[int, ...], patch: int) -> tuple[int, int, int]:
+    """Return the shape of images that can be cut into patches; refuse others."""
+    channels = image_channels(model, input_shape, smallest=patch)
+    _, height, across = input_shape
+    fitting = math.gcd(height, across, patch)
+    if fitting != patch:
+        raise FedStrataError(
+            f"The model '{model}' cuts images into patches of {patch} x {patch} pixels, which do not divide images of "
+            f"{height} x {across}; choose a patch that does, such as {fitting}."
+        )
+    return channels, height, across
 
 
 def _initialise(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,19 +14,17 @@ from fedstrata.errors import FedStrataError
 WEIGHTS = "A safetensors file with pretrained weights, such as the model.safetensors of a run; none: drawn at random."
 """What a model's parameter ``weights`` means."""
 
-_HEAD = "head."
 
-
-def load_backbone(model: nn.Module, path: str | Path) -> nn.Module:
-    """Copy pretrained weights into a model whose classifier is called ``head``, and return the same model.
+def load_backbone(model: nn.Module, path: str | Path, heads: Sequence[str] = ("head",)) -> nn.Module:
+    """Copy pretrained weights into a model, and return the same model; ``heads`` are the modules that classify.
 
     A head for another number of classes stays as it was initialised, and the file may have none. All other tensors must
     be the same on both sides, by name and shape; the first that is not is named.
     """
     path = Path(path).expanduser()
     found, wanted = files.from_safetensors(files.read_bytes(path), path), model.state_dict()
-    if _head_shapes(found) != _head_shapes(wanted):
-        found, wanted = _without_head(found), _without_head(wanted)
+    if _shapes(_of_heads(found, heads)) != _shapes(_of_heads(wanted, heads)):
+        found, wanted = _without(found, heads), _without(wanted, heads)
     for name in (*wanted, *found):
         if name not in found:
             raise FedStrataError(
@@ -44,9 +43,13 @@ def load_backbone(model: nn.Module, path: str | Path) -> nn.Module:
     return model
 
 
-def _head_shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items() if name.startswith(_HEAD)}
+def _of_heads(tensors: dict[str, Tensor], heads: Sequence[str]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(f"{head}." for head in heads))}
 
 
-def _without_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(_HEAD)}
+def _without(tensors: dict[str, Tensor], heads: Sequence[str]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name not in _of_heads(tensors, heads)}
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
