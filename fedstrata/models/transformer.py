@@ -1,6 +1,7 @@
 """The transformer of one block that PLayer-FL trains on texts.
 
-"PLayer-FL: A Principled Approach to Personalized Layer-wise Cross-Silo Federated Learning" (Elhussein and Gürsoy, 2025).
+"PLayer-FL: A Principled Approach to Personalized Layer-wise Cross-Silo Federated Learning" (Elhussein and Gürsoy,
+2025).
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ class AmazonReviews(TextSource):
         found = find_parts(self.name, root, self.name, ("train", "test"))
         found = found or find_parts("amazon_domains", root, self.name, ("train", "test"))
         if found is None or found["train"][0].suffix == ".csv":
-            expected = "train-*.parquet and test-*.parquet with the columns text, label and domain (or in amazon_domains)"
+            expected = (
+                "train-*.parquet and test-*.parquet with the columns text, label and domain (or in amazon_domains)"
+            )
             raise not_found(self.name, search_places(self.name, root), expected)
         parts = [self._texts(found[part]) for part in ("train", "test")]
         return one_pool(parts, join_texts(parts))

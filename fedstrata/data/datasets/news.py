@@ -1,4 +1,7 @@
-"""AG News and Sogou News: "Character-level Convolutional Networks for Text Classification" (Zhang, Zhao, LeCun, 2015)."""
+"""AG News and Sogou News.
+
+"Character-level Convolutional Networks for Text Classification" (Zhang, Zhao, LeCun, NIPS 2015).
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ def read_csv_columns(
             read_options=pyarrow.csv.ReadOptions(column_names=list(columns), encoding=encoding, block_size=_BLOCK),
             parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(columns, pa.string()), include_columns=list(wanted), strings_can_be_null=False
+                column_types=dict.fromkeys(columns, pa.string()),
+                include_columns=list(wanted),
+                strings_can_be_null=False,
             ),
         )
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
