@@ -1,6 +1,6 @@
 """Models by name, and the way to bring one's own ``nn.Module``."""
 
-from fedstrata.models import cnn, densenet, dino, mlp, player, resnet, simplecnn, timm, vgg, vit
+from fedstrata.models import cnn, densenet, dino, mlp, player, resnet, simplecnn, textcnn, timm, transformer, vgg, vit
 from fedstrata.models.base import ModelSpec, build_model, models
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "player",
     "resnet",
     "simplecnn",
+    "textcnn",
     "timm",
+    "transformer",
     "vgg",
     "vit",
 ]

@@ -68,6 +68,7 @@ SMALLEST = {
 }
 
 NEEDING_AN_EXTRA = {"dino-vit-s16", "timm"}  # with tests of their own
+OF_TEXTS = {"textcnn", "transformer"}  # with tests of their own, too
 LARGE = {"resnet50", "wrn56_4", "densenet121", "fedlws_vit"}  # made smaller in test_paper_models.py
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in SMALLEST]
 
@@ -87,7 +88,7 @@ def test_number_of_parameters(text: str, input_shape: tuple[int, ...], sizes: di
 
 
 def test_these_lists_name_all_models() -> None:
-    assert set(SMALLEST) | NEEDING_AN_EXTRA == set(models.names())
+    assert set(SMALLEST) | NEEDING_AN_EXTRA | OF_TEXTS == set(models.names())
     assert {text.partition("(")[0].partition(":")[0] for text, _, _ in SIZES} == set(SMALLEST)
 
 
