@@ -43,7 +43,8 @@ def register(app: typer.Typer) -> None:
 def predict(
     model: Model,
     inputs: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="A NumPy array (.npy), an image, a folder of images, or a table.")
+        Path,
+        typer.Argument(metavar="INPUT", help="A NumPy array (.npy), an image, a folder of images, a table, or texts."),
     ],
     client: Client = None,
     last: Last = False,

@@ -11,6 +11,7 @@ from fedstrata.data.randaugment import RandAugment
 from fedstrata.data.split import Split
 from fedstrata.data.tables import Table, from_table
 from fedstrata.data.transforms import Transform, apply_transforms, parse_transforms, transforms
+from fedstrata.data.vocabulary import Vocabulary
 
 __all__ = [
     "Dataset",
@@ -20,6 +21,7 @@ __all__ = [
     "Split",
     "Table",
     "Transform",
+    "Vocabulary",
     "apply_transforms",
     "cache_directory",
     "datasets",

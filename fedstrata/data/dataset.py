@@ -13,6 +13,7 @@ from fedstrata.errors import FedStrataError
 
 if TYPE_CHECKING:
     from fedstrata.data.tables import Table
+    from fedstrata.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Dataset:
     the pool. ``sites`` names the natural owner of each sample (a hospital, a writer), where there is one. ``mean`` and
     ``deviation`` are per channel, for the ``normalise`` transform; ``estimated`` tells that they were computed from the
     training samples of this pool, so that they are not published constants, which are the same for everybody.
-    ``table`` tells how rows became inputs, where the samples come from a table.
+    ``table`` tells how rows became inputs, where the samples come from a table, and ``vocabulary`` how texts became
+    whole numbers.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Dataset:
     estimated: bool = False
     notes: str = field(default="", compare=False)
     table: Table | None = field(default=None, compare=False)
+    vocabulary: Vocabulary | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.check()
@@ -70,8 +73,15 @@ class Dataset:
 
     @property
     def trial(self) -> Tensor | None:
-        """Two training samples to try a model on where inputs are whole numbers; none where zeros will do."""
-        return self.inputs[torch.from_numpy(np.resize(self.train, 2))] if self.whole_numbers else None
+        """Two samples to try a model on where inputs are whole numbers; none where zeros will do.
+
+        One is a training sample, the other has the largest number of all, for which a model must have an embedding.
+        """
+        if not self.whole_numbers:
+            return None
+        axes = tuple(range(1, self.inputs.dim()))
+        highest = self.inputs.amax(axes) if axes else self.inputs
+        return self.inputs[torch.tensor([int(np.resize(self.train, 1)[0]), int(highest.long().argmax())])]
 
     def check(self) -> None:
         """Refuse data that training would only turn into nonsense."""

@@ -23,6 +23,7 @@ HUB_DATASETS = {
     "cifar10": HubDataset("uoft-cs/cifar10", "plain_text"),
     "cifar100": HubDataset("uoft-cs/cifar100", "cifar100"),
     "mnist": HubDataset("ylecun/mnist", "mnist"),
+    "ag_news": HubDataset("fancyzhx/ag_news", "data"),
     "fashion_mnist": HubDataset("zalando-datasets/fashion_mnist", "fashion_mnist"),
     "tiny_imagenet": HubDataset("zh-plus/tiny-imagenet", "data"),
 }

@@ -85,6 +85,11 @@ def _check_schema(own: Schema, usual: Schema) -> None:
         one, others = ("whole", "any") if own.whole_numbers else ("any", "whole")
         raise RefusedReply(f"its inputs are {one} numbers, those of the other sites {others} numbers")
     if own == replace(usual, columns=own.columns) != usual:
+        if own.whole_numbers:
+            raise RefusedReply(
+                "its texts have another vocabulary than those of the other sites; all must use one file, as in "
+                "ag_news(vocabulary=vocabulary.txt), which dataset.vocabulary.write makes in Python"
+            )
         raise RefusedReply(
             "its table has other columns or categories than those of the other sites; all must use one encoding, "
             "as in table(label=..., encoding=columns.json)"

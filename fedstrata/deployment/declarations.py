@@ -46,12 +46,15 @@ class Schema:
     class_names: tuple[str, ...]
     input_type: str = "float32"
     columns: str = ""
-    """A digest of the inputs that a table's columns and categories become, in their order; empty without a table."""
+    """A digest of the inputs that a table's columns and categories become, in their order, or of the tokens of a
+    vocabulary; empty without either."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> Schema:
         """Tell what the samples of a dataset must have in common with those of others."""
-        columns = "" if dataset.table is None else digest("\n".join(dataset.table.inputs).encode())
+        words = () if dataset.vocabulary is None else dataset.vocabulary.tokens
+        inputs = words if dataset.table is None else dataset.table.inputs
+        columns = digest("\n".join(inputs).encode()) if inputs else ""
         kind = str(dataset.inputs.dtype).removeprefix("torch.")
         return cls(tuple(dataset.input_shape), tuple(dataset.class_names), kind, columns)
 

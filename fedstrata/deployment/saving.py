@@ -22,6 +22,7 @@ def save_model(
         preprocessing=preprocessing_of(dataset, ready.data.transforms),
         class_names=dataset.class_names,
         table=None if dataset.table is None else dataset.table.to_mapping(),
+        vocabulary=None if dataset.vocabulary is None else dataset.vocabulary.to_mapping(),
         metrics={name: value for name, value in scores.items() if value is not None},
         origin={
             "method": experiment.method,

@@ -61,11 +61,12 @@ def forward(model: nn.Module, samples: Tensor, name: str) -> Any:
     try:
         return model(samples)
     except Exception as error:
-        hint = (
-            ""
-            if samples.is_floating_point()
-            else " Whole numbers stay whole numbers, as tokens must; give inputs that are quantities as float32."
-        )
+        hint = ""
+        if isinstance(error, IndexError) and not samples.is_floating_point():
+            rows = int(samples.max()) + 1
+            hint = f" The largest number of a token is {rows - 1}: the model needs at least words={rows}."
+        elif not samples.is_floating_point():
+            hint = " Whole numbers stay whole numbers, as tokens must; give inputs that are quantities as float32."
         raise FedStrataError(
             f"The model '{name}' cannot take inputs of shape {tuple(samples.shape[1:])} and type {samples.dtype}: "
             f"{first_line(error)}{hint}"

@@ -12,7 +12,9 @@ import torch
 
 from fedstrata.data import Dataset, datasets
 from fedstrata.data.datasets.table import TableFiles
+from fedstrata.data.datasets.texts import TextSource
 from fedstrata.data.tables import Table
+from fedstrata.data.vocabulary import Vocabulary
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.runs.folder import RunFolder
@@ -86,12 +88,14 @@ def _with_names(metric: str, class_names: Sequence[str]) -> str:
 
 
 def _loaded(experiment: Experiment, model: TrainedModel) -> Dataset:
-    """Load the data; the rows of tables become inputs as for the model, not as they would by themselves."""
+    """Load the data; rows of tables, and texts, become inputs as for the model, not as they would by themselves."""
     source = None if experiment.data.startswith("python:") else datasets.make(experiment.data)
-    if model.card.table is None or not isinstance(source, TableFiles):
-        return load_data(experiment)
     root = None if experiment.data_root is None else Path(experiment.data_root)
-    return source.load_as(Table.from_mapping(model.card.table), root)
+    if model.card.table is not None and isinstance(source, TableFiles):
+        return source.load_as(Table.from_mapping(model.card.table), root)
+    if model.card.vocabulary is not None and isinstance(source, TextSource):
+        return source.load_as(Vocabulary.from_mapping(model.card.vocabulary), root)
+    return load_data(experiment)
 
 
 def _experiment(path: Path, data: str | None, data_root: str | None) -> tuple[Experiment, RunFolder | None]:

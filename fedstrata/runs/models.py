@@ -63,6 +63,7 @@ def global_card(driver: Driver, last: bool = False) -> Card:
         preprocessing=preprocessing_of(dataset, parse_transforms(experiment.transforms)),
         class_names=dataset.class_names,
         table=None if dataset.table is None else dataset.table.to_mapping(),
+        vocabulary=None if dataset.vocabulary is None else dataset.vocabulary.to_mapping(),
         metrics=_global_metrics(driver.metrics, round),
         origin={
             "method": str(driver.method),

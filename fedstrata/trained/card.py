@@ -28,9 +28,9 @@ class Card:
 
     ``architecture`` is the text from which FedStrata builds the network, or ``python:Name`` for a module of the user's
     own. ``preprocessing`` is done to inputs of ``input_shape`` and ``input_type`` in its order; ``table`` tells before
-    it how the rows of a table become such inputs (:class:`fedstrata.data.Table`). ``metrics`` are what the model
-    reached on test samples, ``origin`` tells where it comes from (method, data, client, round), and ``hash`` is the
-    SHA-256 of the file with the weights.
+    it how the rows of a table become such inputs (:class:`fedstrata.data.Table`), and ``vocabulary`` how texts do
+    (:class:`fedstrata.data.Vocabulary`). ``metrics`` are what the model reached on test samples, ``origin`` tells where
+    it comes from (method, data, client, round), and ``hash`` is the SHA-256 of the file with the weights.
     """
 
     architecture: str
@@ -39,6 +39,7 @@ class Card:
     preprocessing: tuple[Step, ...]
     class_names: tuple[str, ...]
     table: Mapping[str, Any] | None = None
+    vocabulary: Mapping[str, Any] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
     hash: str | None = None
@@ -56,6 +57,7 @@ class Card:
                 f"({__version__}) reads {FORMAT}; use the version that wrote it ({values.get('fedstrata', 'unknown')})."
             )
         names = [one.name for one in dataclasses.fields(cls)]
+        values = {"vocabulary": None, **values}  # earlier versions knew no texts
         missing = [name for name in names if name not in values]
         if missing:
             raise FedStrataError(f"The model card '{source}' lacks '{missing[0]}'; export the model again.")

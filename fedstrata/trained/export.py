@@ -149,6 +149,7 @@ def readme(card: Card) -> str:
         "architecture": card.architecture,
         "inputs": f"{list(card.input_shape)} of {card.input_type}",
         **({} if card.table is None else {"columns": ", ".join(one["name"] for one in card.table["columns"])}),
+        **({} if card.vocabulary is None else {"vocabulary": f"{len(card.vocabulary['tokens'])} tokens"}),
         "classes": ", ".join(card.class_names),
         **{key: value for key, value in origin.items() if value is not None},
         **{name: f"{value:.4f}" for name, value in card.metrics.items()},

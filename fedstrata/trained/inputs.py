@@ -1,7 +1,8 @@
-"""What people have (arrays, images, tables, files) as the tensor that a model takes."""
+"""What people have (arrays, images, tables, texts, files) as the tensor that a model takes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedstrata.data.columns import read_table
 from fedstrata.data.formats.bounds import refuse_irregular
 from fedstrata.data.formats.images import opened_image
 from fedstrata.data.tables import Table
+from fedstrata.data.vocabulary import Vocabulary
 from fedstrata.errors import FedStrataError
 from fedstrata.trained.card import Card
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _ARRAY_ENDINGS = (".npy",)
 _TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
+_TEXT_ENDING, _TEXT_COLUMN = ".txt", "text"
 
 
 def read_inputs(given: Any, card: Card) -> Tensor:
@@ -27,8 +31,11 @@ def read_inputs(given: Any, card: Card) -> Tensor:
 
     ``given`` is an array or tensor of samples (or of one sample), an image or several, or the path of a file or folder:
     a NumPy array (``.npy``), or images. A model of tables takes the rows of one: a data frame, an Arrow table, a dict
-    of columns, a CSV or Parquet file.
+    of columns, a CSV or Parquet file. A model of texts takes one or several, a table with a column ``text``, or the
+    path of such a table or of a file with one text a line.
     """
+    if card.vocabulary is not None and (texts := _texts(given)) is not None:
+        return Vocabulary.from_mapping(card.vocabulary).encode(texts)
     if card.table is not None and _is_table(given):
         return Table.from_mapping(card.table).encode(given)
     if isinstance(given, str | Path):
@@ -40,6 +47,31 @@ def read_inputs(given: Any, card: Card) -> Tensor:
     if isinstance(given, Sequence) and given and all(isinstance(one, str | Path) for one in given):
         return torch.cat([_of_path(Path(one), card) for one in given])
     return _of_array(given, card)
+
+
+def _texts(given: Any) -> list[str] | None:
+    """Find raw texts in what a model of texts is given; none where it is something else, such as numbers of tokens."""
+    if isinstance(given, str):
+        if not os.path.isfile(given):  # noqa: PTH113 - a long text is no path, and no error
+            return [given]
+        given = Path(given)
+    if isinstance(given, Path) and given.suffix.lower() == _TEXT_ENDING:
+        refuse_irregular(given)
+        try:
+            return given.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FedStrataError(f"'{given}' cannot be read as texts in UTF-8: {error}.") from None
+    if _is_table(given):
+        table = read_table(given, "the texts")
+        if _TEXT_COLUMN not in table.column_names:
+            raise FedStrataError(
+                f"The table has the columns {', '.join(table.column_names)}; the model takes one called 'text'."
+            )
+        given = table.column(_TEXT_COLUMN).to_pylist()
+    if getattr(getattr(given, "dtype", None), "kind", "") in ("U", "O", "T"):
+        given = given.tolist()
+    texts = isinstance(given, Sequence) and len(given) > 0 and all(isinstance(one, str) for one in given)
+    return list(given) if texts else None
 
 
 def _is_table(given: Any) -> bool:
@@ -75,7 +107,9 @@ def _of_path(path: Path, card: Card) -> Tensor:
             return _of_array(np.load(path, allow_pickle=False), card)
         except (ValueError, OSError) as error:
             raise FedStrataError(f"'{path}' holds no plain NumPy array: {error}.") from None
-    known = ", ".join((*_ARRAY_ENDINGS, *(_TABLE_ENDINGS if card.table else ()), *IMAGE_ENDINGS))
+    tables = _TABLE_ENDINGS if card.table or card.vocabulary else ()
+    texts = (_TEXT_ENDING,) if card.vocabulary else ()
+    known = ", ".join((*_ARRAY_ENDINGS, *tables, *(texts or IMAGE_ENDINGS)))
     raise FedStrataError(f"'{path}' is of no kind that can be read; give a file that ends in {known}.")
 
 
@@ -143,5 +177,5 @@ def _bytes(inputs: Tensor, card: Card) -> Tensor:
 
 def _wanted(card: Card) -> str:
     numbers = "bytes from 0 to 255" if card.input_type == "uint8" else f"numbers of type {card.input_type}"
-    rows = "rows of a table, or " if card.table else ""
+    rows = "rows of a table, or " if card.table else "texts, or " if card.vocabulary else ""
     return f"{rows}samples of shape {list(card.input_shape)}, {numbers}"

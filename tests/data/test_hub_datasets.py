@@ -222,7 +222,7 @@ def test_odd_images_and_labels_get_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FedStrataError, match="7 x 7 pixels, the first image 6 x 6"):
         load("hub:a/b", tmp_path)
     write([encoded(Image.new("I;16", (6, 6)))] * 2, [0, 1])
-    with pytest.raises(FedStrataError, match="more than 256 shades of grey"):
+    with pytest.raises(FedStrataError, match="Image 0 of 'a/b' has more than 256 shades of grey"):
         load("hub:a/b", tmp_path)
     unlabelled = pictures([1, 2]).map(lambda row: {"kind": -1})
     unlabelled.to_parquet(str(tmp_path / "train.parquet"))

@@ -1,13 +1,17 @@
 """The datasets that can be named: one module per family."""
 
 from fedstrata.data.datasets import (
+    amazon_reviews,
     cifar,
     digits,
     heart_disease,
     hub,
     image_folder,
     isic2019,
+    mimic_notes,
     mnist,
+    news,
+    sentiment140,
     table,
     tiny_imagenet,
 )
@@ -15,6 +19,7 @@ from fedstrata.data.datasets.base import DatasetSource, datasets
 
 __all__ = [
     "DatasetSource",
+    "amazon_reviews",
     "cifar",
     "datasets",
     "digits",
@@ -22,7 +27,10 @@ __all__ = [
     "hub",
     "image_folder",
     "isic2019",
+    "mimic_notes",
     "mnist",
+    "news",
+    "sentiment140",
     "table",
     "tiny_imagenet",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +21,7 @@ from fedstrata.data.decoded import kept
 from fedstrata.data.download import HUB_FOLDER, checked_repository, download
 from fedstrata.data.formats.hub_tables import Parts, column_types, features, find_parts, read_columns
 from fedstrata.data.formats.images import decode_images, opened_image
+from fedstrata.data.formats.parquet import class_names
 from fedstrata.data.held_out import groups_of, hold_out_for_testing
 from fedstrata.data.labels import number_labels, read_labels
 from fedstrata.data.objects import LABELS, find_label
@@ -150,7 +150,7 @@ class Hub(DatasetSource):
     def _from_values(self, train: Sequence[Path], test: Sequence[Path], schema: pa.Schema, label: str) -> Dataset:
         learned = schema.names if self.features is None else self.features.split("+")
         columns = self._columns(schema, *learned, label)
-        names = class_names(schema, label)
+        names = class_names(schema.metadata, label)
         first, last = (
             _with_names(read_columns(part, columns), label, names) if part else None for part in (train, test)
         )
@@ -167,7 +167,7 @@ class Hub(DatasetSource):
 
     def _from_images(self, train: Sequence[Path], test: Sequence[Path], image: str, label: str) -> Dataset:
         schema = column_types(train[0])
-        names, columns = class_names(schema, label), self._columns(schema, image, label)
+        names, columns = class_names(schema.metadata, label), self._columns(schema, image, label)
         tables = [_with_names(read_columns(part, columns), label, names) for part in (train, test) if part]
         encoded = [_encoded(table.column(image), self.repository) for table in tables]
         mode = _mode([one for part in encoded for one in part], self.repository)
@@ -185,13 +185,6 @@ class Hub(DatasetSource):
         mean, deviation = channel_statistics(inputs[torch.from_numpy(first)])
         name = str(self._said())
         return Dataset(name, inputs, labels, first, last, classes, sites, mean, deviation, estimated=True)
-
-
-def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
-    """Tell the names of the classes where the hub notes them."""
-    told: Any = features(schema).get(label)
-    names = told.get("names") if isinstance(told, Mapping) else None
-    return tuple(map(str, names)) if isinstance(names, list) and names else None
 
 
 def _with_names(table: pa.Table, label: str, names: Sequence[str] | None) -> pa.Table:
@@ -224,16 +217,16 @@ def _encoded(column: pa.ChunkedArray, repository: str) -> list[bytes]:
 
 def _mode(encoded: Sequence[bytes], repository: str) -> str:
     """Tell whether all images are grey, so that one channel holds them, by what their headers say."""
-    modes = set()
     for number, one in enumerate(encoded):
         with opened_image(one, f"Image {number} of '{repository}'") as image:
-            modes.add(image.mode)
-    if fine := sorted(mode for mode in modes if mode.startswith(("I", "F"))):
-        raise FedStrataError(
-            f"Images of '{repository}' have more than 256 shades of grey ({fine[0]}), of which little would be left; "
-            "load them in Python and give them as data."
-        )
-    return "L" if modes <= _GREY else "RGB"
+            if image.mode.startswith(("I", "F")):
+                raise FedStrataError(
+                    f"Image {number} of '{repository}' has more than 256 shades of grey ({image.mode}), of which "
+                    "little would be left; load the images in Python and give them as data."
+                )
+            if image.mode not in _GREY:
+                return "RGB"
+    return "L"
 
 
 def _sites(table: pa.Table, site: str) -> np.ndarray:

@@ -1,0 +1,106 @@
+"""AG News and Sogou News.
+
+"Character-level Convolutional Networks for Text Classification" (Zhang, Zhao, LeCun, NIPS 2015).
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedstrata.data.datasets.base import datasets, not_found, search_places
+from fedstrata.data.datasets.texts import Pool, TextSource, find_parts, one_pool
+from fedstrata.data.formats.texts import Texts, join_texts, read_class_numbers, read_csv_columns, read_parquet_texts
+from fedstrata.data.held_out import hold_out_for_testing
+from fedstrata.spec import parameter
+
+
+@dataclass(frozen=True)
+class News(TextSource, ABC):
+    """What both sets share: a class, a title and a text in each row, the classes numbered from 1 in CSV files."""
+
+    folder: ClassVar[str]
+    hint: ClassVar[str] = ""
+
+    def read(self, root: Path | None) -> Pool:
+        """Read the official training and test parts."""
+        found = self._find(root, ("train", "test"))
+        parts = [self._texts(found[part]) for part in ("train", "test")]
+        return one_pool(parts, join_texts(parts))
+
+    def _find(self, root: Path | None, parts: tuple[str, ...]) -> dict[str, list[Path]]:
+        found = find_parts(self.name, root, self.folder, parts)
+        if found is None:
+            files = " and ".join(f"{part}.csv" for part in parts)
+            shards = " and ".join(f"{part}-*.parquet" for part in parts)
+            expected = f"{files} (class, title, text), as in {self.folder}.tgz, or {shards} (text, label){self.hint}"
+            raise not_found(self.name, search_places(self.name, root), expected)
+        return found
+
+    def _texts(self, paths: list[Path]) -> Texts:
+        read = self._from_csv if paths[0].suffix == ".csv" else self._from_parquet
+        return join_texts([read(path) for path in paths])
+
+    def _from_parquet(self, path: Path) -> Texts:
+        return read_parquet_texts(path, len(self.class_names))
+
+    def _from_csv(self, path: Path) -> Texts:
+        columns = read_csv_columns(path, ("class", "title", "text"), ("class", "title", "text"))
+        known = [str(number) for number in range(1, len(self.class_names) + 1)]
+        labels = read_class_numbers(path, columns["class"], known)
+        return Texts(self._joined(columns["title"], columns["text"]).to_pylist(), labels)
+
+    def _joined(self, titles: pa.ChunkedArray, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pc.binary_join_element_wise(titles, texts, " ")
+
+
+@datasets.register("ag_news")
+@dataclass(frozen=True)
+class AgNews(News):
+    """AG News: 120,000 + 7,600 titles with descriptions, in 4 classes.
+
+    Read from ``train.csv`` and ``test.csv`` as published, or from Parquet as on the Hugging Face hub. FedLWS (Shi et
+    al., ICLR 2025) trains TextCNN on it, and tells neither words nor length: those are ours.
+    """
+
+    part: str = parameter(
+        "all",
+        "all: the official parts; test: only the official test part, a quarter of each class of it held out to test.",
+        choices=("all", "test"),
+    )
+
+    class_names = ("World", "Sports", "Business", "Sci/Tech")
+    folder = "ag_news_csv"
+    hint = "; where there is only the test part, ag_news(part=test) divides it"
+
+    def read(self, root: Path | None) -> Pool:
+        """Read both parts, or divide the test part."""
+        if self.part == "all":
+            return super().read(root)
+        texts = self._texts(self._find(root, ("test",))["test"])
+        return Pool(texts, *hold_out_for_testing(texts.labels, 0.25))
+
+
+@datasets.register("sogou_news")
+@dataclass(frozen=True)
+class SogouNews(News):
+    """Sogou News: 450,000 + 60,000 articles in Pinyin, in 5 classes.
+
+    Read from ``train.csv`` and ``test.csv`` as published, or from Parquet. FedLWS (Shi et al., ICLR 2025) trains
+    TextCNN on it, and tells neither words nor length: those are ours.
+    """
+
+    length: int = parameter(256, "How many tokens of a text are kept; shorter texts are filled up.", low=1)
+
+    class_names = ("sports", "finance", "entertainment", "automobile", "technology")
+    folder = "sogou_news_csv"
+
+    def _joined(self, titles: pa.ChunkedArray, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        """A new line is written as a backslash and an n."""
+        joined = pc.binary_join_element_wise(titles, texts, " ")
+        return pc.replace_substring(joined, pattern="\\n", replacement="\n")
