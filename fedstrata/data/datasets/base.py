@@ -66,6 +66,11 @@ def find_own(name: str, path: str | None, root: Path | None, expected: str) -> P
     return found
 
 
+def is_path(name: str) -> bool:
+    """Tell what leads elsewhere from the mere name of a file."""
+    return bool(set("/\\~\0") & set(name)) or name in (".", "..")
+
+
 def not_found(name: str, places: Sequence[Path], expected: str) -> FedStrataError:
     """Build the error for files that are nowhere: where one looked, what was expected, and how to get it."""
     looked = ", ".join(f"'{place}'" for place in places)

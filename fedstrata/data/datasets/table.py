@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.datasets.base import DatasetSource, datasets, find_own
+from fedstrata.data.datasets.base import DatasetSource, datasets, find_own, is_path
 from fedstrata.data.tables import Table, from_table
 from fedstrata.spec import parameter
 
@@ -52,7 +52,7 @@ class TableFiles(DatasetSource):
 
     def local_values(self) -> dict[str, Any]:
         """Tell what names a place on a machine: a path, or another file elsewhere than beside the table."""
-        return {name: value for name, value in super().local_values().items() if name == "path" or _is_path(str(value))}
+        return {name: value for name, value in super().local_values().items() if name == "path" or is_path(str(value))}
 
     def load(self, root: Path | None = None) -> Dataset:
         """Read the file, or all tables of the folder."""
@@ -79,11 +79,6 @@ class TableFiles(DatasetSource):
             encoding=known or encoding,
             name=str(self),
         )
-
-
-def _is_path(name: str) -> bool:
-    """Tell what leads elsewhere from the mere name of a file."""
-    return bool(set("/\\~\0") & set(name)) or name in (".", "..")
 
 
 def _beside(path: str, table: Path, root: Path | None) -> Path | None:

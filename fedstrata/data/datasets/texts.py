@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.datasets.base import DatasetSource, data_roots, search_places
+from fedstrata.data.datasets.base import DatasetSource, data_roots, is_path, search_places
 from fedstrata.data.formats.parquet import choose_shards, find_shards
 from fedstrata.data.formats.texts import Texts
 from fedstrata.data.vocabulary import Vocabulary
@@ -58,6 +58,10 @@ class TextSource(DatasetSource, ABC):
             raise FedStrataError(
                 f"The dataset '{self.name}' takes all tokens of the vocabulary '{self.vocabulary}'; leave 'words' out."
             )
+
+    def local_values(self) -> dict[str, Any]:
+        """Tell what names a place on a machine: a vocabulary elsewhere than in the data root."""
+        return {name: value for name, value in super().local_values().items() if is_path(str(value))}
 
     @abstractmethod
     def read(self, root: Path | None) -> Pool:
