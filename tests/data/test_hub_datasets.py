@@ -106,8 +106,28 @@ def test_single_values_become_a_table(tmp_path: Path) -> None:
     assert dataset.table.inputs == ("age", "sex=f", "sex=m")
     assert dataset.class_names == ("well", "ill")
     assert dataset.labels.tolist() == [0, 1] * 6
+    other = load("hub(owner/patients, features=age+sex, test_fraction=0)", tmp_path)
+    assert datasets.make("hub:owner/patients").load_as(other.table, tmp_path).inputs.shape == (12, 3)  # type: ignore[attr-defined]
     ages = load("hub(owner/patients, features=age)", tmp_path)
     assert ages.inputs.tolist() == [[30.0], [40.0], [50.0], [60.0]] * 3
+
+
+def test_texts_become_tokens(tmp_path: Path) -> None:
+    """Of a set with a text and a label nothing has to be said; else the column of texts is named."""
+    rows = {"text": ["good film", "bad film", "so good", "so bad"] * 2, "label": [1, 0] * 4}
+    features = hub.Features({"text": hub.Value("string"), "label": hub.ClassLabel(names=["negative", "positive"])})
+    parts = {"train": hub.Dataset.from_dict(rows, features), "test": hub.Dataset.from_dict(rows, features)}
+    hub.DatasetDict(parts).save_to_disk(str(tmp_path / "reviews"))
+    dataset = load("hub(owner/reviews, length=3)", tmp_path)
+    assert dataset.vocabulary is not None
+    assert dataset.vocabulary.tokens == ("[PAD]", "[UNK]", "bad", "film", "good", "so")
+    assert dataset.inputs[[0, 3, 8]].tolist() == [[4, 3, 0], [5, 2, 0], [4, 3, 0]]
+    assert dataset.class_names == ("negative", "positive")
+    (tmp_path / "tokens.txt").write_text("film\ngood\n")
+    given = load("hub(owner/reviews, text=text, length=3, vocabulary=tokens.txt)", tmp_path)
+    assert given.inputs[[0, 3]].tolist() == [[3, 2, 0], [1, 1, 0]]
+    again = datasets.make("hub(owner/reviews)").load_as(given.vocabulary, tmp_path)  # type: ignore[attr-defined]
+    assert again.inputs[[0, 3]].tolist() == [[3, 2, 0], [1, 1, 0]]
 
 
 def test_a_run_by_name(tmp_path: Path) -> None:
@@ -162,8 +182,13 @@ def test_names_lead_nowhere_else(tmp_path: Path, name: str) -> None:
         ("hub(owner/animals, image=id)", "The column 'id' of 'owner/animals' holds no encoded images, but int64"),
         ("hub(owner/animals, image=x)", "no column of 'owner/animals' called 'x'"),
         ("hub(owner/animals, test=valid)", "no part of 'owner/animals' called 'valid'"),
-        ("hub(owner/animals, image=picture, features=id)", "are the inputs; leave features out"),
-        ("hub(owner/animals, features=id, size=8)", "There are no images .* leave size out"),
+        ("hub(owner/animals, image=picture, features=id)", "are images; leave features out"),
+        ("hub(owner/animals, features=id, size=8)", "are single values; leave size out"),
+        ("hub(owner/animals, text=writer)", "are images; leave text out"),
+        ("hub(owner/animals, features=id, text=id)", "The column 'id' of 'owner/animals' holds no texts, but int64"),
+        ("hub(owner/animals, features=id, text=writers)", "no column of 'owner/animals' called 'writers'"),
+        ("hub(owner/animals, features=id, length=9)", "are single values; leave length out"),
+        ("hub(owner/animals, words=9, vocabulary=v.txt)", "All tokens of the vocabulary 'v.txt' are taken"),
         ("hub(owner/animals, configuration='../x')", "no plain name of a folder"),
         ("hub(owner/animals, configuration=large)", "with the configuration 'large' is in none of"),
     ],
