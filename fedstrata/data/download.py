@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,15 @@ HUB_DATASETS = {
     "mnist": HubDataset("ylecun/mnist", "mnist"),
     "ag_news": HubDataset("fancyzhx/ag_news", "data"),
     "fashion_mnist": HubDataset("zalando-datasets/fashion_mnist", "fashion_mnist"),
+    "tiny_imagenet": HubDataset("zh-plus/tiny-imagenet", "data"),
 }
+
+
+HUB_FOLDER = "hub"
+"""Where datasets lie that are named as on the hub."""
+_REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_CONVERTED = "refs/convert/parquet"
+"""The branch on which the hub keeps Parquet shards that it made itself of other formats."""
 
 
 def download_offer(name: str) -> str:
@@ -34,31 +43,54 @@ def download_offer(name: str) -> str:
     return f", or fetch them with 'fedstrata download {name}' (which needs: pip install 'fedstrata[hub]')"
 
 
+def checked_repository(name: str) -> str:
+    """Let a name pass that a dataset can have on the hub, and that leads nowhere else on this machine."""
+    if not _REPOSITORY.fullmatch(name):
+        raise FedStrataError(
+            f"'{name}' is no name of a dataset on the hub; write hub:owner/name, such as "
+            "hub:zalando-datasets/fashion_mnist."
+        )
+    return name
+
+
 def download(name: str, destination: Path | None = None) -> Path:
     """Fetch the Parquet shards of a dataset into ``destination/<name>`` and return that folder.
 
-    The default destination is the cache directory. Needs the ``hub`` extra. What is already there is not fetched again.
+    ``hub:owner/name`` stands for any dataset of the hub, and goes into ``destination/hub/owner/name``. The default
+    destination is the cache directory. Needs the ``hub`` extra. What is already there is not fetched again.
     """
+    if name.startswith("hub:"):
+        repository = checked_repository(name.removeprefix("hub:"))
+        folder = (destination or cache_directory()) / HUB_FOLDER / repository
+        _fetch(name, HubDataset(repository, ""), folder)
+        if not any(folder.rglob("*.parquet")):
+            _fetch(name, HubDataset(repository, ""), folder, _CONVERTED)
+        return folder
     if name not in HUB_DATASETS:
         raise unknown_name("dataset that can be fetched called", name, HUB_DATASETS)
+    folder = (destination or cache_directory()) / name
+    _fetch(name, HUB_DATASETS[name], folder)
+    return folder
+
+
+def _fetch(name: str, source: HubDataset, folder: Path, revision: str | None = None) -> None:
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
         raise FedStrataError(
             f"Fetching '{name}' needs the package huggingface_hub; install it with: pip install 'fedstrata[hub]'."
         ) from None
-    source = HUB_DATASETS[name]
-    folder = (destination or cache_directory()) / name
+    branch = {} if revision is None else {"revision": revision}
     try:
         hub.snapshot_download(
             repo_id=source.repository,
             repo_type="dataset",
-            allow_patterns=[f"{source.folder}/*.parquet"],
+            allow_patterns=[f"{source.folder}/*.parquet" if source.folder else "*.parquet"],
             local_dir=str(folder),
+            **branch,
         )
     # The hub raises errors of its own, of its HTTP library and of the operating system, which share no other base.
     except Exception as error:
         raise FedStrataError(
             f"'{source.repository}' could not be fetched from the Hugging Face hub into '{folder}': {error}."
         ) from error
-    return folder

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedstrata.data import Dataset, datasets
+from fedstrata.data.datasets.hub import Hub
 from fedstrata.data.datasets.table import TableFiles
 from fedstrata.data.datasets.texts import TextSource
 from fedstrata.data.tables import Table
@@ -91,9 +92,9 @@ def _loaded(experiment: Experiment, model: TrainedModel) -> Dataset:
     """Load the data; rows of tables, and texts, become inputs as for the model, not as they would by themselves."""
     source = None if experiment.data.startswith("python:") else datasets.make(experiment.data)
     root = None if experiment.data_root is None else Path(experiment.data_root)
-    if model.card.table is not None and isinstance(source, TableFiles):
+    if model.card.table is not None and isinstance(source, TableFiles | Hub):
         return source.load_as(Table.from_mapping(model.card.table), root)
-    if model.card.vocabulary is not None and isinstance(source, TextSource):
+    if model.card.vocabulary is not None and isinstance(source, TextSource | Hub):
         return source.load_as(Vocabulary.from_mapping(model.card.vocabulary), root)
     return load_data(experiment)
 

@@ -109,6 +109,34 @@ def test_rounding_down_leaves_more_to_the_last_client(digits: Dataset) -> None:
     assert down[-1].sum() > nearest[-1].sum() + 40
 
 
+def test_the_first_samples_are_divided_where_there_is_a_most(digits: Dataset) -> None:
+    """As PLayer-FL does: the first 5 x 40 training samples, and a fifth of each client's own to test on."""
+    text = "dirichlet-clients(minimum=1, rounding=down, most=40, test_fraction=0.2, seed=1)"
+    split = partitions.make(text).split(digits, 5)
+    held = np.concatenate([*split.train, *split.test])
+    assert np.array_equal(np.sort(held), np.sort(digits.train)[:200])
+    sizes = split.sizes + split.test_sizes
+    assert split.test_sizes.tolist() == [int(size / 5 + 0.5) for size in sizes]
+    without = partitions.make(text.replace(", test_fraction=0.2", "")).split(digits, 5)
+    assert without.sizes.tolist() == sizes.tolist()
+    assert all(np.isin(test, digits.test).all() for test in without.test)
+    more_than_there_are = partitions.make("dirichlet-clients(most=1000, seed=1)").split(digits, 5)
+    assert more_than_there_are.hash == partitions.make("dirichlet-clients(seed=1)").split(digits, 5).hash
+
+
+def test_a_client_with_one_sample_trains_on_it() -> None:
+    dataset = dataset_of([0, 1], [0, 1], 2)
+    split = partitions.make("dirichlet-clients(minimum=1, test_fraction=0.9)").split(dataset, 2)
+    assert (split.sizes.tolist(), split.test_sizes.tolist()) == ([1, 1], [0, 0])
+
+
+def test_wishes_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(FedStrataError, match="gets 10 samples at least, but 5 on average at most"):
+        partitions.make("dirichlet-clients(most=5)")
+    with pytest.raises(FedStrataError, match=r"from the test part .* or from each client's own .*, not from both"):
+        partitions.make("dirichlet-clients(test_samples=5, test_fraction=0.2)")
+
+
 def test_largest_remainders_by_hand() -> None:
     assert largest_remainders(10, np.array([0.25, 0.25, 0.5])).tolist() == [3, 2, 5]
     assert largest_remainders(5, np.array([0.0, 2.0, 1.0])).tolist() == [0, 3, 2]

@@ -5,11 +5,15 @@ from fedstrata.data.datasets import (
     cifar,
     digits,
     heart_disease,
+    hub,
     image_folder,
+    isic2019,
+    mimic_notes,
     mnist,
     news,
     sentiment140,
     table,
+    tiny_imagenet,
 )
 from fedstrata.data.datasets.base import DatasetSource, datasets
 
@@ -20,9 +24,13 @@ __all__ = [
     "datasets",
     "digits",
     "heart_disease",
+    "hub",
     "image_folder",
+    "isic2019",
+    "mimic_notes",
     "mnist",
     "news",
     "sentiment140",
     "table",
+    "tiny_imagenet",
 ]

@@ -14,6 +14,7 @@ import torch
 from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.datasets.base import DatasetSource, datasets, find_own
+from fedstrata.data.datasets.tiny_imagenet import is_official_layout
 from fedstrata.data.decoded import kept
 from fedstrata.data.formats.images import decode_images
 from fedstrata.data.held_out import groups_of, hold_out_for_testing
@@ -64,6 +65,11 @@ class ImageFolder(DatasetSource):
         found = find_own(self.name, self.path, root, expected)
         if not found.is_dir():
             raise FedStrataError(f"'{found}' is no folder; the dataset '{self.name}' needs {expected}.")
+        if is_official_layout(found):
+            raise FedStrataError(
+                f"'{found}' is Tiny ImageNet, whose validation images lie in no folders of classes; "
+                f"name it with --data tiny_imagenet --data-root '{found}'."
+            )
         folders = list(self._folders(found))
         names = tuple(sorted({name for folder in folders if not folder.testing for name in class_folders(folder.path)}))
         files: list[Path] = []

@@ -71,7 +71,7 @@ class TextSource(DatasetSource, ABC):
         """Read the texts, and turn them into whole numbers."""
         pool = self.read(root)
         if self.vocabulary is not None:
-            return self._encoded(pool, Vocabulary.read(_found(self.vocabulary, root), self.length, self.start))
+            return self._encoded(pool, Vocabulary.read(find_vocabulary(self.vocabulary, root), self.length, self.start))
         texts = pool.texts.texts
         training = (texts[position] for position in pool.train.tolist())
         return self._encoded(pool, Vocabulary.build(training, self.words or WORDS, self.length, self.start))
@@ -112,7 +112,7 @@ def one_pool(parts: list[Texts], joined: Texts) -> Pool:
     return Pool(joined, first, last)
 
 
-def _found(path: str, root: Path | None) -> Path:
+def find_vocabulary(path: str, root: Path | None) -> Path:
     """Look for a vocabulary: at its path, then inside the data roots."""
     places = [Path(path).expanduser(), *(folder / path for folder in data_roots(root))]
     return next((place for place in places if place.exists()), places[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -18,19 +18,29 @@ from fedstrata.errors import FedStrataError
 FORMATS = ("PNG", "WEBP", "JPEG", "BMP", "GIF", "TIFF", "PPM")
 
 
+Prepare = Callable[[Image.Image], Image.Image]
+"""What is done to an image in its colours before it becomes an array."""
+
+
 def decode_images(
-    sources: Sequence[bytes | Path], mode: str, size: int | None, where: str, expected: int | None = None
+    sources: Sequence[bytes | Path],
+    mode: str,
+    size: int | None,
+    where: str,
+    expected: int | None = None,
+    prepare: Prepare | None = None,
 ) -> np.ndarray:
     """Decode images into bytes ``[n, channels, height, width]``.
 
     ``mode`` is Pillow's, ``RGB`` or ``L``. With a ``size`` each image is scaled to that many pixels in both
-    directions; without one, all must be of the same size, with an ``expected`` one of so many pixels in both. ``where``
-    tells in errors where encoded bytes come from.
+    directions; without one, all must be of the same size, with an ``expected`` one of so many pixels in both.
+    ``prepare`` changes each image in a dataset's own way instead. ``where`` tells in errors where encoded bytes come
+    from.
     """
     pixels: np.ndarray | None = None
     for number, source in enumerate(sources):
         name = f"'{source}'" if isinstance(source, Path) else f"Image {number} of '{where}'"
-        image = _decode(source, mode, size, name, expected)
+        image = _decode(source, mode, size, name, expected, prepare)
         if pixels is None:
             pixels = np.empty((len(sources), *image.shape), dtype=np.uint8)
         elif image.shape != pixels.shape[1:]:
@@ -60,7 +70,9 @@ def opened_image(source: bytes | Path, name: str) -> Iterator[Image.Image]:
         raise FedStrataError(f"{name} is not a readable image: {error}.") from None
 
 
-def _decode(source: bytes | Path, mode: str, size: int | None, name: str, expected: int | None) -> np.ndarray:
+def _decode(
+    source: bytes | Path, mode: str, size: int | None, name: str, expected: int | None, prepare: Prepare | None
+) -> np.ndarray:
     with opened_image(source, name) as image:
         if expected is not None and image.size != (expected, expected):
             raise FedStrataError(
@@ -68,6 +80,8 @@ def _decode(source: bytes | Path, mode: str, size: int | None, name: str, expect
                 "fetch its files again."
             )
         converted = image.convert(mode)
+        if prepare is not None:
+            return np.asarray(prepare(converted))
         return np.asarray(converted if size is None else converted.resize((size, size), Image.Resampling.BILINEAR))
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
-from fedstrata.data.partitions.drawing import class_pools, dealt, dirichlet_log_shares, local_tests
+from fedstrata.data.partitions.drawing import class_pools, dealt, dirichlet_log_shares, local_tests, own_tests
 from fedstrata.data.split import Split
+from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
 
 
@@ -25,6 +26,10 @@ class DirichletClients(Partitioner):
     code/datasets/dataset_processing.py), so that the last client gets up to a sample more of each class for each other
     client. Where chance leaves a client with fewer than ``minimum`` samples, it gets the missing ones from the clients
     that have the most, instead of drawing everything anew until luck helps; PLayer-FL's code has no minimum.
+
+    PLayer-FL divides the first ``most`` x clients training samples only, and a fifth of what a client gets is its test
+    set, so that the dataset's own test part is not used: ``dirichlet-clients(alpha=0.5, minimum=1, rounding=down,
+    most=2000, test_fraction=0.2)`` for Fashion-MNIST, ``most=3000`` for EMNIST and ``most=10000`` for CIFAR-10.
     """
 
     alpha: float = parameter(0.5, "The concentration: small values give each class to few clients.", above=0)
@@ -36,11 +41,37 @@ class DirichletClients(Partitioner):
         "How p * n becomes a whole number: to the nearest, half to even, or down.",
         choices=("nearest", "down"),
     )
+    most: int | None = parameter(
+        None,
+        "Samples per client, on average and at most: only the first so many times the number of clients are divided; "
+        "by default all.",
+        low=1,
+    )
+    test_fraction: float | None = parameter(
+        None,
+        "The fraction of each client's samples that are its test set, instead of the test part's.",
+        above=0,
+        below=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most is not None and self.most < self.minimum:
+            raise FedStrataError(
+                f"Every client gets {self.minimum} samples at least, but {self.most} on average at most; "
+                f"use minimum={self.most} or less."
+            )
+        if self.test_samples is not None and self.test_fraction is not None:
+            raise FedStrataError(
+                "Test samples come from the test part (test_samples) or from each client's own (test_fraction), not "
+                "from both; use one of them."
+            )
 
     def split(self, dataset: Dataset, clients: int) -> Split:
         """Divide class after class, then fill up the clients that have too little."""
         check_clients(dataset, clients, self.minimum)
-        pools = class_pools(dataset, dataset.train)
+        divided = dataset.train if self.most is None else np.sort(dataset.train)[: clients * self.most]
+        pools = class_pools(dataset, divided)
         counts = np.zeros((clients, len(pools)), dtype=np.int64)
         for label, pool in enumerate(pools):
             shares = np.exp(dirichlet_log_shares(self.alpha, clients, self.generator("shares", label)))
@@ -48,6 +79,8 @@ class DirichletClients(Partitioner):
         counts = filled_up(counts, self.minimum)
         shuffled = [self.generator("train", label).permutation(pool) for label, pool in enumerate(pools)]
         train = dealt(shuffled, counts)
+        if self.test_fraction is not None:
+            return Split(*own_tests(train, self.test_fraction, self.generator))
         return Split(train, local_tests(dataset, train, self.test_samples, self.generator))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -158,3 +159,16 @@ def local_tests(
         local_test(pools, own / trained, size, trained, generator(client, "test"))
         for client, (own, trained) in enumerate(zip(counts, train.sizes.tolist(), strict=True))
     )
+
+
+def own_tests(
+    train: Parts, fraction: float, generator: Callable[[int, str], np.random.Generator]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Draw a fraction of each client's own samples to test on; one at least stays to train on."""
+    left, held = [], []
+    for client, own in enumerate(train):
+        count = min(len(own) - 1, math.floor(len(own) * fraction + 0.5))
+        shuffled = generator(client, "test").permutation(own)
+        held.append(np.sort(shuffled[:count]))
+        left.append(np.sort(shuffled[count:]))
+    return left, held
