@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from fedstrata.errors import FedStrataError, unknown_name
-from fedstrata.fairness import incentive
+from fedstrata.fairness import fairness, incentive
 from fedstrata.spec import parse
 
 
@@ -87,6 +87,9 @@ class Row:
     were merged, in the mean over the rounds; ``everybody`` tells that it was all of them, in the tests too.
     ``without_state`` is how many real sites went on without the state that they had lost. ``incentive`` is the part of
     the clients that fare better than with ``local`` and with ``fedavg`` of the same seed, where both are compared too.
+    ``fairness`` is the variance of the clients' accuracies in the last round. ``aggregation`` are the seconds that the
+    server took to make models of replies, which ``seconds`` contain; ``flops`` are the operations of the clients'
+    training with all weights, ``sparse_flops`` those with the weights that are not zero.
     ``settings`` is what differs between the rows beside the method, such as what was swept.
     """
 
@@ -108,6 +111,10 @@ class Row:
     everybody: bool = True
     without_state: int = 0
     incentive: Estimate | None = None
+    fairness: Estimate | None = None
+    aggregation: Estimate | None = None
+    flops: Estimate | None = None
+    sparse_flops: Estimate | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -520,6 +527,10 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         everybody=all(map(everybody_took_part, summaries)),
         epsilon=estimate(spent for summary in summaries if (spent := epsilon_spent(summary)) is not None),
         without_state=sum(map(sites_without_state, summaries)),
+        fairness=estimate(fairness(list(run.client_accuracies.values())) for run in group.runs if run.client_accuracies),
+        aggregation=total("aggregation_seconds"),
+        flops=total("train_flops"),
+        sparse_flops=total("train_sparse_flops"),
     )
 
 
