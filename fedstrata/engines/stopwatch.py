@@ -38,4 +38,4 @@ class Stopwatch:
 
     def seconds(self) -> float:
         """Return the seconds so far; on a GPU only once the device has been waited for."""
-        return self._seconds + sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
+        return self._seconds + sum(float(begin.elapsed_time(end)) for begin, end in self._events) / 1000
