@@ -190,6 +190,7 @@ def _flat(row: Row) -> dict[str, Any]:
         "last_ten": mean(row.last_ten),
         "best": mean(row.best),
         "worst10": mean(row.worst),
+        "validated": mean(row.validated),
         "difference": None if compared is None else mean(compared.difference),
         "p": None if compared is None else compared.adjusted,
         "bytes_up": mean(row.bytes_up),

@@ -87,6 +87,8 @@ class Row:
     were merged, in the mean over the rounds; ``everybody`` tells that it was all of them, in the tests too.
     ``without_state`` is how many real sites went on without the state that they had lost. ``incentive`` is the part of
     the clients that fare better than with ``local`` and with ``fedavg`` of the same seed, where both are compared too.
+    ``validated`` is the headline accuracy of the models that were best on validation samples, where some were held out:
+    each of its own round, unlike ``best``, which looks at the test samples to find its round.
     ``fairness`` is the variance of the clients' accuracies in the last round. ``aggregation`` are the seconds that the
     server took to make models of replies, which ``seconds`` contain; ``flops`` are the operations of the clients'
     training with all weights, ``sparse_flops`` those with the weights that are not zero.
@@ -111,6 +113,7 @@ class Row:
     everybody: bool = True
     without_state: int = 0
     incentive: Estimate | None = None
+    validated: Estimate | None = None
     fairness: Estimate | None = None
     aggregation: Estimate | None = None
     flops: Estimate | None = None
@@ -521,6 +524,7 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         last_ten=over_seeds("last_ten"),
         best=over_seeds("best"),
         worst=over_seeds("final", ".worst10"),
+        validated=over_seeds("validated"),
         bytes_up=total("bytes_up"),
         bytes_down=total("bytes_down"),
         network_up=total("network_up"),

@@ -323,6 +323,14 @@ class MetricLog:
         clients, values = (np.array(columns[name].words)[chosen].tolist() for name in ("client", "value"))
         return dict(zip(clients, values, strict=True))
 
+    def of_clients_at(self, metric: str, rounds: Sequence[int]) -> dict[int, float]:
+        """Return the values of a metric of single clients, each in a round of its own, by the clients' numbers."""
+        columns = self._tables["clients"].columns
+        chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
+        clients, noted, values = (np.array(columns[name].words)[chosen] for name in ("client", "round", "value"))
+        own = noted == np.asarray(rounds)[clients] if len(clients) else np.zeros(0, dtype=bool)
+        return dict(zip(clients[own].tolist(), values[own].tolist(), strict=True))
+
     def latest(self) -> dict[str, float]:
         """Return the last value of each metric of the round table."""
         return {metric: float(self.series(metric)[1][-1]) for metric in self._last_round}

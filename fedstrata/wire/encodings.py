@@ -26,7 +26,7 @@ def bytes_by_encoding(message: Message, clients: int = 1) -> dict[str, int]:
     """Tell the bytes of a message in each encoding, all clients' together, frame and description included.
 
     Tensors without a mask are dense in all of them. With 100,000 values of which one in twenty is kept, as in table 5
-    of SSFL (arXiv 2405.09037: dense 100 %, bitmask 8.1 %, coordinates 10 %, a mask that is held 5 %):
+    of SSFL (https://openreview.net/forum?id=kUZ6LhUB26: dense 100 %, bitmask 8.1 %, coordinates 10 %, mask held 5 %):
 
     >>> import torch
     >>> mask = (torch.arange(100_000) % 20 == 0)[None]
