@@ -55,11 +55,8 @@ def ranks(table: Table, higher_is_better: bool = True) -> dict[str, list[float]]
     >>> ranks({"a": [0.9, 0.5], "b": [0.8, 0.7], "c": [0.8, 0.6]})
     {'a': [1.0, 3.0], 'b': [2.5, 1.0], 'c': [2.5, 2.0]}
     """
-    from scipy.stats import rankdata
-
     numbers = _checked(table)
-    worst_last = np.where(np.isnan(numbers), -math.inf, numbers if higher_is_better else -numbers)
-    ranked = rankdata(-worst_last, axis=0)
+    ranked = _ranked(np.where(np.isnan(numbers), math.inf, -numbers if higher_is_better else numbers))
     return {method: [float(rank) for rank in row] for method, row in zip(table, ranked, strict=True)}
 
 
@@ -145,15 +142,20 @@ def rank_correlation(ones: Sequence[float], others: Sequence[float]) -> RankCorr
         raise FedStrataError(
             f"Two orders of the same methods have a number for each; here are {len(ones)} and {len(others)}."
         )
-    from scipy.stats import rankdata
-
-    first, second = (rankdata(numbers) - (len(ones) + 1) / 2 for numbers in (ones, others))
+    first, second = (_ranked(np.array(numbers, dtype=np.float64)) - (len(ones) + 1) / 2 for numbers in (ones, others))
     if np.isnan([*ones, *others]).any() or not first.any() or not second.any():
         return RankCorrelation(math.nan, math.nan, len(ones))
     spearman = float(first @ second) / math.sqrt(float(first @ first) * float(second @ second))
     pairs = [np.sign(np.subtract.outer(numbers, numbers)) for numbers in (first, second)]
     untied = math.sqrt(float((pairs[0] ** 2).sum()) * float((pairs[1] ** 2).sum()))
     return RankCorrelation(spearman, float((pairs[0] * pairs[1]).sum()) / untied, len(ones))
+
+
+def _ranked(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Rank along the first axis, 1 for the lowest: one more than are lower, and half as many more as are equal."""
+    pairs = numbers[None], numbers[:, None]
+    lower, equal = (pairs[0] < pairs[1]).sum(axis=1), (pairs[0] == pairs[1]).sum(axis=1)
+    return np.asarray(lower + (equal + 1) / 2, dtype=np.float64)
 
 
 def _checked(table: Table) -> npt.NDArray[np.float64]:

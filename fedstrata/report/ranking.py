@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fedstrata.ranks import Friedman, critical_difference, friedman, mean_ranks
 from fedstrata.report import formats
@@ -52,6 +53,20 @@ def rank_table(
         if len(values) == len(settings)
     }
     return whole if len(whole) >= LEAST_METHODS and len(settings) >= LEAST_SETTINGS else {}
+
+
+def ranks_as_data(groups: Sequence[Group[Run]], rows: Sequence[Row]) -> dict[str, Any]:
+    """Give the ranks by accuracy and what tests say of them as plain data; nothing where methods cannot be ranked."""
+    accuracies = rank_table(groups, rows)
+    if not accuracies:
+        return {}
+    tested = friedman(accuracies)
+    return {
+        "mean": mean_ranks(accuracies),
+        "settings": tested.datasets,
+        "friedman": {"statistic": tested.statistic, "p": tested.p_value},
+        "critical_difference": critical_difference(tested.methods, tested.datasets),
+    }
 
 
 def ranking(view: View, with_charts: bool) -> Section | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 from made_up_runs import MakeRun
 
+from fedstrata.cli.showing import show_comparison
 from fedstrata.ranks import mean_ranks
 from fedstrata.report import read_run
 from fedstrata.report.opening import read_runs
@@ -46,6 +49,16 @@ def test_methods_are_ranked_over_settings_by_each_measure(folders: list[Path]) -
         assert values == pytest.approx([by_hand[method + clients] for clients in ("8", "6")])
     _, measure, _ = MEASURES["Incentive"]
     assert rank_table(view.groups, view.rows, measure) == {}  # only fedbn is neither local nor fedavg
+
+
+def test_json_has_the_ranks(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    show_comparison(folders, None, json=True, quiet=False)
+    told = json.loads(capsys.readouterr().out)["ranks"]
+    assert told["mean"] == {"fedavg": 1.5, "fedbn": 1.5, "local": 3.0}
+    assert (told["settings"], told["friedman"]["statistic"]) == (2, pytest.approx(3.0))
+    assert told["critical_difference"] == pytest.approx(2.343 * math.sqrt(3 * 4 / 12), abs=0.002)
+    show_comparison(folders[:4], None, json=True, quiet=False)
+    assert "ranks" not in json.loads(capsys.readouterr().out)
 
 
 def test_without_three_methods_at_all_of_two_settings_nothing_is_ranked(folders: list[Path]) -> None:
