@@ -31,7 +31,7 @@ import torch  # isort: skip
 from torch import Tensor  # isort: skip
 
 from fedstrata.methods.contract.views import Message
-from fedstrata.wire import decode, encode
+from fedstrata.wire import bytes_by_encoding, decode, encode
 from fedstrata.wire.frame import Reader, seal, unseal
 from fedstrata.wire.masks import unpack_bits
 from fedstrata.wire.support import SUPPORTS, support_of
@@ -83,7 +83,7 @@ def ways(weights: Tensor, mask: Tensor) -> list[Way]:
         return seal(b"", [positions.view(np.uint8).data, *write_values(weights, support_of(mask), fp32)], None)
 
     def read_coordinates(data: bytes) -> Tensor:
-        _, reader = unseal(data, None)
+        _, reader = unseal(data, None, 0)
         count = (len(data) - 16) // 8
         positions = reader.take(4 * count).view(np.uint32)
         dense = np.zeros(weights.numel(), dtype=np.int32)
@@ -96,7 +96,7 @@ def ways(weights: Tensor, mask: Tensor) -> list[Way]:
 
     def read_bitmask(data: bytes) -> Tensor:
         reader: Reader
-        _, reader = unseal(data, None)
+        _, reader = unseal(data, None, 0)
         support = SUPPORTS.find(unpack_bits(reader, mask.numel()).reshape(shape))
         return tensor_of(read_numbers(reader, support.count, fp32, fp32), fp32, shape, support)
 
@@ -141,10 +141,11 @@ def measure(parameters: int, sparsity: float, repetitions: int) -> list[Measurem
             assert torch.equal(received, weights if way.name in ("copy", "dense") else weights * mask)
             del data, received
 
+    sizes, dense = bytes_by_encoding(Message({NAME: weights}, {NAME: mask})), 4 * parameters
+
     def result(way: Way) -> Measurement:
-        size = len(way.write())
+        size = sizes.get(way.name, dense)
         encoding, decoding = (min(seconds[way.name, task]) for task in ("encode", "decode"))
-        dense = 4 * parameters
         return Measurement(
             sparsity,
             way.name,

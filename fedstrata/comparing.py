@@ -190,11 +190,16 @@ def _flat(row: Row) -> dict[str, Any]:
         "last_ten": mean(row.last_ten),
         "best": mean(row.best),
         "worst10": mean(row.worst),
+        "validated": mean(row.validated),
         "difference": None if compared is None else mean(compared.difference),
         "p": None if compared is None else compared.adjusted,
         "bytes_up": mean(row.bytes_up),
         "bytes_down": mean(row.bytes_down),
         "seconds": mean(row.seconds),
+        "aggregation_seconds": mean(row.aggregation),
+        "train_flops": mean(row.flops),
+        "train_sparse_flops": mean(row.sparse_flops),
+        "fairness": mean(row.fairness),
         "incentive": mean(row.incentive),
     }
 

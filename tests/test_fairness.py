@@ -47,6 +47,12 @@ def test_the_incentive_is_strict_and_takes_the_better_of_the_two():
     assert incentive_of(own, local, {}) != incentive_of(own, local, {})
 
 
+def test_of_losses_less_is_better():
+    """Client 0 beats both, client 1 only one of them, client 2 equals the better of the two."""
+    own, local, fedavg = {0: 0.1, 1: 0.4, 2: 0.3}, {0: 0.2, 1: 0.3, 2: 0.3}, {0: 0.5, 1: 0.5, 2: 0.9}
+    assert incentive_of(own, local, fedavg, higher_is_better=False) == pytest.approx(1 / 3)
+
+
 @given(st.dictionaries(st.integers(0, 5), st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 1.0])] * 3), min_size=1))
 def test_the_incentive_is_the_mean_of_the_papers_indicator(clients):
     own, local, fedavg = ({client: values[place] for client, values in clients.items()} for place in range(3))

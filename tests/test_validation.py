@@ -18,10 +18,12 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.files import from_safetensors
 from fedstrata.models import build_model
+from fedstrata.report import read_run
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import divide
 from fedstrata.runs.signals import Interrupted
+from fedstrata.significance import comparison_rows
 from fedstrata.stack import clone
 
 BUMPY = Experiment(
@@ -103,8 +105,8 @@ def test_a_run_that_goes_on_keeps_the_same_model(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         fedstrata.run(BUMPY, out=tmp_path / "parts", callbacks=[stop])
     again = fedstrata.resume(tmp_path / "parts")
-    assert {key: value for key, value in again.summary.items() if key != "seconds"} == {
-        key: value for key, value in whole.summary.items() if key != "seconds"
+    assert {key: value for key, value in again.summary.items() if not key.endswith("seconds")} == {
+        key: value for key, value in whole.summary.items() if not key.endswith("seconds")
     }
     for folder, result in ((tmp_path / "whole", whole), (tmp_path / "parts", again)):
         saved = from_safetensors((folder / "model.safetensors").read_bytes(), folder)
@@ -155,7 +157,7 @@ AT_CLIENTS = BUMPY.with_changes({"validation": None, "validation_fraction": 0.2}
 def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> None:
     kept: list[dict[str, torch.Tensor]] = []
     result = fedstrata.run(
-        AT_CLIENTS.with_changes({"method": "ditto", "engine": engine}),
+        AT_CLIENTS.with_changes({"method": "ditto", "engine": engine, "metrics": "f1"}),
         out=tmp_path / "run",
         callbacks=[lambda view: kept.append(clone(result_of(view)))],
     )
@@ -193,6 +195,12 @@ def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> No
         )
     own = [result.metrics.of_client(client, "client_after.accuracy", chosen) for client, chosen in enumerate(rounds)]
     assert result.summary["validated"]["client_after.accuracy.mean"] == pytest.approx(np.mean(own))
+    scores = [result.metrics.of_client(client, "client_after.f1", chosen) for client, chosen in enumerate(rounds)]
+    assert result.summary["validated"]["client_after.f1.mean"] == pytest.approx(np.mean(scores))
+    assert result.summary["validated"]["client_after.f1.worst10"] == pytest.approx(min(scores))
+    [row] = comparison_rows([read_run(tmp_path / "run")])
+    assert row.validated is not None
+    assert row.validated.mean == pytest.approx(np.mean(own))
 
 
 def driver_of(result: fedstrata.Result) -> Driver:

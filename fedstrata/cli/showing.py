@@ -19,9 +19,18 @@ from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.further import STATISTICS, asked_for
 from fedstrata.report.labels import meaning, short_name
 from fedstrata.report.paper_figures import INDEX, FiguresAsked, write_figures
+from fedstrata.report.ranking import ranks_as_data
 from fedstrata.report.summary import accuracies, took_part
 from fedstrata.report.terminal import BEST
-from fedstrata.significance import Row, comparison_rows, epsilon_spent, everybody_took_part, notes, sites_without_state
+from fedstrata.significance import (
+    Row,
+    comparison_rows,
+    epsilon_spent,
+    everybody_took_part,
+    group_runs,
+    notes,
+    sites_without_state,
+)
 
 
 def show_run(
@@ -76,6 +85,7 @@ def show_comparison(
             {
                 "methods": [comparison_as_data(row) for row in rows],
                 "notes": notes(rows),
+                **({"ranks": ranks} if (ranks := ranks_as_data(group_runs(runs), rows)) else {}),
                 "runs": [str(run.path) for run in runs],
                 "report": None if page is None else str(page),
                 "out": None if out is None else str(out),

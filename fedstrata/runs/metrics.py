@@ -323,6 +323,14 @@ class MetricLog:
         clients, values = (np.array(columns[name].words)[chosen].tolist() for name in ("client", "value"))
         return dict(zip(clients, values, strict=True))
 
+    def of_clients_at(self, metric: str, rounds: Sequence[int]) -> dict[int, float]:
+        """Return the values of a metric of single clients, each in a round of its own, by the clients' numbers."""
+        columns = self._tables["clients"].columns
+        chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
+        clients, noted, values = (np.array(columns[name].words)[chosen] for name in ("client", "round", "value"))
+        own = noted == np.asarray(rounds)[clients] if len(clients) else np.zeros(0, dtype=bool)
+        return dict(zip(clients[own].tolist(), values[own].tolist(), strict=True))
+
     def latest(self) -> dict[str, float]:
         """Return the last value of each metric of the round table."""
         return {metric: float(self.series(metric)[1][-1]) for metric in self._last_round}
@@ -338,6 +346,11 @@ class MetricLog:
         return {
             f"{kind}_{way}": int(sent.sum()) for (kind, way), sent in values.items() if len(sent) or kind == "bytes"
         }
+
+    def work(self) -> dict[str, float]:
+        """Sum up the operations of the clients' training, of all weights and of those that are not zero."""
+        done = {name: self.series(f"train.{name}")[1] for name in ("flops", "sparse_flops")}
+        return {f"train_{name}": float(values.sum()) for name, values in done.items() if len(values)}
 
     def participation(self) -> dict[str, float]:
         """Tell, as the mean over the rounds, the fraction of the clients that were asked whose replies were merged."""
@@ -357,6 +370,10 @@ class MetricLog:
                 values = self.series(metric)[1]
                 best[metric] = float((np.fmax if higher else np.fmin).reduce(values))
         return best
+
+
+AGGREGATE = "aggregate"
+"""The phase in which the server makes the next model of the replies: weighs, merges, steps and refines."""
 
 
 class TimingLog:
@@ -397,6 +414,12 @@ class TimingLog:
         columns = self._rows.columns
         phases, seconds = np.array(columns["phase"].words), np.array(columns["seconds"].words)
         return {phase: float(seconds[phases == code].sum()) for phase, code in columns["phase"].texts.items()}
+
+    def summary(self) -> dict[str, float]:
+        """Tell the seconds of all phases and, of these, those of the aggregation, where it was measured."""
+        totals = self.totals()
+        apart = {"aggregation_seconds": totals[AGGREGATE]} if AGGREGATE in totals else {}
+        return {"seconds": sum(totals.values()), **apart}
 
 
 def higher_is_better(metric: str) -> bool | None:

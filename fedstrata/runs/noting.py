@@ -39,7 +39,7 @@ def note_scores(
         if undefined.any() and str(one) not in warned:
             warned.add(str(one))
             _warn_of_undefined(one, scores.clients, undefined)
-        told = _described(one, numbers, undefined) | ({} if everybody is None else {POOLED: float(everybody)})
+        told = over_clients(one, numbers, undefined) | ({} if everybody is None else {POOLED: float(everybody)})
         values |= {f"{label}.{one}.{name}": value for name, value in told.items()}
     return values
 
@@ -54,7 +54,7 @@ def _note_classes(
         log.add_classes(round, metric, EVERYBODY, everybody)
 
 
-def _described(metric: Metric, numbers: np.ndarray, undefined: np.ndarray) -> dict[str, float]:
+def over_clients(metric: Metric, numbers: np.ndarray, undefined: np.ndarray) -> dict[str, float]:
     """Sum up over the clients that a metric is defined for, and count the others."""
     described = describe_clients(numbers[~undefined], higher_is_better=metric.higher_is_better is not False)
     if metric.higher_is_better is None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedstrata.runs.metrics import describe_clients
+from fedstrata.runs.noting import over_clients
 
 if TYPE_CHECKING:
     from fedstrata.runs.driver import Driver
@@ -34,7 +37,8 @@ def summarise(driver: Driver) -> dict[str, Any]:
         **({} if driver.stopped is None else {"stopped": driver.stopped}),
         **metrics.traffic(),
         **metrics.participation(),
-        "seconds": sum(driver.timings.totals().values()),
+        **metrics.work(),
+        **driver.timings.summary(),
         **({"cost_of_diagnostics": costs} if (costs := driver.diagnosis.costs(driver.timings)) else {}),
         "parameters": sum(setting.initial[name].numel() for name in setting.layers.parameter_names),
         "engine": driver.plan.engine,
@@ -55,11 +59,18 @@ def _validated(driver: Driver) -> dict[str, Any]:
 
 
 def _validated_clients(driver: Driver) -> dict[str, float]:
-    """Sum up what clients reached, each in the round of its own best model."""
-    chosen = list(enumerate(driver.best.rounds))
-    values: dict[str, float] = {}
-    for label in ("client_validation", "client_after"):
-        numbers = [driver.metrics.of_client(client, f"{label}.accuracy", round) for client, round in chosen]
-        described = describe_clients([number for number in numbers if number is not None])
-        values |= {f"{label}.accuracy.{name}": value for name, value in described.items()}
-    return values
+    """Sum up what clients reached, each in the round of its own best model, under the names of the round table."""
+
+    def of_clients(metric: str) -> np.ndarray:
+        return np.array(list(driver.metrics.of_clients_at(metric, driver.best.rounds).values()))
+
+    told = {
+        name: describe_clients(of_clients(name), higher_is_better=not name.endswith("loss"))
+        for name in ("client_validation.accuracy", "client_after.accuracy", "client_after.loss")
+    }
+    finite = np.isfinite(of_clients("client_after.loss"))
+    for metric in driver.setting.metrics:
+        if not metric.axes:
+            numbers = of_clients(f"client_after.{metric}")
+            told[f"client_after.{metric}"] = over_clients(metric, numbers, np.isnan(numbers) & finite)
+    return {f"{name}.{statistic}": value for name, values in told.items() for statistic, value in values.items()}
