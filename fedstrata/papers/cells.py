@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.reading import Changes, Recipe
 from fedstrata.runs.sweeping import Sweep, canonical

@@ -20,8 +20,9 @@ from typing import Any
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 
-RECIPES = Path(__file__).parent / "recipes"
-PUBLISHED = Path(__file__).parent / "published.csv"
+PAPERS = Path(__file__).parent
+RECIPES = "recipes"
+PUBLISHED = "published.csv"
 PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
 WHEN = ("last", "last_ten", "best", "validated")
@@ -107,16 +108,18 @@ class Paper:
         return self.parts[name]
 
 
-def read_papers(recipes: Path = RECIPES, published: Path = PUBLISHED) -> dict[str, Paper]:
-    """Read all papers."""
-    numbers = read_published(published)
-    folders = sorted(path.parent for path in recipes.glob(f"*/{PAPER_FILE}"))
+def read_papers(place: Path = PAPERS) -> dict[str, Paper]:
+    """Read all papers of a folder with recipes and published numbers: those that come along, or somebody's own."""
+    if not (place / PUBLISHED).is_file():
+        raise FedStrataError(f"'{place}' holds no papers: there is no '{PUBLISHED}' beside a folder '{RECIPES}'.")
+    numbers = read_published(place / PUBLISHED)
+    folders = sorted(path.parent for path in (place / RECIPES).glob(f"*/{PAPER_FILE}"))
     papers = {folder.name: _read_paper(folder, numbers) for folder in folders}
     known = {(paper.name, part) for paper in papers.values() for part in paper.parts}
     for paper, part in dict.fromkeys((paper, part) for paper, part, *_ in numbers):
         if (paper, part) not in known:
             raise FedStrataError(
-                f"'{published.name}' has numbers of '{paper} {part}', but there is no recipe '{paper}/{part}.toml'; "
+                f"'{PUBLISHED}' has numbers of '{paper} {part}', but there is no recipe '{paper}/{part}.toml'; "
                 "write one, with runs = false where nothing is run for it."
             )
     return papers
@@ -152,7 +155,9 @@ def _number(text: str | None, name: str, where: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise FedStrataError(f"The {name} '{text}' in {where} is no number; leave it empty where none is given.") from None
+        raise FedStrataError(
+            f"The {name} '{text}' in {where} is no number; leave it empty where none is given."
+        ) from None
 
 
 def _read_paper(folder: Path, numbers: Mapping[tuple[str, str, str, str], Published]) -> Paper:
@@ -176,9 +181,7 @@ def _order(path: Path) -> tuple[str, str, int]:
     return ("0" if word.startswith("table") else "1", word, int(number or 0))
 
 
-def _read_part(
-    file: Path, paper: str, shared: Changes, published: Mapping[tuple[str, str], Published]
-) -> Recipe:
+def _read_part(file: Path, paper: str, shared: Changes, published: Mapping[tuple[str, str], Published]) -> Recipe:
     content, where = _read_toml(file)
     _refuse_unknown(content, _PART_KEYS, where)
     rows = {name: _row(name, given, where) for name, given in content.get("rows", {}).items()}
@@ -250,7 +253,7 @@ def _refuse_foreign_numbers(recipe: Recipe, where: str) -> None:
     for row, column in recipe.published:
         if row not in recipe.rows or column not in recipe.columns:
             raise FedStrataError(
-                f"'{PUBLISHED.name}' has a number of '{recipe.name}' in the row '{row}' and the column '{column}', "
+                f"'{PUBLISHED}' has a number of '{recipe.name}' in the row '{row}' and the column '{column}', "
                 f"which {where} does not have; rows and columns are named alike in both."
             )
 
@@ -270,7 +273,7 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
 
 def _text(content: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(content.get(key), str):
-        raise FedStrataError(f"{where} has no {key}; write it like {key} = \"...\".")
+        raise FedStrataError(f'{where} has no {key}; write it like {key} = "...".')
     return str(content[key])
 
 
