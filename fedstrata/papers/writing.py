@@ -54,6 +54,7 @@ def _judged(recipe: Recipe, kept: Sequence[Kept]) -> tuple[Judged, list[Kept]]:
 
 def _part(recipe: Recipe, judged: Judged, own: Sequence[Kept]) -> str:
     words = Counter(one.verdict for one in judged.cells)
+    found = ", ".join(f"{count} {word}" for word, count in words.items())
     runs = {one.settings: one for one in own}
     cost = (
         f"{plural(len(runs), 'run')}, {duration(sum(one.seconds for one in runs.values()))} of computing on "
@@ -61,7 +62,7 @@ def _part(recipe: Recipe, judged: Judged, own: Sequence[Kept]) -> str:
     )
     lines = [
         f"### {recipe.part}: {recipe.title}\n",
-        f"{', '.join(f'{count} {word}' for word, count in words.items())} of {plural(len(judged.cells), 'cell')}. {cost}.\n",
+        f"{found} of {plural(len(judged.cells), 'cell')}. {cost}.\n",
         f"| {' | '.join(CELL_HEADS)} |",
         "|---|---|--:|--:|--:|--:|---|",
         *(f"| {' | '.join(cell_line(one, digits_of(judged)))} |" for one in judged.cells if one.verdict != NOT_RUN),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ Call = Callable[..., tuple[int, str, str]]
 def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("fedstrata.papers.page.charts_are_possible", lambda: False)  # tables alone are quick
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = main(["paper", "--recipes", str(SMALL), *arguments])
@@ -82,7 +84,7 @@ def test_a_cell_in_a_csv_is_not_run_again(call: Call, tmp_path: Path) -> None:
     told = json.loads(out)
     assert [(one["ours"], one["verdict"]) for one in told["cells"]] == [(30.5, "agrees")]
     assert not Path("runs/tiny-table1/runs").exists()
-    assert "Published and ours" in Path(told["report"]).read_text()
+    assert "Published and ours" in Path(told["files"]["report"]).read_text()
 
 
 def test_a_short_run_is_never_called_agreement(call: Call) -> None:
@@ -106,8 +108,6 @@ def test_a_dry_run_writes_nothing(call: Call) -> None:
 
 
 def test_what_is_missing_is_said_and_the_rest_is_run(call: Call, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(SMALL, "own")
     path = Path("own/recipes/tiny/table1.toml")
     path.write_text(path.read_text().replace('{ method = "local" }', '{ method = "fedmystery" }'))

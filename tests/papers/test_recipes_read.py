@@ -72,7 +72,7 @@ def test_published_numbers_need_a_recipe_and_stand_once(own: Path) -> None:
     numbers = own / "published.csv"
     text = numbers.read_text()
     numbers.write_text(f"{text}tiny,table9,a,b,1,,\n")
-    with pytest.raises(FedStrataError, match="there is no recipe 'tiny/table9.toml'"):
+    with pytest.raises(FedStrataError, match=r"there is no recipe 'tiny/table9\.toml'"):
         read_papers(own)
     numbers.write_text(f"{text}tiny,table1,FedBN,.1,1,,\n")
     with pytest.raises(FedStrataError, match=r"repeats tiny / table1 / FedBN / \.1"):
