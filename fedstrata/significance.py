@@ -153,6 +153,30 @@ def smallest_sign_test_p(pairs: int) -> float:
     return min(1.0, 2.0 ** (1 - pairs))
 
 
+def t_quantile(degrees: int, level: float = 0.95) -> float:
+    """How many standard errors a two-sided interval of Student's t distribution reaches to either side.
+
+    >>> round(t_quantile(2), 3)
+    4.303
+    """
+    from scipy.special import stdtrit  # as long to import as all else here
+
+    return float(stdtrit(degrees, (1 + level) / 2))
+
+
+def confidence_interval(summary: Estimate, level: float = 0.95) -> tuple[float, float] | None:
+    r"""Bound the mean behind an estimate: :math:`\bar x \pm t_{n-1} s / \sqrt n`; none with a single value.
+
+    >>> low, high = confidence_interval(estimate([1.0, 2.0, 3.0]))
+    >>> round(low, 3), round(high, 3)
+    (-0.484, 4.484)
+    """
+    if summary.std is None:
+        return None
+    reach = t_quantile(summary.count - 1, level) * summary.std / math.sqrt(summary.count)
+    return summary.mean - reach, summary.mean + reach
+
+
 def paired_comparison(differences: Sequence[float], reference: str = "the reference") -> Comparison:
     """Test whether paired differences have a mean other than zero, by the two-sided paired t-test.
 

@@ -1,0 +1,153 @@
+"""Running the cells of a recipe: each run once, in a folder named by the hash of its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstrata import comparing
+from fedstrata.comparing import PlannedRun
+from fedstrata.errors import FedStrataError
+from fedstrata.papers.availability import Here
+from fedstrata.papers.cells import Cell, by_settings
+from fedstrata.papers.keeping import Kept, asked, commit
+from fedstrata.papers.reading import Recipe
+from fedstrata.progress import Progress
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import Ingredients, NamedData
+from fedstrata.runs.signals import Interrupted, noted_stops
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The cells of a recipe: what is known of them already, what is to run for the others, and what cannot run here."""
+
+    cells: Sequence[Cell]
+    known: Mapping[tuple[str, str, str], Kept]
+    runs: Mapping[str, PlannedRun]
+    problems: Mapping[str, str]
+    """Why runs cannot be done, by the hash of their settings."""
+
+    @property
+    def to_do(self) -> list[PlannedRun]:
+        """The runs that are not finished."""
+        return [run for run in self.runs.values() if run.state != "finished"]
+
+
+def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: Ingredients | None = None) -> Planned:
+    """Look which cells are known, which runs lie in the folder, and what keeps others from running.
+
+    Runs of the same data follow each other, so that it is loaded once.
+    """
+    known = {one.what: one for one in kept}
+    missing = [cell for cell in cells if asked(cell) not in known]
+    shared = given or Ingredients(named=NamedData())
+    runs, problems, here = {}, {}, Here()
+    for settings, cell in sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data):
+        found = _find(cell.experiment, folder / settings)
+        problem = "" if found.state == "finished" else here.problem(cell)
+        if problem:
+            problems[settings] = problem
+        else:
+            runs[settings] = dataclasses.replace(found, given=shared, setting=cell.column)
+    return Planned(cells, known, runs, problems)
+
+
+def _find(experiment: Any, path: Path) -> PlannedRun:
+    """Look what a folder holds; its name tells that it is of this experiment."""
+    if not (path / "experiment.toml").exists():
+        return PlannedRun(experiment, path, "new")
+    folder = RunFolder.open(path)
+    if folder.finished:
+        return PlannedRun(experiment, path, "finished", experiment.rounds)
+    rounds, _ = folder.metrics().series("train.loss")
+    return PlannedRun(experiment, path, "unfinished", int(rounds.max(initial=0)))
+
+
+def perform(planned: Planned, shown: Progress, at_a_time: int = 1) -> dict[str, str]:
+    """Do what is to do; a run that fails does not keep others from running, and its error is told by its hash."""
+    failed: dict[str, str] = {}
+    with noted_stops() as stop:
+        if at_a_time > 1:
+            try:
+                comparing.perform(planned.to_do, shown, at_a_time=at_a_time)
+            except FedStrataError as error:
+                failed |= {
+                    settings: str(error)
+                    for settings, run in planned.runs.items()
+                    if run.path is not None and not (run.path / "summary.json").exists()
+                }
+            return failed
+        for settings, run in planned.runs.items():
+            if run.state == "finished":
+                continue
+            if stop:
+                raise Interrupted(stop[0], 0, None)
+            try:
+                comparing.perform([run], shown)
+            except FedStrataError as error:
+                failed[settings] = str(error)
+                shown.leave(run.rounds_left)
+    return failed
+
+
+def collect(planned: Planned, command: str) -> list[Kept]:
+    """Read the numbers of all cells whose runs are finished, or that were known before, in the order of the cells."""
+    found = []
+    for cell in planned.cells:
+        known = planned.known.get(asked(cell))
+        run = planned.runs.get(cell.settings)
+        if known is not None:
+            found.append(known.of(cell))
+        elif run is not None and run.path is not None and (run.path / "summary.json").exists():
+            found.append(read_cell(cell, RunFolder.open(run.path), command))
+    return found
+
+
+def read_cell(cell: Cell, folder: RunFolder, command: str) -> Kept:
+    """Read the number of a cell off its finished run."""
+    summary, environment, recipe = folder.summary(), folder.environment(), cell.recipe
+    settings, number, at = asked(cell)
+    return Kept(
+        recipe.paper,
+        recipe.part,
+        cell.row,
+        cell.column,
+        cell.seed,
+        number_of(recipe, summary, folder),
+        number,
+        at,
+        settings,
+        int(summary["rounds"]),
+        round(float(summary["seconds"]), 1),
+        int(summary["bytes_up"]) + int(summary["bytes_down"]),
+        commit(),
+        command,
+        str(environment.get("device_name") or environment["device"]),
+    )
+
+
+def number_of(recipe: Recipe, summary: Mapping[str, Any], folder: RunFolder) -> float:
+    """Find the number that a recipe reports, in its unit: a metric of rounds, a total of the run, or seconds."""
+    rounds = {"last": "final"}.get(recipe.at, recipe.at)
+    values = {**summary, **_seconds(folder), **summary.get(rounds, {})}
+    value = values.get(recipe.number)
+    if not isinstance(value, int | float):
+        numbers = sorted(name for name, one in values.items() if isinstance(one, int | float))
+        raise FedStrataError(
+            f"The runs of '{recipe.name}' have no number '{recipe.number}' at '{recipe.at}'; they have "
+            f"{', '.join(numbers)}."
+        )
+    scale = 100 if recipe.unit == "percent" else 1
+    return float(f"{scale * value:.10g}") if math.isfinite(value) else float(value)
+
+
+def _seconds(folder: RunFolder) -> dict[str, float]:
+    """The seconds of each phase of a round, on average, as ``train.seconds``."""
+    totals = folder.timings().totals()
+    rounds = max(1, int(folder.summary()["rounds"]))
+    return {f"{phase}.seconds": seconds / rounds for phase, seconds in totals.items()}

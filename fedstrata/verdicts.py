@@ -1,0 +1,145 @@
+"""What our runs say of a published number and of a published claim, in one word, with the numbers behind it.
+
+Words are given by rules that are fixed before the numbers are known, and that seldom speak where there is little to go
+by: a single seed decides no claim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedstrata.errors import FedStrataError
+from fedstrata.ranks import critical_difference, friedman, mean_ranks, rank_correlation
+from fedstrata.significance import confidence_interval, estimate, paired_comparison, smallest_sign_test_p, t_quantile
+
+__all__ = [
+    "Claim",
+    "cell_verdict",
+    "claim_verdict",
+    "critical_difference",
+    "friedman",
+    "mean_ranks",
+    "rank_correlation",
+]
+
+CellWord = Literal["agrees", "above", "below", "not run"]
+ClaimWord = Literal["shown", "not shown", "undecided"]
+
+PRACTICAL = 1.0
+"""The size below which a difference is none in practice: one point of a percentage."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What paired seeds say of a claim that one method beats another.
+
+    ``mean`` is the mean difference and ``interval`` its confidence interval, none with a single seed. ``p_value`` is
+    two-sided, and ``test`` names where it comes from, or why there is none. ``about`` tells whether the published size
+    of the difference lies in the interval; none where no size was published or there is no interval.
+    """
+
+    word: ClaimWord
+    mean: float | None
+    interval: tuple[float, float] | None
+    p_value: float | None
+    test: str
+    about: bool | None
+    seeds: int
+
+
+def cell_verdict(
+    mean: float, std: float | None, ours: Sequence[float], published_seeds: int = 3, margin: float = PRACTICAL
+) -> CellWord:
+    r"""Tell whether our runs agree with a published mean, or lie above or below it.
+
+    They agree where the means differ by no more than the 95 % interval of such a difference between two groups of runs
+    of the same thing, :math:`t_\nu \, s \sqrt{1 / m + 1 / n}`, or by no more than ``margin``. Here m is the number of
+    seeds behind the published mean and n that of ours; s pools both standard deviations, weighted by their degrees of
+    freedom, or is the one that there is; :math:`\nu` is the sum of those degrees. At least two are assumed, because
+    with one (two seeds, no published spread) the interval reaches 12.7 standard errors and nearly everything agrees.
+
+    The margin is there because two correct programs (other libraries, preprocessing, splits) differ by about a point
+    with spreads over seeds that are much smaller; it alone decides where neither side has a spread. It is in the unit
+    of the numbers: give another one where that is not a percentage.
+
+    >>> cell_verdict(71.2, 0.5, [70.9, 71.9, 71.3])
+    'agrees'
+    >>> cell_verdict(71.2, 0.5, [74.9])
+    'above'
+    >>> cell_verdict(71.2, None, [])
+    'not run'
+    """
+    summary = estimate(ours)
+    if summary is None:
+        return "not run"
+    if not math.isfinite(summary.mean):
+        return "below"  # a run that diverged
+    difference = summary.mean - mean
+    known = [
+        (spread, count - 1)
+        for spread, count in ((std, published_seeds), (summary.std, summary.count))
+        if spread is not None and not math.isnan(spread) and count > 1
+    ]
+    degrees = sum(freedom for _, freedom in known)
+    reach = 0.0
+    if known:
+        pooled = math.sqrt(sum(freedom * spread**2 for spread, freedom in known) / degrees)
+        reach = t_quantile(max(degrees, 2)) * pooled * math.sqrt(1 / published_seeds + 1 / summary.count)
+    # Published numbers are rounded: what equals the margin but for the last bit is within it.
+    if abs(difference) <= max(reach, margin) + 1e-9:
+        return "agrees"
+    return "above" if difference > 0 else "below"
+
+
+def claim_verdict(
+    differences: Sequence[float], by: float | None = None, practical: float = PRACTICAL, level: float = 0.95
+) -> Claim:
+    """Tell whether one method beats another, by the differences of runs of the same seed (more is better).
+
+    - ``shown``: the confidence interval of the mean difference (Student's t, paired seeds) lies above 0. Whether it is
+      about as large as published is another question, which ``about`` answers.
+    - ``not shown``: the interval lies below 0, or below the size that would count: half of what was published (``by``),
+      or ``practical`` where no size was. Methods that are equal with every seed are a case of it.
+    - ``undecided``: all else, and always with one seed, or where a result is not a finite number.
+
+    Where all seeds have the same difference there is no spread to go by; then the sign test decides, which needs six
+    seeds at the level of 95 %.
+
+    >>> claim_verdict([2.0, 4.0, 3.0, 3.0], by=3.5).word
+    'shown'
+    >>> claim_verdict([5.0], by=4.8).word
+    'undecided'
+    """
+    if by is not None and by <= 0:
+        raise FedStrataError(
+            f"A claim says by how much one method beats another, a number above 0, not {by:g}. Turn the claim round."
+        )
+    summary = estimate(differences)
+    seeds = len(differences)
+    if summary is None:
+        return Claim("undecided", None, None, None, "no seed has both", None, 0)
+    if not math.isfinite(summary.mean):
+        return Claim("undecided", summary.mean, None, None, "a result is not a finite number", None, seeds)
+    if summary.std is None:
+        return Claim("undecided", summary.mean, None, None, "one seed: no test", None, seeds)
+    tested = paired_comparison(differences)
+    size = practical if by is None else by / 2
+    if tested.p_value is None:
+        low = high = summary.mean
+        p_value: float | None = 1.0 if low == 0 else smallest_sign_test_p(seeds)
+        test = "sign test: the same difference with every seed"
+        decided = low == 0 or smallest_sign_test_p(seeds) <= 1 - level
+    else:
+        interval = confidence_interval(summary, level)
+        assert interval is not None
+        low, high = interval
+        p_value, test, decided = tested.p_value, "paired t-test", True
+    word: ClaimWord = "undecided"
+    if decided and low > 0:
+        word = "shown"
+    elif decided and high < size:
+        word = "not shown"
+    return Claim(word, summary.mean, (low, high), p_value, test, None if by is None else low <= by <= high, seeds)
