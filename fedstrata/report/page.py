@@ -16,6 +16,7 @@ from fedstrata.report.layer_section import layers
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.opening import read_runs
 from fedstrata.report.published import PublishedRun
+from fedstrata.report.ranking import ranking
 from fedstrata.report.reading import Run
 from fedstrata.report.results import results
 from fedstrata.report.side_by_side import side_by_side
@@ -56,6 +57,7 @@ def contents(
         layers(view, with_charts),
         further(view, with_charts),
         sweeps(view, with_charts),
+        ranking(view, with_charts),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),
