@@ -2,6 +2,6 @@
 
 A recipe is data, a TOML file beside those of its paper, and published numbers are one CSV; no table has code of its
 own. Reading them (``reading.py``), the runs that they stand for (``cells.py``), what of them can run here
-(``availability.py``), running (``running.py``), what is kept of it (``keeping.py``), and what the numbers say against
-the published ones (``judging.py``).
+(``availability.py``) and at which price (``pricing.py``), running (``running.py``), the number that is reported of a
+run (``numbers.py``), what is kept of it (``keeping.py``), and what it says against the published one (``judging.py``).
 """

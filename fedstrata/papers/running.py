@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedstrata import comparing
 from fedstrata.comparing import PlannedRun
@@ -16,7 +14,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import Cell, by_settings
 from fedstrata.papers.keeping import Kept, asked, commit
-from fedstrata.papers.reading import Recipe
+from fedstrata.papers.numbers import INCENTIVE, number_of
 from fedstrata.progress import Progress
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData
@@ -118,12 +116,17 @@ def collect(planned: Planned, command: str) -> list[Kept]:
             found.append(known.of(cell))
         elif run is not None and (planned.folder / cell.settings / "summary.json").exists():
             folder = RunFolder.open(planned.folder / cell.settings)
+            baselines = None
             program = commit() if run.state != "finished" else str(folder.environment()["fedstrata"])
-            found.append(read_cell(cell, folder, program, command))
+            if cell.recipe.number.startswith(INCENTIVE) and (baselines := _baselines(cell, planned)) is None:
+                continue
+            found.append(read_cell(cell, folder, program, command, baselines))
     return found
 
 
-def read_cell(cell: Cell, folder: RunFolder, program: str, command: str) -> Kept:
+def read_cell(
+    cell: Cell, folder: RunFolder, program: str, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
+) -> Kept:
     """Read the number of a cell off its finished run, which was made with some commit or version of the program."""
     summary, environment, recipe = folder.summary(), folder.environment(), cell.recipe
     settings, number, at = asked(cell)
@@ -133,7 +136,7 @@ def read_cell(cell: Cell, folder: RunFolder, program: str, command: str) -> Kept
         cell.row,
         cell.column,
         cell.seed,
-        number_of(recipe, summary, folder),
+        number_of(recipe, folder, baselines),
         number,
         at,
         settings,
@@ -146,23 +149,13 @@ def read_cell(cell: Cell, folder: RunFolder, program: str, command: str) -> Kept
     )
 
 
-def number_of(recipe: Recipe, summary: Mapping[str, Any], folder: RunFolder) -> float:
-    """Find the number that a recipe reports, in its unit: a metric of rounds, a total of the run, or seconds."""
-    rounds = {"last": "final"}.get(recipe.at, recipe.at)
-    values = {**summary, **_seconds(folder), **summary.get(rounds, {})}
-    value = values.get(recipe.number)
-    if not isinstance(value, int | float):
-        numbers = sorted(name for name, one in values.items() if isinstance(one, int | float))
-        raise FedStrataError(
-            f"The runs of '{recipe.name}' have no number '{recipe.number}' at '{recipe.at}'; they have "
-            f"{', '.join(numbers)}."
-        )
-    scale = 100 if recipe.unit == "percent" else 1
-    return float(f"{scale * value:.10g}") if math.isfinite(value) else float(value)
-
-
-def _seconds(folder: RunFolder) -> dict[str, float]:
-    """The seconds of each phase of a round, on average, as ``train.seconds``."""
-    totals = folder.timings().totals()
-    rounds = max(1, int(folder.summary()["rounds"]))
-    return {f"{phase}.seconds": seconds / rounds for phase, seconds in totals.items()}
+def _baselines(cell: Cell, planned: Planned) -> tuple[RunFolder, RunFolder] | None:
+    """The finished runs of ``local`` and ``fedavg`` in the same column with the same seed, if both are there."""
+    found = {
+        other.experiment.method: planned.folder / other.settings
+        for other in planned.cells
+        if (other.column, other.seed) == (cell.column, cell.seed) and (planned.folder / other.settings).is_dir()
+    }
+    places = [found.get(method) for method in ("local", "fedavg")]
+    finished = [RunFolder.open(place) for place in places if place is not None and RunFolder.open(place).finished]
+    return (finished[0], finished[1]) if len(finished) == 2 else None
