@@ -25,7 +25,8 @@ def write_page(paper: Paper, judged: Judged, runs: Sequence[Path], output: Path,
     if runs:
         text = document(*contents(read_runs(runs), title, charts_are_possible(), above=(section,)))
     else:
-        text = document(title, join((element("h1", title), element("main", section.body))), {})
+        body = element("section", element("h2", section.title), section.body)
+        text = document(title, join((element("header", element("h1", title)), element("main", body))), {})
     files.make_folder(output.parent)
     files.write_atomically(output, text)
     return output
