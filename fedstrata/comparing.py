@@ -195,6 +195,10 @@ def _flat(row: Row) -> dict[str, Any]:
         "bytes_up": mean(row.bytes_up),
         "bytes_down": mean(row.bytes_down),
         "seconds": mean(row.seconds),
+        "aggregation_seconds": mean(row.aggregation),
+        "train_flops": mean(row.flops),
+        "train_sparse_flops": mean(row.sparse_flops),
+        "fairness": mean(row.fairness),
         "incentive": mean(row.incentive),
     }
 

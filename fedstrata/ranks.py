@@ -73,9 +73,10 @@ def mean_ranks(table: Table, higher_is_better: bool = True) -> dict[str, float]:
 
 
 def friedman(table: Table) -> Friedman:
-    """Test whether methods differ over datasets (at least three methods and two datasets), by their ranks.
+    r"""Test whether methods differ over datasets (at least three methods and two datasets), by their ranks.
 
-    Iman and Davenport's statistic is :math:`F = (N - 1) \\chi^2 / (N (k - 1) - \\chi^2)`.
+    :math:`\chi^2 = N \sum_j (\bar R_j - \frac{k + 1}{2})^2 / v`, where v is the variance of ranks within a dataset,
+    k (k + 1) / 12 without ties; Iman and Davenport's statistic is :math:`F = (N - 1) \chi^2 / (N (k - 1) - \chi^2)`.
     """
     from scipy.special import chdtrc, fdtrc
 
@@ -86,7 +87,6 @@ def friedman(table: Table) -> Friedman:
             f"The Friedman test compares at least 3 methods over at least 2 datasets; here are {methods} and "
             f"{datasets}. Compare two methods by a paired test over seeds."
         )
-    # The sum of squares that ranks without ties would have, so that ties do not make differences look small.
     spread = ((ranked - (methods + 1) / 2) ** 2).sum() / (datasets * (methods - 1))
     if spread == 0:
         return Friedman(math.nan, math.nan, math.nan, math.nan, methods, datasets)

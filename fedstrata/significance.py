@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from fedstrata.errors import FedStrataError, unknown_name
-from fedstrata.fairness import incentive
+from fedstrata.fairness import fairness, incentive
 from fedstrata.spec import parse
 
 
@@ -87,6 +87,9 @@ class Row:
     were merged, in the mean over the rounds; ``everybody`` tells that it was all of them, in the tests too.
     ``without_state`` is how many real sites went on without the state that they had lost. ``incentive`` is the part of
     the clients that fare better than with ``local`` and with ``fedavg`` of the same seed, where both are compared too.
+    ``fairness`` is the variance of the clients' accuracies in the last round. ``aggregation`` are the seconds that the
+    server took to make models of replies, which ``seconds`` contain; ``flops`` are the operations of the clients'
+    training with all weights, ``sparse_flops`` those with the weights that are not zero.
     ``settings`` is what differs between the rows beside the method, such as what was swept.
     """
 
@@ -108,6 +111,10 @@ class Row:
     everybody: bool = True
     without_state: int = 0
     incentive: Estimate | None = None
+    fairness: Estimate | None = None
+    aggregation: Estimate | None = None
+    flops: Estimate | None = None
+    sparse_flops: Estimate | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -244,7 +251,7 @@ def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None)
     settings = _settings_with_a_reference(groups) if reference is None else None
     many = settings is None and len(groups) > MANY_METHODS
     usual = by_label[reference or (_USUAL_REFERENCE if many and _USUAL_REFERENCE in by_label else groups[0].label)]
-    against = {group.label: usual if settings is None else settings[_setting(group)] for group in groups}
+    against = {group.label: usual if settings is None else settings[setting_of(group)] for group in groups}
     comparisons = {
         group.label: _compare(group, against[group.label]) for group in groups if group is not against[group.label]
     }
@@ -261,8 +268,8 @@ def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None)
     return sorted(rows, key=lambda row: (row.comparison is not None, -accuracy_or_nothing(row))) if many else rows
 
 
-def _setting(group: Group[R]) -> str:
-    """What a group's runs share with those of other methods."""
+def setting_of(group: Group[R]) -> str:
+    """Tell apart what a group's runs share with those of other methods: everything but the method and the seed."""
     kept = {key: value for key, value in group.runs[0].experiment.items() if key not in {"method", *NOT_DISTINGUISHING}}
     return json.dumps(kept, sort_keys=True, default=str)
 
@@ -271,7 +278,7 @@ def _settings_with_a_reference(groups: Sequence[Group[R]]) -> dict[str, Group[R]
     """Find what to test against at each setting, where the same first method was run at several: that method."""
     first: dict[str, Group[R]] = {}
     for group in groups:
-        first.setdefault(_setting(group), group)
+        first.setdefault(setting_of(group), group)
     methods = {str(group.runs[0].experiment.get("method")) for group in first.values()}
     return first if len(methods) == 1 and 1 < len(first) < len(groups) else None
 
@@ -466,7 +473,7 @@ def _compare(group: Group[R], against: Group[R]) -> Comparison:
 
 def _incentive(group: Group[R], groups: Sequence[Group[R]]) -> Estimate | None:
     """Tell which part of the clients is better off than alone and than with FedAvg, over the seeds that all have."""
-    alone, averaged = (_runs_of(method, groups) for method in (_ALONE, _USUAL_REFERENCE))
+    alone, averaged = (_runs_of(method, groups, setting_of(group)) for method in (_ALONE, _USUAL_REFERENCE))
     if _method(group) in (_ALONE, _USUAL_REFERENCE):
         return None
     places = [((_seed(run), run.split_hash), run) for run in group.runs]
@@ -477,9 +484,13 @@ def _incentive(group: Group[R], groups: Sequence[Group[R]]) -> Estimate | None:
     )
 
 
-def _runs_of(method: str, groups: Sequence[Group[R]]) -> dict[tuple[int, str], R]:
-    """Find the runs of a method by seed and split; where several configurations have it, none stands for it."""
-    found = [group for group in groups if _method(group) == method]
+def _runs_of(method: str, groups: Sequence[Group[R]], setting: str) -> dict[tuple[int, str], R]:
+    """Find the runs of a method by seed and split, those at the same setting where there are any.
+
+    Where several configurations have it otherwise, none stands for it.
+    """
+    everywhere = [group for group in groups if _method(group) == method]
+    found = [group for group in everywhere if setting_of(group) == setting] or everywhere
     return {(_seed(run), run.split_hash): run for run in found[0].runs} if len(found) == 1 else {}
 
 
@@ -520,6 +531,12 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         everybody=all(map(everybody_took_part, summaries)),
         epsilon=estimate(spent for summary in summaries if (spent := epsilon_spent(summary)) is not None),
         without_state=sum(map(sites_without_state, summaries)),
+        fairness=estimate(
+            fairness(list(run.client_accuracies.values())) for run in group.runs if run.client_accuracies
+        ),
+        aggregation=total("aggregation_seconds"),
+        flops=total("train_flops"),
+        sparse_flops=total("train_sparse_flops"),
     )
 
 

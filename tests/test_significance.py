@@ -257,8 +257,32 @@ def test_without_one_of_the_two_or_with_two_of_it_there_is_no_incentive(missing)
     rows = comparison_rows([one for one in runs if one.experiment["method"] != missing])
     assert all(row.incentive is None for row in rows)
     assert not any("better" in sentence for sentence in notes(rows))
-    twice = [*runs, with_clients(missing, 0, 0.5, 0.7, rounds=9)]
+    without = [one for one in runs if one.experiment["method"] != missing]
+    twice = [*without, *(with_clients(missing, 0, 0.5, 0.7, rounds=rounds) for rounds in (8, 9))]
     assert all(row.incentive is None for row in comparison_rows(twice))
+
+
+def test_of_several_references_it_is_the_one_at_the_same_setting():
+    """With nine rounds both clients are better off than with both; with eight, none is."""
+    levels = {8: {"fedavg": 0.9, "local": 0.9, "fedbn": 0.5}, 9: {"fedavg": 0.1, "local": 0.2, "fedbn": 0.5}}
+    runs = [
+        with_clients(method, 0, level, level, rounds=rounds)
+        for rounds, methods in levels.items()
+        for method, level in methods.items()
+    ]
+    told = {row.label: row.incentive for row in comparison_rows(runs)}
+    assert told["fedbn [rounds=8]"] == Estimate(0.0, None, 1)
+    assert told["fedbn [rounds=9]"] == Estimate(1.0, None, 1)
+
+
+def test_costs_and_fairness_stand_in_the_row():
+    one = with_clients("fedavg", 0, 0.5, 1.0)
+    costs = {"aggregation_seconds": 0.5, "train_flops": 4e9, "train_sparse_flops": 1e9}
+    [row] = comparison_rows([replace(one, summary={**one.summary, **costs})])
+    assert row.fairness == Estimate(0.0625, None, 1)
+    assert (row.aggregation, row.flops, row.sparse_flops) == tuple(Estimate(cost, None, 1) for cost in costs.values())
+    [bare] = comparison_rows([run("fedavg", 0, 0.5)])
+    assert (bare.fairness, bare.aggregation, bare.flops) == (None, None, None)
 
 
 def test_other_splits_are_not_compared():

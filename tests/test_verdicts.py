@@ -58,7 +58,7 @@ def test_above_and_below_mirror_each_other(mean: float, std: float | None, ours:
 
 
 def test_a_claim_is_shown_where_the_interval_lies_above_nothing() -> None:
-    # Mean 4, std 2, n = 3: 4.3027 * 2 / sqrt(3) = 4.968; with n = 4 and (2, 4, 3, 3): mean 3, std sqrt(2/3), 3.1824 / 2.
+    # Mean 4, std 2, n = 3: 4.3027 * 2 / sqrt(3) = 4.968. Mean 3, std sqrt(2/3), n = 4: 3.1824 * sqrt(2/3) / 2 = 1.299.
     wide = claim_verdict([2.0, 4.0, 6.0], by=4.8)
     assert wide.word == "undecided"
     assert wide.interval == (pytest.approx(-0.9683, abs=1e-4), pytest.approx(8.9683, abs=1e-4))

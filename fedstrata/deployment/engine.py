@@ -182,7 +182,8 @@ class NetworkEngine:
         replies = self.federation.ask(asked, read)
         usual = self._usual(asked, {site: held for site, (held, _) in replies.items()})
         errors = wire_errors(self.setting, lambda: torch.tensor([lost[site] for site in usual]), sent)
-        self.central.state = collectors[replies[usual[0]][0]].finish()
+        collector = collectors[replies[usual[0]][0]]
+        self.central.state = collector.finish()
         return RoundReport(
             participants=tuple(usual),
             sent=frozenset(sent.tensors),
@@ -192,6 +193,7 @@ class NetworkEngine:
             bytes_down=bytes_sent(len(request.payload) for request in asked.values()),
             before=Scores.join([scores[site] for site in usual]) if evaluate else None,
             errors=errors,
+            aggregation=collector.watch,
         )
 
     def after(self, round: int) -> tuple[Scores, dict[str, float]]:

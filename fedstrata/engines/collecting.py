@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines.server import ServerSide, ServerState
+from fedstrata.engines.stopwatch import Stopwatch
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors
 
@@ -52,7 +53,8 @@ class Collector:
     """Makes the server's next state of the replies of a round, in whatever order they come.
 
     Where the method does nothing but add replies up, they are added up at once, and the server's memory does not grow
-    with the number of clients; methods that look at single replies have all of them kept until the end.
+    with the number of clients; methods that look at single replies have all of them kept until the end. ``watch`` tells
+    how long both took: weighing, merging, and what the method does to the new model.
     """
 
     def __init__(self, side: ServerSide, state: ServerState, round: int) -> None:
@@ -60,6 +62,7 @@ class Collector:
         self.state = state
         self.round = round
         self.clients: list[int] = []
+        self.watch = Stopwatch(side.setting.device)
         self._method = side.setting.method
         self._keeps = self._method.objection_to_summing is not None
         self._mean = RunningMean()
@@ -71,10 +74,15 @@ class Collector:
         if self._keeps:
             self._replies[client] = reply
         else:
-            self._add([client], [reply])
+            with self.watch.measuring():
+                self._add([client], [reply])
 
     def finish(self) -> ServerState:
         """Return the server's state after the round, from the replies that came."""
+        with self.watch.measuring():
+            return self._finished()
+
+    def _finished(self) -> ServerState:
         participants = sorted(self.clients)
         if not self._keeps:
             return self.side.advance(self.state, participants, self._mean.mean(self.state.model), self.round)

@@ -13,6 +13,7 @@ from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.observing import Observer
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
+from fedstrata.engines.stopwatch import Stopwatch
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.views import Message, Probe
 from fedstrata.stack import Stack, Tensors, under
@@ -26,7 +27,8 @@ class RoundReport:
     ``participants`` are those who really took part: on a network, those whose replies came and were used. ``sent``
     names what the server sent them. ``loss`` is each participant's mean training loss, ``cost`` what its training took,
     ``before`` the scores before aggregation, if asked. ``errors`` are the metrics of what was lost by sending values in
-    a narrower type, if anything was.
+    a narrower type, if anything was. ``aggregation`` knows how long the server took to make the next model of the
+    replies, where it was measured.
     """
 
     participants: tuple[int, ...]
@@ -37,6 +39,7 @@ class RoundReport:
     bytes_down: int
     before: Scores | None
     errors: Mapping[str, float] = field(default_factory=dict)
+    aggregation: Stopwatch | None = None
 
 
 def wire_errors(setting: Setting, up: Callable[[], Tensor], sent: Message | Callable[[], Tensor]) -> dict[str, float]:

@@ -210,6 +210,7 @@ class LoopEngine:
             bytes_down=bytes_sent(map(len, messages)),
             before=Scores.join(scores) if evaluate else None,
             errors=errors,
+            aggregation=collector.watch,
         )
 
     def after(self, round: int) -> tuple[Scores, dict[str, float]]:

@@ -19,6 +19,7 @@ from fedstrata.engines.observing import Observer, probe_in_pieces
 from fedstrata.engines.proxy import server_proxy
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.engines.setting import Setting
+from fedstrata.engines.stopwatch import Stopwatch
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Declared, Message, Probe
@@ -78,7 +79,9 @@ class StackedEngine:
         joined = Message.join(replies)
         known = self.side.masks_known(self.server, participants, round, upload=True)
         uploads = received(joined, upload_values)
-        self.server = self.side.aggregate(self.server, participants, uploads, round)
+        watch = Stopwatch(self.setting.device)
+        with watch.measuring():
+            self.server = self.side.aggregate(self.server, participants, uploads, round)
         self.observer.note_uploads(participants, uploads)
         return RoundReport(
             participants=tuple(participants),
@@ -89,6 +92,7 @@ class StackedEngine:
             bytes_down=sent.bytes(),
             before=Scores.join([tested() for tested in scores]) if evaluate else None,
             errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), sent.errors),
+            aggregation=watch,
         )
 
     def after(self, round: int) -> tuple[Scores, dict[str, float]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.reading import Changes, Recipe
 from fedstrata.runs.sweeping import METHOD, Sweep, canonical, with_parameter
@@ -144,7 +144,9 @@ def _with_seed(cell: Cell, further: int, smaller: Smaller | None) -> Cell:
 
 def _cell(recipe: Recipe, row: str, column: str, smaller: Smaller, where: Changes) -> Cell:
     experiment, problem = _experiment(recipe, row, column)
-    return Cell(recipe.of_cell(row, column), row, column, smaller.change(experiment).with_changes(dict(where)), "", problem)
+    return Cell(
+        recipe.of_cell(row, column), row, column, smaller.change(experiment).with_changes(dict(where)), "", problem
+    )
 
 
 def _experiment(recipe: Recipe, row: str, column: str) -> tuple[Experiment, str]:

@@ -100,7 +100,9 @@ LINE = ("paper", "part", "row", "column", "published", "published_std", "ours", 
 """The columns of the CSV of cells."""
 
 
-def judge(recipe: Recipe, cells: Sequence[Cell], kept: Iterable[Kept], problems: dict[str, str] | None = None) -> Judged:
+def judge(
+    recipe: Recipe, cells: Sequence[Cell], kept: Iterable[Kept], problems: dict[str, str] | None = None
+) -> Judged:
     """Judge the cells that were asked for; only runs with the paper's own settings are called what they show."""
     values: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for one in kept:
@@ -153,7 +155,9 @@ def _judge_claim(
     named = claim.columns or tuple(recipe.columns)
     columns = tuple(one for one in named if (claim.row, one) in pairs and (claim.over, one) in pairs)
     of_columns = [(values[claim.row, one], values[claim.over, one]) for one in columns]
-    seeds = [seed for seed in (of_columns[0][0] if columns else ()) if all(seed in a and seed in b for a, b in of_columns)]
+    seeds = [
+        seed for seed in (of_columns[0][0] if columns else ()) if all(seed in a and seed in b for a, b in of_columns)
+    ]
     if not seeds:
         return JudgedClaim(claim, columns, None, NOT_RUN)
     differences = [sum(a[seed] - b[seed] for a, b in of_columns) / len(columns) for seed in seeds]

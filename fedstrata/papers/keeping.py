@@ -106,3 +106,9 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return __version__
     return told[0] + ("+changed" if told[1] else "")
+
+
+def merged(before: Iterable[Kept], new: Iterable[Kept]) -> list[Kept]:
+    """Put results together: a cell with the same seed and settings counts once, as it is now."""
+    kept = {(one.paper, one.part, one.row, one.column, one.seed, *one.what): one for one in (*before, *new)}
+    return list(kept.values())

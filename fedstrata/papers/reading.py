@@ -20,8 +20,9 @@ from typing import Any
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 
-RECIPES = Path(__file__).parent / "recipes"
-PUBLISHED = Path(__file__).parent / "published.csv"
+PAPERS = Path(__file__).parent
+RECIPES = "recipes"
+PUBLISHED = "published.csv"
 PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
 WHEN = ("last", "last_ten", "best", "validated")
@@ -97,7 +98,9 @@ class Recipe:
 
     def told(self, row: str, column: str) -> dict[str, Any]:
         """All that is said of a cell beside its experiment: by its row, over it by its column, over both by itself."""
-        return {key: value for of in ((row, ""), ("", column), (row, column)) for key, value in self.own.get(of, {}).items()}
+        return {
+            key: value for of in ((row, ""), ("", column), (row, column)) for key, value in self.own.get(of, {}).items()
+        }
 
     def of_cell(self, row: str, column: str) -> Recipe:
         """The recipe as one cell has it, with the number that is reported there."""
@@ -133,16 +136,18 @@ class Paper:
         return self.parts[name]
 
 
-def read_papers(recipes: Path = RECIPES, published: Path = PUBLISHED) -> dict[str, Paper]:
-    """Read all papers."""
-    numbers = read_published(published)
-    folders = sorted(path.parent for path in recipes.glob(f"*/{PAPER_FILE}"))
+def read_papers(place: Path = PAPERS) -> dict[str, Paper]:
+    """Read all papers of a folder with recipes and published numbers: those that come along, or somebody's own."""
+    if not (place / PUBLISHED).is_file():
+        raise FedStrataError(f"'{place}' holds no papers: there is no '{PUBLISHED}' beside a folder '{RECIPES}'.")
+    numbers = read_published(place / PUBLISHED)
+    folders = sorted(path.parent for path in (place / RECIPES).glob(f"*/{PAPER_FILE}"))
     papers = {folder.name: _read_paper(folder, numbers) for folder in folders}
     known = {(paper.name, part) for paper in papers.values() for part in paper.parts}
     for paper, part in dict.fromkeys((paper, part) for paper, part, *_ in numbers):
         if (paper, part) not in known:
             raise FedStrataError(
-                f"'{published.name}' has numbers of '{paper} {part}', but there is no recipe '{paper}/{part}.toml'; "
+                f"'{PUBLISHED}' has numbers of '{paper} {part}', but there is no recipe '{paper}/{part}.toml'; "
                 "write one, with runs = false where nothing is run for it."
             )
     return papers
@@ -178,7 +183,9 @@ def _number(text: str | None, name: str, where: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise FedStrataError(f"The {name} '{text}' in {where} is no number; leave it empty where none is given.") from None
+        raise FedStrataError(
+            f"The {name} '{text}' in {where} is no number; leave it empty where none is given."
+        ) from None
 
 
 def _read_paper(folder: Path, numbers: Mapping[tuple[str, str, str, str], Published]) -> Paper:
@@ -202,9 +209,7 @@ def _order(path: Path) -> tuple[str, str, int]:
     return ("0" if word.startswith("table") else "1", word, int(number or 0))
 
 
-def _read_part(
-    file: Path, paper: str, shared: Changes, published: Mapping[tuple[str, str], Published]
-) -> Recipe:
+def _read_part(file: Path, paper: str, shared: Changes, published: Mapping[tuple[str, str], Published]) -> Recipe:
     content, where = _read_whole(file)
     own: dict[tuple[str, ...], Changes] = {}
     rows = {
@@ -315,7 +320,12 @@ def _claim(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str
 def _refuse_without_method(recipe: Recipe, where: str) -> None:
     for row, changes in recipe.rows.items():
         everywhere = all("method" in column for column in recipe.columns.values())
-        if recipe.own.get((row, ""), {}).get("runs", True) and "method" not in changes and "method" not in recipe.shared and not everywhere:
+        if (
+            recipe.own.get((row, ""), {}).get("runs", True)
+            and "method" not in changes
+            and "method" not in recipe.shared
+            and not everywhere
+        ):
             raise FedStrataError(f"The row '{row}' of {where} has no method; write it like {row or 'FedBN'} = 'fedbn'.")
 
 
@@ -323,7 +333,7 @@ def _refuse_foreign_numbers(recipe: Recipe, where: str) -> None:
     for row, column in recipe.published:
         if row not in recipe.rows or column not in recipe.columns:
             raise FedStrataError(
-                f"'{PUBLISHED.name}' has a number of '{recipe.name}' in the row '{row}' and the column '{column}', "
+                f"'{PUBLISHED}' has a number of '{recipe.name}' in the row '{row}' and the column '{column}', "
                 f"which {where} does not have; rows and columns are named alike in both."
             )
 
@@ -343,7 +353,7 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
 
 def _text(content: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(content.get(key), str):
-        raise FedStrataError(f"{where} has no {key}; write it like {key} = \"...\".")
+        raise FedStrataError(f'{where} has no {key}; write it like {key} = "...".')
     return str(content[key])
 
 

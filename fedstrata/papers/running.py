@@ -12,6 +12,7 @@ from typing import Any
 from fedstrata import comparing
 from fedstrata.comparing import PlannedRun
 from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import Cell, by_settings
 from fedstrata.papers.keeping import Kept, asked, commit
@@ -27,6 +28,7 @@ class Planned:
     """The cells of a recipe: what is known of them already, what is to run for the others, and what cannot run here."""
 
     cells: Sequence[Cell]
+    folder: Path
     known: Mapping[tuple[str, str, str], Kept]
     runs: Mapping[str, PlannedRun]
     problems: Mapping[str, str]
@@ -36,6 +38,17 @@ class Planned:
     def to_do(self) -> list[PlannedRun]:
         """The runs that are not finished."""
         return [run for run in self.runs.values() if run.state != "finished"]
+
+    @property
+    def waiting(self) -> set[str]:
+        """The hashes of what is not finished, here or at all."""
+        return {settings for settings, run in self.runs.items() if run.state != "finished"} | set(self.problems)
+
+    @property
+    def on_disk(self) -> list[Path]:
+        """The folders of finished runs, also of cells that are known from a CSV."""
+        places = [self.folder / settings for settings in by_settings(self.cells)]
+        return [place for place in places if (place / "summary.json").exists()]
 
 
 def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: Ingredients | None = None) -> Planned:
@@ -54,10 +67,10 @@ def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: 
             problems[settings] = problem
         else:
             runs[settings] = dataclasses.replace(found, given=shared, setting=cell.column)
-    return Planned(cells, known, runs, problems)
+    return Planned(cells, folder, known, runs, problems)
 
 
-def _find(experiment: Any, path: Path) -> PlannedRun:
+def _find(experiment: Experiment, path: Path) -> PlannedRun:
     """Look what a folder holds; its name tells that it is of this experiment."""
     if not (path / "experiment.toml").exists():
         return PlannedRun(experiment, path, "new")
@@ -78,8 +91,8 @@ def perform(planned: Planned, shown: Progress, at_a_time: int = 1) -> dict[str, 
             except FedStrataError as error:
                 failed |= {
                     settings: str(error)
-                    for settings, run in planned.runs.items()
-                    if run.path is not None and not (run.path / "summary.json").exists()
+                    for settings in planned.runs
+                    if not (planned.folder / settings / "summary.json").exists()
                 }
             return failed
         for settings, run in planned.runs.items():
@@ -103,13 +116,15 @@ def collect(planned: Planned, command: str) -> list[Kept]:
         run = planned.runs.get(cell.settings)
         if known is not None:
             found.append(known.of(cell))
-        elif run is not None and run.path is not None and (run.path / "summary.json").exists():
-            found.append(read_cell(cell, RunFolder.open(run.path), command))
+        elif run is not None and (planned.folder / cell.settings / "summary.json").exists():
+            folder = RunFolder.open(planned.folder / cell.settings)
+            program = commit() if run.state != "finished" else str(folder.environment()["fedstrata"])
+            found.append(read_cell(cell, folder, program, command))
     return found
 
 
-def read_cell(cell: Cell, folder: RunFolder, command: str) -> Kept:
-    """Read the number of a cell off its finished run."""
+def read_cell(cell: Cell, folder: RunFolder, program: str, command: str) -> Kept:
+    """Read the number of a cell off its finished run, which was made with some commit or version of the program."""
     summary, environment, recipe = folder.summary(), folder.environment(), cell.recipe
     settings, number, at = asked(cell)
     return Kept(
@@ -125,7 +140,7 @@ def read_cell(cell: Cell, folder: RunFolder, command: str) -> Kept:
         int(summary["rounds"]),
         round(float(summary["seconds"]), 1),
         int(summary["bytes_up"]) + int(summary["bytes_down"]),
-        commit(),
+        program,
         command,
         str(environment.get("device_name") or environment["device"]),
     )

@@ -16,6 +16,7 @@ from fedstrata.report.layer_section import layers
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.opening import read_runs
 from fedstrata.report.published import PublishedRun
+from fedstrata.report.ranking import ranking
 from fedstrata.report.reading import Run
 from fedstrata.report.results import results
 from fedstrata.report.side_by_side import side_by_side
@@ -40,8 +41,10 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     return document(*contents(runs, title, with_charts))
 
 
-def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = True) -> Contents:
-    """Build what the page shows: its title, its body, and the charts that are drawn into it."""
+def contents(
+    runs: Sequence[Run], title: str | None = None, with_charts: bool = True, above: Sequence[Section] = ()
+) -> Contents:
+    """Build what the page shows: its title, its body, and the charts; sections of others stand ``above`` its own."""
     started = [run for run in runs if run.series]
     if not started:
         raise FedStrataError(
@@ -49,10 +52,12 @@ def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = 
         )
     view = View.of(started, title)
     parts = [
+        *above,
         results(view),
         layers(view, with_charts),
         further(view, with_charts),
         sweeps(view, with_charts),
+        ranking(view, with_charts),
         sections.curves(view, with_charts),
         sections.clients(view, with_charts),
         sections.data(view, with_charts),

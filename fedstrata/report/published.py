@@ -143,6 +143,7 @@ class PublishedRun(Run):
             "last_ten": self.metrics.last_ten(),
             "best": self.metrics.best(),
             **self.metrics.traffic(),
+            **self.metrics.work(),
         }
 
     def cumulative_seconds(self) -> tuple[np.ndarray, np.ndarray]:

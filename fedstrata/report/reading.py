@@ -128,7 +128,8 @@ class Run:
             "best": metrics.best(),
             **metrics.traffic(),
             **metrics.participation(),
-            "seconds": sum(self.timings.totals().values()),
+            **metrics.work(),
+            **self.timings.summary(),
         }
 
     @property

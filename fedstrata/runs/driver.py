@@ -30,7 +30,7 @@ from fedstrata.runs.devices import spare_host
 from fedstrata.runs.diagnosing import Diagnosis, look
 from fedstrata.runs.folder import RunFolder, describe_environment
 from fedstrata.runs.layer_facts import layer_facts
-from fedstrata.runs.metrics import ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
+from fedstrata.runs.metrics import AGGREGATE, ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
 from fedstrata.runs.pacing import Pace
@@ -246,7 +246,10 @@ class Driver:
         for metric, numbers in (self._layer_metrics(before, report) | of_layers).items():
             self.metrics.add_layers(self.round, metric, numbers)
         self._synchronise()
-        self.timings.add(self.round, "train", trained - began)
+        merging = 0.0 if report.aggregation is None else report.aggregation.seconds()
+        self.timings.add(self.round, "train", trained - began - merging)
+        if report.aggregation is not None:
+            self.timings.add(self.round, AGGREGATE, merging)
         self.timings.add(self.round, "evaluate", time.perf_counter() - trained)
         values |= look(self, before, report, view, own)
         self.metrics.add_round(self.round, values)

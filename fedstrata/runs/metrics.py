@@ -339,6 +339,11 @@ class MetricLog:
             f"{kind}_{way}": int(sent.sum()) for (kind, way), sent in values.items() if len(sent) or kind == "bytes"
         }
 
+    def work(self) -> dict[str, float]:
+        """Sum up the operations of the clients' training, of all weights and of those that are not zero."""
+        done = {name: self.series(f"train.{name}")[1] for name in ("flops", "sparse_flops")}
+        return {f"train_{name}": float(values.sum()) for name, values in done.items() if len(values)}
+
     def participation(self) -> dict[str, float]:
         """Tell, as the mean over the rounds, the fraction of the clients that were asked whose replies were merged."""
         fractions = self.series("participation.fraction")[1]
@@ -357,6 +362,10 @@ class MetricLog:
                 values = self.series(metric)[1]
                 best[metric] = float((np.fmax if higher else np.fmin).reduce(values))
         return best
+
+
+AGGREGATE = "aggregate"
+"""The phase in which the server makes the next model of the replies: weighs, merges, steps and refines."""
 
 
 class TimingLog:
@@ -397,6 +406,12 @@ class TimingLog:
         columns = self._rows.columns
         phases, seconds = np.array(columns["phase"].words), np.array(columns["seconds"].words)
         return {phase: float(seconds[phases == code].sum()) for phase, code in columns["phase"].texts.items()}
+
+    def summary(self) -> dict[str, float]:
+        """Tell the seconds of all phases and, of these, those of the aggregation, where it was measured."""
+        totals = self.totals()
+        apart = {"aggregation_seconds": totals[AGGREGATE]} if AGGREGATE in totals else {}
+        return {"seconds": sum(totals.values()), **apart}
 
 
 def higher_is_better(metric: str) -> bool | None:

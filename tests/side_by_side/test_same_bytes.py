@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
     def without_times(path: Path) -> Any:
         if path.name == "summary.json":
-            return {**json.loads(path.read_bytes()), "seconds": None}
+            return {**json.loads(path.read_bytes()), "seconds": None, "aggregation_seconds": None}
         if path.name == "manifest.json":
             manifest = json.loads(path.read_bytes())
             return {**manifest, "sha256": None, "files": {**manifest["files"], "timings.parquet": None}}

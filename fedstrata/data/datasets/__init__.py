@@ -3,4 +3,6 @@
 from fedstrata.data.datasets import cifar, digits, fraction, heart_disease, image_folder, mnist, table
 from fedstrata.data.datasets.base import DatasetSource, datasets
 
-__all__ = ["DatasetSource", "cifar", "datasets", "digits", "fraction", "heart_disease", "image_folder", "mnist", "table"]
+__all__ = [
+    "DatasetSource", "cifar", "datasets", "digits", "fraction", "heart_disease", "image_folder", "mnist", "table",
+]  # fmt: skip

@@ -31,7 +31,9 @@ class Fraction(DatasetSource):
 def evenly(dataset: Dataset, positions: np.ndarray, keep: float) -> np.ndarray:
     """Choose a part of some positions, in steps of the same length through sites and classes; at least one."""
     labels = dataset.labels.numpy()[positions]
-    sites = np.zeros(len(labels)) if dataset.sites is None else np.unique(dataset.sites[positions], return_inverse=True)[1]
+    sites = (
+        np.zeros(len(labels)) if dataset.sites is None else np.unique(dataset.sites[positions], return_inverse=True)[1]
+    )
     order = positions[np.lexsort((positions, labels, sites))]
     count = min(len(order), max(1, round(keep * len(order))))
     return np.sort(order[(np.arange(count) * len(order)) // count])
