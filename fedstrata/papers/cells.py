@@ -12,7 +12,7 @@ from typing import Any
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.reading import Changes, Recipe
-from fedstrata.runs.sweeping import Sweep, canonical
+from fedstrata.runs.sweeping import METHOD, Sweep, canonical, with_parameter
 
 NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic"})
 """Keys that say where and how an experiment is run, not what it is."""
@@ -122,7 +122,9 @@ def cells_of(
         raise FedStrataError(f"{seeds} seeds make no table; use at least 1.")
     if not recipe.runs:
         return []
-    pairs = [(row, column) for row in recipe.rows for column in recipe.columns]
+    pairs = [(row, column) for row in recipe.rows for column in recipe.columns if recipe.has_run(row, column)]
+    if not pairs:
+        return []
     first = [_cell(recipe, row, column, smaller or Smaller(), where or {}) for row, column in pairs]
     chosen = [cell for cell in first if (choice or Choice()).takes(cell)]
     if not chosen:
@@ -142,12 +144,17 @@ def _with_seed(cell: Cell, further: int, smaller: Smaller | None) -> Cell:
 
 def _cell(recipe: Recipe, row: str, column: str, smaller: Smaller, where: Changes) -> Cell:
     experiment, problem = _experiment(recipe, row, column)
-    return Cell(recipe, row, column, smaller.change(experiment).with_changes(dict(where)), "", problem)
+    return Cell(
+        recipe.of_cell(row, column), row, column, smaller.change(experiment).with_changes(dict(where)), "", problem
+    )
 
 
 def _experiment(recipe: Recipe, row: str, column: str) -> tuple[Experiment, str]:
-    """Put an experiment together: keys first, then parameters inside their texts; what is unknown here is a problem."""
-    layers = (recipe.shared, recipe.columns[column], recipe.rows[row])
+    """Put an experiment together: keys first, then parameters inside their texts; what is unknown here is a problem.
+
+    Parameters of methods, such as ``method.lips.tau0``, change the methods that have them and leave others alone.
+    """
+    layers = (recipe.shared, recipe.columns[column], recipe.rows[row], recipe.cells.get((row, column), {}))
     both = {key for key in recipe.columns[column] if key in recipe.rows[row]}
     if both:
         raise FedStrataError(
@@ -163,6 +170,8 @@ def _experiment(recipe: Recipe, row: str, column: str) -> tuple[Experiment, str]
         if "." in name:
             key, *path = name.replace("-", "_").split(".")
             try:
+                if key == METHOD and with_parameter(key, experiment.method, tuple(path), value) is None:
+                    continue
                 experiment = Sweep(key, tuple(path), (value,)).change(experiment, value)
             except FedStrataError as error:
                 return experiment, str(error)

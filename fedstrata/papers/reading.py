@@ -26,12 +26,18 @@ PUBLISHED = "published.csv"
 PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
 WHEN = ("last", "last_ten", "best", "validated")
-UNITS = ("percent", "fraction", "plain")
+UNITS = ("percent", "fraction", "plain", "squared", "MB", "TFLOPs a client", "percent of dense")
 _PAPER_KEYS = ("title", "citation", "link", "experiment")
 _PART_KEYS = (
-    "title", "kind", "number", "at", "unit", "seeds", "runs", "note", "experiment", "rows", "columns", "claims",
-    "charts",
+    "title", "kind", "like", "number", "at", "unit", "seeds", "runs", "note", "experiment", "rows", "columns", "cells",
+    "claims", "charts",
 )  # fmt: skip
+_INHERITED = ("number", "at", "unit", "seeds", "experiment", "rows", "columns", "cells")
+_REPORTED = ("number", "at", "unit")
+_OWN_KEYS = (*_REPORTED, "runs", "columns", "derived", "of")
+"""What rows, columns and cells may say beside changes of the experiment: their own number, and where there are none."""
+DERIVED = ("mean", "mean_rank")
+"""What a column may be made of, instead of runs: the other columns of its part, or those ``of`` another part."""
 _CLAIM_KEYS = ("row", "over", "by", "columns", "note")
 _COLUMNS_OF_CSV = ("paper", "part", "row", "column", "mean", "std", "note")
 _FRACTIONS = ("accuracy", "f1", "auc", "recall", "precision")
@@ -80,6 +86,28 @@ class Recipe:
     claims: tuple[StatedClaim, ...] = ()
     charts: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
+    cells: Mapping[tuple[str, str], Changes] = field(default_factory=dict)
+    """What single cells change after all others, by row and column."""
+    own: Mapping[tuple[str, ...], Changes] = field(default_factory=dict)
+    """What rows ``(row, "")``, columns ``("", column)`` and cells say of themselves, such as a number of their own."""
+
+    def has_run(self, row: str, column: str) -> bool:
+        """Tell whether a cell is a run: not where rows and columns do not meet, and not what is derived from others."""
+        told = self.told(row, column)
+        return bool(told.get("runs", True)) and "derived" not in told and column in told.get("columns", (column,))
+
+    def told(self, row: str, column: str) -> dict[str, Any]:
+        """All that is said of a cell beside its experiment: by its row, over it by its column, over both by itself."""
+        return {
+            key: value for of in ((row, ""), ("", column), (row, column)) for key, value in self.own.get(of, {}).items()
+        }
+
+    def of_cell(self, row: str, column: str) -> Recipe:
+        """The recipe as one cell has it, with the number that is reported there."""
+        told = {key: value for key, value in self.told(row, column).items() if key in _REPORTED}
+        if "number" in told and "unit" not in told:
+            told["unit"] = _unit_of(told["number"]) if self.unit in ("percent", "plain") else self.unit
+        return dataclasses.replace(self, **told) if told else self
 
     @property
     def name(self) -> str:
@@ -182,10 +210,22 @@ def _order(path: Path) -> tuple[str, str, int]:
 
 
 def _read_part(file: Path, paper: str, shared: Changes, published: Mapping[tuple[str, str], Published]) -> Recipe:
-    content, where = _read_toml(file)
-    _refuse_unknown(content, _PART_KEYS, where)
-    rows = {name: _row(name, given, where) for name, given in content.get("rows", {}).items()}
-    columns = {name: _changes(given, where, f"column '{name}'") for name, given in content.get("columns", {}).items()}
+    content, where = _read_whole(file)
+    own: dict[tuple[str, ...], Changes] = {}
+    rows = {
+        name: _row(name, _without_own(given, own, (name, ""), where), where)
+        for name, given in content.get("rows", {}).items()
+    }
+    columns = {
+        name: _changes(_without_own(given, own, ("", name), where), where, f"column '{name}'")
+        for name, given in content.get("columns", {}).items()
+    }
+    cells = {
+        (row, column): _changes(_without_own(given, own, (row, column), where), where, f"cell '{row}', '{column}'")
+        for row, of_row in content.get("cells", {}).items()
+        for column, given in of_row.items()
+        if row in rows and column in columns
+    }
     number = str(content.get("number", Recipe.number))
     recipe = Recipe(
         paper,
@@ -204,11 +244,46 @@ def _read_part(file: Path, paper: str, shared: Changes, published: Mapping[tuple
         tuple(_claim(given, rows, columns, where) for given in content.get("claims", ())),
         content.get("charts", {}),
         published,
+        cells,
+        own,
     )
     if recipe.runs:
         _refuse_without_method(recipe, where)
         _refuse_foreign_numbers(recipe, where)
     return recipe
+
+
+def _read_whole(file: Path) -> tuple[dict[str, Any], str]:
+    """Read a part; one that is ``like`` another begins with that one's rows, columns, cells and number."""
+    content, where = _read_toml(file)
+    _refuse_unknown(content, _PART_KEYS, where)
+    if "like" in content:
+        other = file.with_name(f"{content['like']}.toml")
+        if not other.is_file() or other == file:
+            raise FedStrataError(f"{where} is like '{content['like']}', but its paper has no other part of that name.")
+        first = {key: value for key, value in _read_whole(other)[0].items() if key in _INHERITED}
+        experiment = {**first.get("experiment", {}), **content.get("experiment", {})}
+        content = {**first, **content, **({"experiment": experiment} if experiment else {})}
+    for row, of_row in content.get("cells", {}).items():
+        if "like" not in content and row not in content.get("rows", {}):
+            raise unknown_name(f"row in {where}, of which it has cells, called", row, content.get("rows", {}))
+        for column in of_row:
+            if "like" not in content and column not in content.get("columns", {}):
+                raise unknown_name(f"column in {where}, of which it has cells, called", column, content["columns"])
+    return content, where
+
+
+def _without_own(given: object, own: dict[tuple[str, ...], Changes], of: tuple[str, ...], where: str) -> object:
+    """Take out of a row, a column or a cell what it says of itself, and note that; what is left changes experiments."""
+    if not isinstance(given, Mapping):
+        return given
+    said = {key: value for key, value in given.items() if key in _OWN_KEYS}
+    for key, known in (("at", WHEN), ("unit", UNITS), ("derived", DERIVED)):
+        if key in said:
+            _one_of(said[key], known, key, where)
+    if said:
+        own[of] = said
+    return {key: value for key, value in given.items() if key not in said}
 
 
 def _row(name: str, given: object, where: str) -> Changes:
@@ -245,7 +320,12 @@ def _claim(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str
 def _refuse_without_method(recipe: Recipe, where: str) -> None:
     for row, changes in recipe.rows.items():
         everywhere = all("method" in column for column in recipe.columns.values())
-        if "method" not in changes and "method" not in recipe.shared and not everywhere:
+        if (
+            recipe.own.get((row, ""), {}).get("runs", True)
+            and "method" not in changes
+            and "method" not in recipe.shared
+            and not everywhere
+        ):
             raise FedStrataError(f"The row '{row}' of {where} has no method; write it like {row or 'FedBN'} = 'fedbn'.")
 
 
