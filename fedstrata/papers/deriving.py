@@ -50,9 +50,7 @@ def _ranks(judged: Judged) -> dict[str, float]:
     return mean_ranks({row: [run[row, column] for column in columns] for row in rows}, best_is_high)
 
 
-def _cell(
-    recipe: Recipe, row: str, column: str, value: float | None, source: Judged, kind: str
-) -> JudgedCell:
+def _cell(recipe: Recipe, row: str, column: str, value: float | None, source: Judged, kind: str) -> JudgedCell:
     published = recipe.published_at(row, column)
     if value is None:
         return JudgedCell(row, column, published, None, NOT_RUN, published.note)
