@@ -195,8 +195,8 @@ def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> No
         own = [
             result.metrics.of_client(client, f"client_after.{metric}", chosen) for client, chosen in enumerate(rounds)
         ]
-        assert result.summary["validated"][f"client_after.{metric}.mean"] == pytest.approx(np.mean(own))
-        assert result.summary["validated"][f"client_after.{metric}.std"] == pytest.approx(np.std(own))
+        assert result.summary["validated"][f"{name}.mean"] == pytest.approx(np.mean(own))
+        assert result.summary["validated"][f"{name}.std"] == pytest.approx(np.std(own))
 
 
 def driver_of(result: fedstrata.Result) -> Driver:
