@@ -191,10 +191,8 @@ def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> No
         assert all(
             torch.equal(tensor, loaded.plain_state_dict()[name]) for name, tensor in model.plain_state_dict().items()
         )
-    for metric in ("accuracy", "loss", "f1"):
-        own = [
-            result.metrics.of_client(client, f"client_after.{metric}", chosen) for client, chosen in enumerate(rounds)
-        ]
+    for name in ("client_after.accuracy", "client_after.loss", "client_after.f1"):
+        own = [result.metrics.of_client(client, name, chosen) for client, chosen in enumerate(rounds)]
         assert result.summary["validated"][f"{name}.mean"] == pytest.approx(np.mean(own))
         assert result.summary["validated"][f"{name}.std"] == pytest.approx(np.std(own))
 

@@ -118,6 +118,8 @@ def paper(
     choice = Choice(*map(_listed, (only, method, columns)))
     cells = cells_of(recipe, seeds, smaller, choice, changes)
     folder = out or Path("runs") / f"{recipe.paper}-{recipe.part}"
+    if not cells:
+        raise FedStrataError(f"'{recipe.name}' is computed from other parts; run these. {recipe.note}".strip())
     planned = _plan(cells, runs or folder / "runs", folder, known or [], quiet)
     if dry_run:
         _price(planned, json, quiet)
@@ -191,12 +193,13 @@ def _show(
     no_report: bool, json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from fedstrata.cli import papers_shown
+    from fedstrata.papers.deriving import with_derived
     from fedstrata.papers.judging import LINE, judge
     from fedstrata.papers.keeping import RESULTS, write_csv
     from fedstrata.papers.page import write_page
 
     kept = _keep(planned, folder)
-    judged = judge(recipe, planned.cells, kept, {**planned.problems, **failed})
+    judged = with_derived(judge(recipe, planned.cells, kept, {**planned.problems, **failed}))
     write_csv(folder / "cells.csv", LINE, judged.lines())
     places = {"cells": folder / "cells.csv", "results": folder / RESULTS}
     if not no_report:

@@ -16,7 +16,7 @@ from fedstrata.papers.judging import NOT_RUN, Judged
 from fedstrata.papers.pricing import Price
 from fedstrata.papers.reading import Paper, Recipe
 from fedstrata.papers.running import Planned
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of
+from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
 from fedstrata.report.formats import data_size, duration, plural
 
 _STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "red", NOT_RUN: "dim"}
@@ -121,6 +121,8 @@ def show_judged(judged: Judged, remark: str) -> None:
         results.print("\nClaims:")
     for claim in judged.claims:
         results.print(Text(f"  {claim_line(claim)}", style=_STYLES.get(claim.word, "")), soft_wrap=True)
+    for column, found in judged.orders.items():
+        results.print(Text(f"  {order_line(column, found)}"), soft_wrap=True)
     _show_problems(list(dict.fromkeys(one.reason for one in judged.cells if one.reason)))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -127,28 +128,26 @@ def cells_of(
     if not pairs:
         return []
     _refuse_idle(recipe)
-    first = [_cell(recipe, row, column, smaller or Smaller(), where or {}) for row, column in pairs]
+    first = [_cell(recipe, row, column) for row, column in pairs]
     chosen = [cell for cell in first if (choice or Choice()).takes(cell)]
     if not chosen:
         raise FedStrataError(
             f"Nothing of '{recipe.name}' is asked for. Its rows: {', '.join(recipe.rows)}. "
             f"Its columns: {', '.join(recipe.columns)}."
         )
-    return [_with_seed(cell, seed, smaller) for seed in range(seeds or recipe.seeds) for cell in chosen]
+    change = smaller or Smaller()
+    return [_with_seed(cell, seed, change, where or {}) for seed in range(seeds or recipe.seeds) for cell in chosen]
 
 
-def _with_seed(cell: Cell, further: int, smaller: Smaller | None) -> Cell:
-    seed = cell.seed + further
-    own = cell.experiment.with_changes({"seed": seed})
-    full = _experiment(cell.recipe, cell.row, cell.column)[0].with_changes({"seed": seed})
+def _with_seed(cell: Cell, further: int, smaller: Smaller, where: Changes) -> Cell:
+    full = cell.experiment.with_changes({"seed": cell.seed + further})
+    own = smaller.change(full).with_changes(dict(where))
     return dataclasses.replace(cell, experiment=own, wanted=settings_hash(full))
 
 
-def _cell(recipe: Recipe, row: str, column: str, smaller: Smaller, where: Changes) -> Cell:
+def _cell(recipe: Recipe, row: str, column: str) -> Cell:
     experiment, problem = _experiment(recipe, row, column)
-    return Cell(
-        recipe.of_cell(row, column), row, column, smaller.change(experiment).with_changes(dict(where)), "", problem
-    )
+    return Cell(recipe.of_cell(row, column), row, column, experiment, "", problem)
 
 
 def _experiment(recipe: Recipe, row: str, column: str) -> tuple[Experiment, str]:
@@ -204,6 +203,7 @@ def _lacks(method: str, name: str, value: Any) -> bool:
     return values == {METHOD: method} and not problem
 
 
+@cache
 def settings_hash(experiment: Experiment) -> str:
     """Name an experiment by what decides its numbers: the keys that differ from the defaults, each component once.
 
@@ -218,16 +218,12 @@ def settings_hash(experiment: Experiment) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
+@cache
 def _plain(key: str, value: Any) -> Any:
     try:
         return canonical(key, value) if isinstance(value, str) else value
     except FedStrataError:
         return value
-
-
-def find_cell(cells: Iterable[Cell], row: str, column: str) -> list[Cell]:
-    """The seeds of one cell of the table."""
-    return [cell for cell in cells if (cell.row, cell.column) == (row, column)]
 
 
 def by_settings(cells: Iterable[Cell]) -> Mapping[str, Cell]:

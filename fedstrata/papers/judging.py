@@ -10,12 +10,14 @@ from typing import Any
 from fedstrata.papers.cells import Cell
 from fedstrata.papers.keeping import Kept
 from fedstrata.papers.reading import Published, Recipe, StatedClaim
+from fedstrata.ranks import RankCorrelation, rank_correlation
 from fedstrata.significance import Estimate, estimate
 from fedstrata.verdicts import Claim, cell_verdict, claim_verdict
 
 NOT_COMPARABLE = "not comparable"
 NOT_RUN = "not run"
 NOT_PUBLISHED = "not published"
+ROWS_OF_AN_ORDER = 3
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,18 @@ class Judged:
     cells: tuple[JudgedCell, ...]
     claims: tuple[JudgedClaim, ...]
 
-    def cell(self, row: str, column: str) -> JudgedCell | None:
-        """One cell, where it was asked for."""
-        return next((one for one in self.cells if (one.row, one.column) == (row, column)), None)
+    @property
+    def orders(self) -> dict[str, RankCorrelation]:
+        """How alike the paper's order of rows and ours are, by column, where there are at least three of both."""
+        found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        for one in self.cells:
+            if one.ours is not None and one.published.mean is not None:
+                found[one.column].append((one.published.mean, one.ours.mean))
+        return {
+            column: rank_correlation([a for a, _ in pairs], [b for _, b in pairs])
+            for column, pairs in found.items()
+            if len(pairs) >= ROWS_OF_AN_ORDER
+        }
 
     def lines(self) -> list[dict[str, Any]]:
         """The cells as flat lines, for a CSV."""
@@ -111,7 +122,9 @@ def judge(
     pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
     smaller = {(cell.row, cell.column) for cell in cells if not cell.comparable}
     judged = tuple(
-        _judge_cell(recipe, pair, list(values[pair].values()), pair in smaller, _why(pair, cells, problems or {}))
+        _judge_cell(
+            recipe.of_cell(*pair), pair, list(values[pair].values()), pair in smaller, _why(pair, cells, problems or {})
+        )
         for pair in pairs
     )
     claims = tuple(_judge_claim(recipe, claim, pairs, values, bool(smaller)) for claim in recipe.claims)

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedstrata import files
 from fedstrata.papers.judging import Judged
 from fedstrata.papers.reading import Paper
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of
+from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
 from fedstrata.report.charts import charts_are_possible
 from fedstrata.report.document import document
 from fedstrata.report.markup import Markup, element, join
@@ -48,6 +48,7 @@ def published_section(paper: Paper, judged: Judged, remark: str = "") -> Section
         element("p", f"Reported: {recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip()),
         table(f"{recipe.part}: published and ours", columns, rows),
         _list("Claims", [claim_line(claim) for claim in judged.claims]),
+        _list("Orders", [order_line(*pair) for pair in judged.orders.items()]),
         _list("Notes", list(dict.fromkeys(_notes(judged)))),
         _list("The paper's figure", _drawn(judged)),
     ]

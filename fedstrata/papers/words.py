@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim
+from fedstrata.ranks import RankCorrelation
 from fedstrata.report.formats import ABSENT, number, p_value
 from fedstrata.significance import Estimate
 
@@ -37,6 +38,11 @@ def claim_line(claim: JudgedClaim) -> str:
         "" if found.about is None or claim.word != "shown" else "; about as much" if found.about else "; not as much"
     )
     return f"{stated}: {claim.word}; {_signed(found.mean)} over {seeds}{between} ({tested}){about}"
+
+
+def order_line(column: str, found: RankCorrelation) -> str:
+    """How alike the orders of rows are, in a sentence."""
+    return f"Order of the {found.count} rows{f' ({column})' if column else ''}: Spearman's rank correlation {found.spearman:.2f}"
 
 
 def _signed(value: float) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from fedstrata import files
 from fedstrata.papers.cells import cells_of
+from fedstrata.papers.deriving import with_derived
 from fedstrata.papers.judging import NOT_RUN, Judged, judge
 from fedstrata.papers.keeping import Kept, asked, read_results
 from fedstrata.papers.reading import Paper, Recipe
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of
+from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
 from fedstrata.report.formats import data_size, duration, plural
 
 
@@ -49,7 +50,7 @@ def _judged(recipe: Recipe, kept: Sequence[Kept]) -> tuple[Judged, list[Kept]]:
     wanted = {asked(cell) for cell in cells}
     known = {one.what: one for one in kept if one.what in wanted}
     own = [known[asked(cell)].of(cell) for cell in cells if asked(cell) in known]
-    return judge(recipe, cells, own), own
+    return with_derived(judge(recipe, cells, own)), own
 
 
 def _part(recipe: Recipe, judged: Judged, own: Sequence[Kept]) -> str:
@@ -68,6 +69,7 @@ def _part(recipe: Recipe, judged: Judged, own: Sequence[Kept]) -> str:
         *(f"| {' | '.join(cell_line(one, digits_of(judged)))} |" for one in judged.cells if one.verdict != NOT_RUN),
         "",
         *(f"- {claim_line(claim)}" for claim in judged.claims),
+        *(f"- {order_line(*pair)}" for pair in judged.orders.items()),
         *(f"- {one.row}, {one.column}: {one.published.note}" for one in judged.cells if one.published.note),
     ]
     return "\n".join([*lines, f"- {recipe.note}\n" if recipe.note else ""])

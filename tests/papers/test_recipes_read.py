@@ -138,14 +138,3 @@ def test_cells_are_chosen_by_data_row_method_or_column() -> None:
     assert chosen(only=(".1",)) == [("FedBN", ".1"), ("Local", ".1")]
     with pytest.raises(FedStrataError, match="Its rows: FedBN, Local"):
         chosen(methods=("lips",))
-
-
-def test_the_recipes_that_come_along_are_right() -> None:
-    """Every recipe is read, and each of its cells is an experiment."""
-    from fedstrata.papers.reading import PAPERS, PUBLISHED
-
-    if not (PAPERS / PUBLISHED).exists():
-        pytest.skip("no recipes yet")
-    for paper in read_papers().values():
-        for part in paper.parts.values():
-            assert part.runs == bool(cells_of(part, 1)) or part.note, part.name
