@@ -155,7 +155,7 @@ AT_CLIENTS = BUMPY.with_changes({"validation": None, "validation_fraction": 0.2}
 def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> None:
     kept: list[dict[str, torch.Tensor]] = []
     result = fedstrata.run(
-        AT_CLIENTS.with_changes({"method": "ditto", "engine": engine}),
+        AT_CLIENTS.with_changes({"method": "ditto", "engine": engine, "metrics": "f1"}),
         out=tmp_path / "run",
         callbacks=[lambda view: kept.append(clone(result_of(view)))],
     )
@@ -191,8 +191,10 @@ def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> No
         assert all(
             torch.equal(tensor, loaded.plain_state_dict()[name]) for name, tensor in model.plain_state_dict().items()
         )
-    own = [result.metrics.of_client(client, "client_after.accuracy", chosen) for client, chosen in enumerate(rounds)]
-    assert result.summary["validated"]["client_after.accuracy.mean"] == pytest.approx(np.mean(own))
+    for name in ("client_after.accuracy", "client_after.loss", "client_after.f1"):
+        own = [result.metrics.of_client(client, name, chosen) for client, chosen in enumerate(rounds)]
+        assert result.summary["validated"][f"{name}.mean"] == pytest.approx(np.mean(own))
+        assert result.summary["validated"][f"{name}.std"] == pytest.approx(np.std(own))
 
 
 def driver_of(result: fedstrata.Result) -> Driver:

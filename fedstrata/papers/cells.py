@@ -13,10 +13,11 @@ from typing import Any
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.reading import Changes, Recipe
-from fedstrata.runs.sweeping import METHOD, Sweep, canonical, with_parameter
+from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
 
 NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic"})
 """Keys that say where and how an experiment is run, not what it is."""
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Experiment)}
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def cells_of(
     pairs = [(row, column) for row in recipe.rows for column in recipe.columns if recipe.has_run(row, column)]
     if not pairs:
         return []
+    _refuse_idle(recipe)
     first = [_cell(recipe, row, column) for row, column in pairs]
     chosen = [cell for cell in first if (choice or Choice()).takes(cell)]
     if not chosen:
@@ -161,20 +163,44 @@ def _experiment(recipe: Recipe, row: str, column: str) -> tuple[Experiment, str]
             "only one of them may."
         )
     given = {key: value for changes in layers for key, value in changes.items()}
+    values = {key: value for key, value in given.items() if "." not in key}
+    problem = ""
+    for name, value in given.items():
+        if "." in name and not problem:
+            values, problem = _with_parameter(values, name, value)
     try:
-        experiment = Experiment.from_mapping({key: value for key, value in given.items() if "." not in key})
+        return Experiment.from_mapping(values), problem
     except FedStrataError as error:
         raise FedStrataError(f"In '{recipe.name}', row '{row}', column '{column}': {error}") from None
+
+
+def _with_parameter(values: dict[str, Any], name: str, value: Any) -> tuple[dict[str, Any], str]:
+    """Set a parameter inside a text; where its components do not exist here, or have no such one, say so."""
+    key, *path = name.replace("-", "_").split(".")
+    text = values.get(key, _DEFAULTS[key])
+    try:
+        changed = None if text is None else with_parameter(key, text, tuple(path), value)
+    except FedStrataError as error:
+        return values, str(error)
+    if changed is not None:
+        return {**values, key: changed}, ""
+    return values, "" if key == METHOD else f"There is no '{path[-1]}' to change in the {key} '{text}'."
+
+
+def _refuse_idle(recipe: Recipe) -> None:
+    """Refuse parameters of methods that no row has: they would change nothing."""
+    methods = [method for changes in recipe.rows.values() if isinstance(method := changes.get(METHOD), str)]
+    if isinstance(shared := recipe.shared.get(METHOD), str):
+        methods.append(shared)
+    given = {name: value for column in recipe.columns.values() for name, value in column.items()}
     for name, value in given.items():
-        if "." in name:
-            key, *path = name.replace("-", "_").split(".")
-            try:
-                if key == METHOD and with_parameter(key, experiment.method, tuple(path), value) is None:
-                    continue
-                experiment = Sweep(key, tuple(path), (value,)).change(experiment, value)
-            except FedStrataError as error:
-                return experiment, str(error)
-    return experiment, ""
+        if name.startswith(f"{METHOD}.") and all(_lacks(method, name, value) for method in methods):
+            raise FedStrataError(f"'{name}' in the columns of '{recipe.name}' is a parameter of no row's method.")
+
+
+def _lacks(method: str, name: str, value: Any) -> bool:
+    values, problem = _with_parameter({METHOD: method}, name, value)
+    return values == {METHOD: method} and not problem
 
 
 @cache

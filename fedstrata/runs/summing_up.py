@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.runs.metrics import describe_clients
@@ -56,11 +57,16 @@ def _validated(driver: Driver) -> dict[str, Any]:
 
 
 def _validated_clients(driver: Driver) -> dict[str, float]:
-    """Sum up what clients reached, each in the round of its own best model."""
-    chosen = list(enumerate(driver.best.rounds))
+    """Sum up what clients reached, each in the round of its own best model; what is not defined for one is left out."""
+    further = [one for one in driver.setting.metrics if not one.axes]
+    rising = {"accuracy": True, "loss": False} | {str(one): one.higher_is_better is not False for one in further}
+    told = {"client_validation.accuracy": True} | {f"client_after.{name}": better for name, better in rising.items()}
+    undefined = {f"client_after.{one}" for one in further}
     values: dict[str, float] = {}
-    for label in ("client_validation", "client_after"):
-        numbers = [driver.metrics.of_client(client, f"{label}.accuracy", round) for client, round in chosen]
-        described = describe_clients([number for number in numbers if number is not None])
-        values |= {f"{label}.accuracy.{name}": value for name, value in described.items()}
+    for metric, better in told.items():
+        numbers = [driver.metrics.of_client(client, metric, round) for client, round in enumerate(driver.best.rounds)]
+        known = [one for one in numbers if one is not None and not (metric in undefined and math.isnan(one))]
+        values |= {
+            f"{metric}.{name}": value for name, value in describe_clients(known, higher_is_better=better).items()
+        }
     return values
