@@ -18,6 +18,7 @@ from fedstrata.cli import (
     differing,
     keys,
     listing,
+    papers,
     picturing,
     running,
     using,
@@ -34,7 +35,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for group in (
-    running, watching, diagnosing, differing, picturing, using, deployment, keys, auditing, listing, data, beginning,
+    running, papers, watching, diagnosing, differing, picturing, using, deployment, keys, auditing, listing, data,
+    beginning,
 ):  # fmt: skip
     group.register(app)
 

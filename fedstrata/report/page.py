@@ -41,8 +41,10 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
     return document(*contents(runs, title, with_charts))
 
 
-def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = True) -> Contents:
-    """Build what the page shows: its title, its body, and the charts that are drawn into it."""
+def contents(
+    runs: Sequence[Run], title: str | None = None, with_charts: bool = True, above: Sequence[Section] = ()
+) -> Contents:
+    """Build what the page shows: its title, its body, and the charts; sections of others stand ``above`` its own."""
     started = [run for run in runs if run.series]
     if not started:
         raise FedStrataError(
@@ -50,6 +52,7 @@ def contents(runs: Sequence[Run], title: str | None = None, with_charts: bool = 
         )
     view = View.of(started, title)
     parts = [
+        *above,
         results(view),
         layers(view, with_charts),
         further(view, with_charts),

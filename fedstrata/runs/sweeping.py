@@ -184,6 +184,15 @@ def parameters_of(key: str, text: str) -> dict[str, Value]:
     }
 
 
+def canonical(key: str, text: str) -> str:
+    """Write the components in the text of a key in one way, without parameters that are at their defaults.
+
+    >>> canonical("partition", "dirichlet:0.5"), canonical("device", "cpu")
+    ('dirichlet(alpha=0.5)', 'cpu')
+    """
+    return "+".join(str(part) for part in _components(key, text)) if key in _REGISTRIES else text
+
+
 def _components(key: str, text: str) -> list[Spec]:
     if text.startswith("python:"):
         raise FedStrataError(

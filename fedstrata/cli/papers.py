@@ -1,0 +1,214 @@
+"""The command that runs the tables and figures of papers, and sets the published numbers beside ours."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedstrata.cli.options import Json, NoReport, Quiet, add_command
+from fedstrata.cli.running import PAGE, stoppable
+from fedstrata.cli.terminal import messages, print_json, telling
+from fedstrata.errors import FedStrataError
+from fedstrata.spec import split_outside
+
+if TYPE_CHECKING:
+    from fedstrata.papers.cells import Cell, Smaller
+    from fedstrata.papers.keeping import Kept
+    from fedstrata.papers.reading import Paper, Recipe
+    from fedstrata.papers.running import Planned
+
+_WHERE = ("data_root", "device", "engine", "chunk")
+"""Keys of an experiment that decide where and how it runs, and no number of a paper."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    add_command(
+        app,
+        paper,
+        _WHERE,
+        (
+            "fedstrata paper",
+            "fedstrata paper lips table2 --only cifar100 --seeds 3 --out results/lips-table2",
+            "fedstrata paper lips table2 --method 'FedBN, LIPS' --scale 0.1 --dry-run",
+            "fedstrata paper --write docs/reproduction.md results/lips-table2",
+        ),
+    )
+
+
+def paper(
+    changes: dict[str, Any],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PAPER [PART]]",
+            help="A paper, to list its tables and figures, and one of these, to run it; with --write: files or folders "
+            "with results.",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Only cells with this data or model, or this in their column."),
+    ] = None,
+    method: Annotated[str | None, typer.Option(metavar="LIST", help="Only these rows, or these methods.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="LIST", help="Only these columns.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds; by default as many as the recipe says.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Run so many rounds instead of the paper's.")] = None,
+    scale: Annotated[float, typer.Option(help="Run this part of the rounds, on this part of the samples.")] = 1.0,
+    jobs: Annotated[str, typer.Option(metavar="N|auto", help="How many runs to do at a time.")] = "1",
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Tell what it would cost, after two rounds of each; write nothing."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the results; by default runs/PAPER-PART. Nothing is run twice.")
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder of the runs, which tables may share; by default runs/ in --out."),
+    ] = None,
+    known: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="CSV", help="More results.csv, whose cells are not run again; may be repeated."),
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what was reproduced, by some results, as a document.")
+    ] = None,
+    recipes: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Papers of your own: a folder with published.csv and recipes/PAPER/*.toml."),
+    ] = None,
+    no_report: NoReport = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a table or a figure of a paper, and set its published numbers beside ours, with a verdict on each.
+
+    Without a PART it is listed what there is, and what of it can run here.
+    """
+    with telling("loading PyTorch", quiet):
+        from fedstrata.cli import papers_shown
+        from fedstrata.papers.cells import Choice, Smaller, cells_of
+        from fedstrata.papers.reading import PAPERS, find_paper, read_papers
+        from fedstrata.papers.writing import write_reproduction
+
+    named = names or []
+    papers = read_papers(recipes or PAPERS)
+    if write is not None:
+        write_reproduction(write, papers, [Path(name) for name in named])
+        papers_shown.show_places({"written": write}, json, quiet)
+        return
+    if len(named) > 2:
+        raise FedStrataError(f"One paper and one of its parts at a time, not {len(named)} names: {' '.join(named)}.")
+    chosen = {name: find_paper(papers, name) for name in named[:1]} or papers
+    if len(named) < 2:
+        with telling("looking for methods, models and data", quiet):
+            told = papers_shown.describe(chosen, changes)
+        papers_shown.show_papers(told, json, quiet)
+        return
+    recipe = chosen[named[0]].part(named[1])
+    if not recipe.runs:
+        raise FedStrataError(f"Nothing is run for '{recipe.name}': {recipe.note or recipe.title}.")
+    smaller = Smaller(rounds, scale)
+    choice = Choice(*map(_listed, (only, method, columns)))
+    cells = cells_of(recipe, seeds, smaller, choice, changes)
+    folder = out or Path("runs") / f"{recipe.paper}-{recipe.part}"
+    if not cells:
+        raise FedStrataError(f"'{recipe.name}' is computed from other parts; run these. {recipe.note}".strip())
+    planned = _plan(cells, runs or folder / "runs", folder, known or [], quiet)
+    if dry_run:
+        _price(planned, json, quiet)
+        return
+    failed = _perform(planned, jobs, folder, quiet)
+    _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(part.strip() for part in split_outside(text, ",") if part.strip())
+
+
+def _plan(cells: Sequence[Cell], runs: Path, folder: Path, known: Sequence[Path], quiet: bool) -> Planned:
+    from fedstrata.papers.keeping import RESULTS, read_results
+    from fedstrata.papers.running import plan
+
+    own = [folder / RESULTS] if (folder / RESULTS).exists() else []
+    with telling("looking for finished runs, methods, models and data", quiet):
+        return plan(cells, runs, read_results([*known, *own]))
+
+
+def _price(planned: Planned, json: bool, quiet: bool) -> None:
+    from fedstrata.cli import papers_shown
+    from fedstrata.papers.pricing import price, rounds_to_price
+    from fedstrata.progress import show_progress
+
+    settings, rounds = rounds_to_price(planned)
+    with show_progress(messages, settings, rounds, quiet or json) as progress:
+        prices = price(planned, progress)
+    papers_shown.show_prices(planned, prices, json, quiet)
+
+
+def _perform(planned: Planned, jobs: str, folder: Path, quiet: bool) -> dict[str, str]:
+    """Do what is to do; whatever comes, the numbers of finished runs are kept."""
+    from fedstrata import comparing
+    from fedstrata.papers.running import perform
+    from fedstrata.progress import show_progress
+
+    to_do = planned.to_do
+    done = len(planned.cells) - sum(cell.settings in planned.waiting for cell in planned.cells)
+    if done and not quiet:
+        messages.print(f"{done} of {len(planned.cells)} cells are known already and are not run again.")
+    if not to_do:
+        return {}
+    at_a_time = comparing.choose_jobs(jobs, to_do)
+    rounds = sum(run.rounds_left for run in to_do)
+    try:
+        with (
+            stoppable("the same command", folder),
+            show_progress(messages, len(to_do), rounds, quiet, at_a_time) as progress,
+        ):
+            return perform(planned, progress, at_a_time)
+    except BaseException:
+        _keep(planned, folder)
+        raise
+
+
+def _keep(planned: Planned, folder: Path) -> list[Kept]:
+    """Write the numbers of all cells that are known, those of other commands into the same folder too."""
+    from fedstrata.papers.keeping import RESULTS, merged, read_results, write_results
+    from fedstrata.papers.running import collect
+
+    path = folder / RESULTS
+    found = collect(planned, "fedstrata " + shlex.join(sys.argv[1:]))
+    write_results(path, merged(read_results([path]) if path.exists() else [], found))
+    return found
+
+
+def _show(
+    paper: Paper, recipe: Recipe, planned: Planned, failed: dict[str, str], smaller: Smaller, folder: Path,
+    no_report: bool, json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    from fedstrata.cli import papers_shown
+    from fedstrata.papers.deriving import with_derived
+    from fedstrata.papers.judging import LINE, judge
+    from fedstrata.papers.keeping import RESULTS, write_csv
+    from fedstrata.papers.page import write_page
+
+    kept = _keep(planned, folder)
+    judged = with_derived(judge(recipe, planned.cells, kept, {**planned.problems, **failed}))
+    write_csv(folder / "cells.csv", LINE, judged.lines())
+    places = {"cells": folder / "cells.csv", "results": folder / RESULTS}
+    if not no_report:
+        with telling("writing the page", quiet):
+            places["report"] = write_page(paper, judged, planned.on_disk, folder / PAGE, smaller.words())
+    if json:
+        print_json(
+            {**judged.told(), "remark": smaller.words(), "files": {key: str(path) for key, path in places.items()}}
+        )
+    elif not quiet:
+        papers_shown.show_judged(judged, smaller.words())
+        papers_shown.show_places(places, json, quiet)

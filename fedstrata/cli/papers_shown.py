@@ -1,0 +1,140 @@
+"""What is known of papers, for people and as JSON: their parts, what runs cost, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from fedstrata.cli.terminal import new_table, print_json, results
+from fedstrata.papers.availability import Here
+from fedstrata.papers.cells import cells_of
+from fedstrata.papers.judging import NOT_RUN, Judged
+from fedstrata.papers.pricing import Price
+from fedstrata.papers.reading import Paper, Recipe
+from fedstrata.papers.running import Planned
+from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
+from fedstrata.report.formats import data_size, duration, plural
+
+_STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "red", NOT_RUN: "dim"}
+
+
+def describe(papers: Mapping[str, Paper], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Tell of papers as plain data: each part with the number of its cells, and what keeps some from running here."""
+    here = Here()
+    return [
+        {
+            "paper": paper.name,
+            "title": paper.title,
+            "citation": paper.citation,
+            "link": paper.link,
+            "parts": [_describe_part(part, here, changes) for part in paper.parts.values()],
+        }
+        for paper in papers.values()
+    ]
+
+
+def _describe_part(recipe: Recipe, here: Here, changes: Mapping[str, Any]) -> dict[str, Any]:
+    cells = cells_of(recipe, 1, where=changes)
+    possible = [cell for cell in cells if not here.problem(cell)]
+    return {
+        "part": recipe.part,
+        "kind": recipe.kind,
+        "title": recipe.title,
+        "note": recipe.note,
+        "runs": recipe.runs,
+        "cells": len(cells),
+        "cells_here": len(possible),
+        "seeds": recipe.seeds,
+        "published": len(recipe.published),
+        "missing": here.problems(cells),
+    }
+
+
+def show_papers(told: Sequence[Mapping[str, Any]], json: bool, quiet: bool) -> None:
+    """Show the papers with their parts."""
+    if json:
+        print_json(told)
+        return
+    if quiet:
+        return
+    for paper in told:
+        results.print(Text.assemble((f"{paper['paper']}  {paper['title']}", "bold")), soft_wrap=True)
+        results.print(Text(f"{paper['citation']} {paper['link']}", style="dim"), soft_wrap=True)
+        table = new_table("part", "cells", "run here", "what", right=("cells", "run here"))
+        for part in paper["parts"]:
+            title = part["title"] if part["runs"] else f"{part['title']} (nothing is run: {part['note']})"
+            table.add_row(part["part"], str(part["cells"]), str(part["cells_here"]), Text(title))
+        results.print(table)
+        missing = dict.fromkeys(text for part in paper["parts"] for text in part["missing"])
+        for text in missing:
+            results.print(Text(f"  missing: {text}", style="yellow"), soft_wrap=True)
+        results.print()
+
+
+def show_prices(planned: Planned, prices: Sequence[Price], json: bool, quiet: bool) -> None:
+    """Show what it would cost."""
+    total = {key: sum(getattr(one, key) for one in prices) for key in ("runs", "rounds", "flops", "bytes", "seconds")}
+    if json:
+        print_json(
+            {
+                "cells": len(planned.cells),
+                **total,
+                "settings": [asdict(one) for one in prices],
+                "cannot_run": list(dict.fromkeys(planned.problems.values())),
+            }
+        )
+        return
+    if quiet:
+        return
+    heads = ("runs", "rounds", "operations", "bytes", "time")
+    table = new_table("setting", *heads, right=heads)
+    for one in [*prices, Price("all", **total)]:
+        table.add_row(
+            Text(one.setting), str(one.runs), f"{one.rounds:,}", f"{one.flops:.2e}", data_size(one.bytes),
+            duration(one.seconds),
+        )  # fmt: skip
+    results.print(table)
+    finished = sum(run.state == "finished" for run in planned.runs.values())
+    results.print(
+        f"\n{plural(len(planned.cells), 'cell')}, seeds counted; {plural(finished, 'run')} finished already; "
+        f"{plural(len(planned.problems), 'run')} cannot be done here. Time is that of one run after another.",
+        soft_wrap=True,
+    )
+    _show_problems(list(dict.fromkeys(planned.problems.values())))
+
+
+def show_judged(judged: Judged, remark: str) -> None:
+    """Show the published numbers beside ours, and the claims."""
+    recipe = judged.recipe
+    results.print(Text(f"{recipe.name}: {recipe.title}", style="bold"), soft_wrap=True)
+    results.print(Text(f"{recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip(), style="dim"))
+    table = new_table(*CELL_HEADS, right=("published", "ours", "seeds", "difference"))
+    for one in judged.cells:
+        *words, verdict = cell_line(one, digits_of(judged))
+        table.add_row(*map(Text, words), Text(verdict, style=_STYLES.get(verdict, "")))
+    results.print(table)
+    if judged.claims:
+        results.print("\nClaims:")
+    for claim in judged.claims:
+        results.print(Text(f"  {claim_line(claim)}", style=_STYLES.get(claim.word, "")), soft_wrap=True)
+    for column, found in judged.orders.items():
+        results.print(Text(f"  {order_line(column, found)}"), soft_wrap=True)
+    _show_problems(list(dict.fromkeys(one.reason for one in judged.cells if one.reason)))
+
+
+def _show_problems(problems: Sequence[str]) -> None:
+    for text in problems:
+        results.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
+
+
+def show_places(places: Mapping[str, Path], json: bool, quiet: bool) -> None:
+    """Tell where things were written."""
+    if json:
+        print_json({name: str(path) for name, path in places.items()})
+    elif not quiet:
+        for name, path in places.items():
+            results.print(Text.assemble(f"{name}  ", (str(path), "bold")), soft_wrap=True)

@@ -1,0 +1,7 @@
+"""The papers' tables and figures as recipes: what was published, the same run here, and what that says.
+
+A recipe is data, a TOML file beside those of its paper, and published numbers are one CSV; no table has code of its
+own. Reading them (``reading.py``), the runs that they stand for (``cells.py``), what of them can run here
+(``availability.py``) and at which price (``pricing.py``), running (``running.py``), the number that is reported of a
+run (``numbers.py``), what is kept of it (``keeping.py``), and what it says against the published one (``judging.py``).
+"""

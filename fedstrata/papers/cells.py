@@ -1,0 +1,231 @@
+"""The runs that a recipe stands for: a row, a column and a seed are one experiment, known by its settings' hash."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+from fedstrata.papers.reading import Changes, Recipe
+from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
+
+NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic"})
+"""Keys that say where and how an experiment is run, not what it is."""
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Experiment)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a recipe. ``wanted`` is the hash of the paper's own settings, ``problem`` why it cannot be run."""
+
+    recipe: Recipe
+    row: str
+    column: str
+    experiment: Experiment
+    wanted: str
+    problem: str = ""
+
+    @property
+    def seed(self) -> int:
+        """The seed of all draws."""
+        return self.experiment.seed
+
+    @property
+    def settings(self) -> str:
+        """The hash of what decides the numbers of this run."""
+        return settings_hash(self.experiment)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether these are the paper's settings, neither scaled nor shortened."""
+        return self.settings == self.wanted
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """How a recipe is made smaller: so many rounds, or a part of rounds and samples."""
+
+    rounds: int | None = None
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise FedStrataError(f"A scale of {self.scale:g} is not possible; use a part of the whole, such as 0.1.")
+        if self.rounds is not None and self.rounds < 1:
+            raise FedStrataError(f"{self.rounds} rounds are no run; use at least 1.")
+
+    def change(self, experiment: Experiment) -> Experiment:
+        """Make an experiment smaller: rounds, training and test samples, and what is counted in either."""
+        rounds = self.rounds or self._part(experiment.rounds)
+        changes: dict[str, Any] = {"rounds": rounds, "evaluate_every": min(experiment.evaluate_every, rounds)}
+        if experiment.join_round is not None:
+            changes["join_round"] = max(2, self._part(experiment.join_round))
+        if self.scale < 1:
+            changes["data"] = f"fraction(of={experiment.data!r}, keep={self.scale:g})"
+            if experiment.validation is not None:
+                changes["validation"] = self._part(experiment.validation)
+        return experiment.with_changes(changes)
+
+    def _part(self, count: int) -> int:
+        return max(1, round(self.scale * count))
+
+    def words(self) -> str:
+        """Say what is done; nothing where nothing is."""
+        told = []
+        if self.scale < 1:
+            told.append(f"{100 * self.scale:g} % of the samples" + ("" if self.rounds else " and of the rounds"))
+        if self.rounds is not None:
+            told.append(f"{self.rounds} rounds")
+        return f"Smaller than in the paper: {' and '.join(told)}." if told else ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which cells are asked for: words that name data or columns, rows or methods, and columns."""
+
+    only: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def takes(self, cell: Cell) -> bool:
+        """Tell whether a cell is asked for."""
+        data = cell.experiment.data.split("(")[0]
+        named = (data, cell.column, cell.experiment.model.split("(")[0])
+        return (
+            _any(self.only, named, within=True)
+            and _any(self.methods, (cell.row, cell.experiment.method, cell.experiment.method.split("(")[0]))
+            and _any(self.columns, (cell.column,))
+        )
+
+
+def _any(asked: Sequence[str], names: Sequence[str], within: bool = False) -> bool:
+    """Tell whether one of the names is asked for; without a question, all are."""
+    lower = [name.lower() for name in names]
+    if not asked or any(one.lower() in lower for one in asked):
+        return True
+    return within and any(one.lower() in lower[1] for one in asked)
+
+
+def cells_of(
+    recipe: Recipe,
+    seeds: int | None = None,
+    smaller: Smaller | None = None,
+    choice: Choice | None = None,
+    where: Changes | None = None,
+) -> list[Cell]:
+    """List the cells of a recipe, seed by seed; ``where`` are keys that decide no number, such as the device."""
+    if seeds is not None and seeds < 1:
+        raise FedStrataError(f"{seeds} seeds make no table; use at least 1.")
+    if not recipe.runs:
+        return []
+    pairs = [(row, column) for row in recipe.rows for column in recipe.columns if recipe.has_run(row, column)]
+    if not pairs:
+        return []
+    _refuse_idle(recipe)
+    first = [_cell(recipe, row, column) for row, column in pairs]
+    chosen = [cell for cell in first if (choice or Choice()).takes(cell)]
+    if not chosen:
+        raise FedStrataError(
+            f"Nothing of '{recipe.name}' is asked for. Its rows: {', '.join(recipe.rows)}. "
+            f"Its columns: {', '.join(recipe.columns)}."
+        )
+    change = smaller or Smaller()
+    return [_with_seed(cell, seed, change, where or {}) for seed in range(seeds or recipe.seeds) for cell in chosen]
+
+
+def _with_seed(cell: Cell, further: int, smaller: Smaller, where: Changes) -> Cell:
+    full = cell.experiment.with_changes({"seed": cell.seed + further})
+    own = smaller.change(full).with_changes(dict(where))
+    return dataclasses.replace(cell, experiment=own, wanted=settings_hash(full))
+
+
+def _cell(recipe: Recipe, row: str, column: str) -> Cell:
+    experiment, problem = _experiment(recipe, row, column)
+    return Cell(recipe.of_cell(row, column), row, column, experiment, "", problem)
+
+
+def _experiment(recipe: Recipe, row: str, column: str) -> tuple[Experiment, str]:
+    """Put an experiment together: keys first, then parameters inside their texts; what is unknown here is a problem.
+
+    Parameters of methods, such as ``method.lips.tau0``, change the methods that have them and leave others alone.
+    """
+    layers = (recipe.shared, recipe.columns[column], recipe.rows[row], recipe.cells.get((row, column), {}))
+    both = {key for key in recipe.columns[column] if key in recipe.rows[row]}
+    if both:
+        raise FedStrataError(
+            f"The row '{row}' and the column '{column}' of '{recipe.name}' both set {', '.join(sorted(both))}; "
+            "only one of them may."
+        )
+    given = {key: value for changes in layers for key, value in changes.items()}
+    values = {key: value for key, value in given.items() if "." not in key}
+    problem = ""
+    for name, value in given.items():
+        if "." in name and not problem:
+            values, problem = _with_parameter(values, name, value)
+    try:
+        return Experiment.from_mapping(values), problem
+    except FedStrataError as error:
+        raise FedStrataError(f"In '{recipe.name}', row '{row}', column '{column}': {error}") from None
+
+
+def _with_parameter(values: dict[str, Any], name: str, value: Any) -> tuple[dict[str, Any], str]:
+    """Set a parameter inside a text; where its components do not exist here, or have no such one, say so."""
+    key, *path = name.replace("-", "_").split(".")
+    text = values.get(key, _DEFAULTS[key])
+    try:
+        changed = None if text is None else with_parameter(key, text, tuple(path), value)
+    except FedStrataError as error:
+        return values, str(error)
+    if changed is not None:
+        return {**values, key: changed}, ""
+    return values, "" if key == METHOD else f"There is no '{path[-1]}' to change in the {key} '{text}'."
+
+
+def _refuse_idle(recipe: Recipe) -> None:
+    """Refuse parameters of methods that no row has: they would change nothing."""
+    methods = [method for changes in recipe.rows.values() if isinstance(method := changes.get(METHOD), str)]
+    if isinstance(shared := recipe.shared.get(METHOD), str):
+        methods.append(shared)
+    given = {name: value for column in recipe.columns.values() for name, value in column.items()}
+    for name, value in given.items():
+        if name.startswith(f"{METHOD}.") and all(_lacks(method, name, value) for method in methods):
+            raise FedStrataError(f"'{name}' in the columns of '{recipe.name}' is a parameter of no row's method.")
+
+
+def _lacks(method: str, name: str, value: Any) -> bool:
+    values, problem = _with_parameter({METHOD: method}, name, value)
+    return values == {METHOD: method} and not problem
+
+
+@cache
+def settings_hash(experiment: Experiment) -> str:
+    """Name an experiment by what decides its numbers: the keys that differ from the defaults, each component once.
+
+    Components are written in one way, ``dirichlet:0.1`` and ``dirichlet(alpha=0.1)`` alike.
+    """
+    decisive = {
+        one.name: _plain(one.name, value)
+        for one in dataclasses.fields(Experiment)
+        if one.name not in NOT_DECISIVE and (value := getattr(experiment, one.name)) != one.default
+    }
+    text = json.dumps({**decisive, "seed": experiment.seed}, sort_keys=True, ensure_ascii=True)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def _plain(key: str, value: Any) -> Any:
+    try:
+        return canonical(key, value) if isinstance(value, str) else value
+    except FedStrataError:
+        return value
+
+
+def by_settings(cells: Iterable[Cell]) -> Mapping[str, Cell]:
+    """One cell for each run: cells of several tables may be the same run."""
+    return {cell.settings: cell for cell in cells}

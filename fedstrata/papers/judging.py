@@ -1,0 +1,183 @@
+"""What our numbers say: each cell beside the published one, and each claim of who beats whom, in a word."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedstrata.papers.cells import Cell
+from fedstrata.papers.keeping import Kept
+from fedstrata.papers.reading import Published, Recipe, StatedClaim
+from fedstrata.ranks import RankCorrelation, rank_correlation
+from fedstrata.significance import Estimate, estimate
+from fedstrata.verdicts import Claim, cell_verdict, claim_verdict
+
+NOT_COMPARABLE = "not comparable"
+NOT_RUN = "not run"
+NOT_PUBLISHED = "not published"
+ROWS_OF_AN_ORDER = 3
+
+
+@dataclass(frozen=True)
+class JudgedCell:
+    """A cell of a table: what the paper says, what we found over our seeds, and what that means."""
+
+    row: str
+    column: str
+    published: Published
+    ours: Estimate | None
+    verdict: str
+    reason: str = ""
+    """Why it was not run, or what the paper's number is known to be wrong in."""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the published one."""
+        if self.ours is None or self.published.mean is None:
+            return None
+        return self.ours.mean - self.published.mean
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim of the paper, with what seeds that both rows have say of it."""
+
+    stated: StatedClaim
+    columns: tuple[str, ...]
+    found: Claim | None
+    word: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A table or a figure with all its verdicts."""
+
+    recipe: Recipe
+    cells: tuple[JudgedCell, ...]
+    claims: tuple[JudgedClaim, ...]
+
+    @property
+    def orders(self) -> dict[str, RankCorrelation]:
+        """How alike the paper's order of rows and ours are, by column, where there are at least three of both."""
+        found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        for one in self.cells:
+            if one.ours is not None and one.published.mean is not None:
+                found[one.column].append((one.published.mean, one.ours.mean))
+        return {
+            column: rank_correlation([a for a, _ in pairs], [b for _, b in pairs])
+            for column, pairs in found.items()
+            if len(pairs) >= ROWS_OF_AN_ORDER
+        }
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The cells as flat lines, for a CSV."""
+        return [
+            {
+                "paper": self.recipe.paper,
+                "part": self.recipe.part,
+                "row": one.row,
+                "column": one.column,
+                "published": one.published.mean,
+                "published_std": one.published.std,
+                "ours": None if one.ours is None else round(one.ours.mean, 6),
+                "ours_std": None if one.ours is None or one.ours.std is None else round(one.ours.std, 6),
+                "seeds": 0 if one.ours is None else one.ours.count,
+                "difference": None if one.difference is None else round(one.difference, 6),
+                "verdict": one.verdict,
+                "note": one.reason,
+            }
+            for one in self.cells
+        ]
+
+    def told(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        claims = [
+            {
+                **asdict(claim.stated),
+                "columns": list(claim.columns),
+                "verdict": claim.word,
+                **({} if claim.found is None else {"found": asdict(claim.found)}),
+            }
+            for claim in self.claims
+        ]
+        return {
+            "paper": self.recipe.paper,
+            "part": self.recipe.part,
+            "title": self.recipe.title,
+            "cells": self.lines(),
+            "claims": claims,
+            "orders": {column: asdict(found) for column, found in self.orders.items()},
+        }
+
+
+LINE = ("paper", "part", "row", "column", "published", "published_std", "ours", "ours_std", "seeds", "difference",
+        "verdict", "note")  # fmt: skip
+"""The columns of the CSV of cells."""
+
+
+def judge(
+    recipe: Recipe, cells: Sequence[Cell], kept: Iterable[Kept], problems: dict[str, str] | None = None
+) -> Judged:
+    """Judge the cells that were asked for; only runs with the paper's own settings are called what they show."""
+    values: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for one in kept:
+        if (one.paper, one.part) == (recipe.paper, recipe.part):
+            values[one.row, one.column][one.seed] = one.value
+    pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
+    smaller = {(cell.row, cell.column) for cell in cells if not cell.comparable}
+    ours = {pair: list(values[pair].values()) for pair in pairs}
+    judged = tuple(
+        _judge_cell(recipe.of_cell(*pair), pair, ours[pair], pair in smaller, _why(pair, cells, problems or {}))
+        for pair in pairs
+    )
+    claims = tuple(_judge_claim(recipe, claim, pairs, values, bool(smaller)) for claim in recipe.claims)
+    return Judged(recipe, judged, tuple(claim for claim in claims if claim.columns))
+
+
+def _why(pair: tuple[str, str], cells: Sequence[Cell], problems: dict[str, str]) -> str:
+    told = (problems.get(cell.settings, "") for cell in cells if (cell.row, cell.column) == pair)
+    return next(filter(None, told), "")
+
+
+def _judge_cell(
+    recipe: Recipe, pair: tuple[str, str], ours: Sequence[float], smaller: bool, problem: str
+) -> JudgedCell:
+    published = recipe.published_at(*pair)
+    if not ours:
+        verdict = NOT_RUN
+    elif smaller:
+        verdict = NOT_COMPARABLE
+    elif published.mean is None:
+        verdict = NOT_PUBLISHED
+    else:
+        verdict = cell_verdict(published.mean, published.std, ours, margin=_margin(recipe, published.mean))
+    note = " ".join(filter(None, (published.note, "" if ours else problem)))
+    return JudgedCell(*pair, published, estimate(ours), verdict, note)
+
+
+def _margin(recipe: Recipe, mean: float) -> float:
+    """A point of a percentage, or a hundredth of a number that is none."""
+    return {"percent": 1.0, "fraction": 0.01}.get(recipe.unit, 0.01 * abs(mean))
+
+
+def _judge_claim(
+    recipe: Recipe,
+    claim: StatedClaim,
+    pairs: Sequence[tuple[str, str]],
+    values: defaultdict[tuple[str, str], dict[int, float]],
+    smaller: bool,
+) -> JudgedClaim:
+    """Judge a claim by the differences of the same seed, each the mean over the claim's columns."""
+    named = claim.columns or tuple(recipe.columns)
+    columns = tuple(one for one in named if (claim.row, one) in pairs and (claim.over, one) in pairs)
+    of_columns = [(values[claim.row, one], values[claim.over, one]) for one in columns]
+    seeds = [
+        seed for seed in (of_columns[0][0] if columns else ()) if all(seed in a and seed in b for a, b in of_columns)
+    ]
+    if not seeds:
+        return JudgedClaim(claim, columns, None, NOT_RUN)
+    differences = [sum(a[seed] - b[seed] for a, b in of_columns) / len(columns) for seed in seeds]
+    found = claim_verdict(differences, claim.by, practical=1.0 if recipe.unit == "percent" else 0.01)
+    return JudgedClaim(claim, columns, found, NOT_COMPARABLE if smaller else found.word)

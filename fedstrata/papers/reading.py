@@ -1,0 +1,369 @@
+"""Recipes: the settings of a paper, its tables and figures, and the numbers that it published.
+
+    recipes/PAPER/paper.toml    title, citation, link, and under [experiment] what its parts share
+    recipes/PAPER/PART.toml     a table or a figure: which runs make its rows and columns, and which number is reported
+    published.csv               paper, part, row, column, mean, std, note
+
+What is misspelt is refused with the name of the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.experiment import Experiment
+
+PAPERS = Path(__file__).parent
+RECIPES = "recipes"
+PUBLISHED = "published.csv"
+PAPER_FILE = "paper.toml"
+KINDS = ("table", "figure")
+WHEN = ("last", "last_ten", "best", "validated")
+UNITS = ("percent", "fraction", "plain", "squared", "MB", "TFLOPs a client", "percent of dense")
+_PAPER_KEYS = ("title", "citation", "link", "experiment")
+_PART_KEYS = (
+    "title", "kind", "like", "number", "at", "unit", "seeds", "runs", "note", "experiment", "rows", "columns", "cells",
+    "claims", "charts",
+)  # fmt: skip
+_INHERITED = ("number", "at", "unit", "seeds", "experiment", "rows", "columns", "cells")
+_REPORTED = ("number", "at", "unit")
+_OWN_KEYS = (*_REPORTED, "runs", "columns", "derived", "of")
+"""What rows, columns and cells may say beside changes of the experiment: their own number, and where there are none."""
+DERIVED = ("mean", "mean_rank")
+"""What a column may be made of, instead of runs: the other columns of its part, or those ``of`` another part."""
+_CLAIM_KEYS = ("row", "over", "by", "columns", "note")
+_COLUMNS_OF_CSV = ("paper", "part", "row", "column", "mean", "std", "note")
+_FRACTIONS = ("accuracy", "f1", "auc", "recall", "precision")
+
+Changes = Mapping[str, Any]
+"""Keys of an experiment, or parameters inside one of its texts (``partition.alpha``), and their values."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number of a paper, in its unit; the note tells what is known to be wrong with it."""
+
+    mean: float | None
+    std: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StatedClaim:
+    """Who beats whom, by about how much, in which columns (none: in all)."""
+
+    row: str
+    over: str
+    by: float | None = None
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or a figure of a paper: rows and columns of runs, and the number that is reported of each."""
+
+    paper: str
+    part: str
+    title: str
+    kind: str
+    number: str = "client_after.accuracy.mean"
+    at: str = "last"
+    unit: str = "percent"
+    seeds: int = 1
+    runs: bool = True
+    note: str = ""
+    shared: Changes = field(default_factory=dict)
+    """What the paper says, and over it what this part says."""
+    rows: Mapping[str, Changes] = field(default_factory=dict)
+    columns: Mapping[str, Changes] = field(default_factory=dict)
+    claims: tuple[StatedClaim, ...] = ()
+    charts: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
+    cells: Mapping[tuple[str, str], Changes] = field(default_factory=dict)
+    """What single cells change after all others, by row and column."""
+    own: Mapping[tuple[str, ...], Changes] = field(default_factory=dict)
+    """What rows ``(row, "")``, columns ``("", column)`` and cells say of themselves, such as a number of their own."""
+
+    def has_run(self, row: str, column: str) -> bool:
+        """Tell whether a cell is a run: not where rows and columns do not meet, and not what is derived from others."""
+        told = self.told(row, column)
+        return bool(told.get("runs", True)) and "derived" not in told and column in told.get("columns", (column,))
+
+    def told(self, row: str, column: str) -> dict[str, Any]:
+        """All that is said of a cell beside its experiment: by its row, over it by its column, over both by itself."""
+        return {
+            key: value for of in ((row, ""), ("", column), (row, column)) for key, value in self.own.get(of, {}).items()
+        }
+
+    def of_cell(self, row: str, column: str) -> Recipe:
+        """The recipe as one cell has it, with the number that is reported there."""
+        told = {key: value for key, value in self.told(row, column).items() if key in _REPORTED}
+        if "number" in told and "unit" not in told:
+            told["unit"] = _unit_of(told["number"]) if self.unit in ("percent", "plain") else self.unit
+        return dataclasses.replace(self, **told) if told else self
+
+    @property
+    def name(self) -> str:
+        """The paper and the part, as one writes them in a command."""
+        return f"{self.paper} {self.part}"
+
+    def published_at(self, row: str, column: str) -> Published:
+        """The published number of a cell; nothing where the paper has none."""
+        return self.published.get((row, column), Published(None, None))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper and its recipes, in the order of their names."""
+
+    name: str
+    title: str
+    citation: str
+    link: str
+    parts: Mapping[str, Recipe]
+
+    def part(self, name: str) -> Recipe:
+        """Find a table or a figure by its name."""
+        if name not in self.parts:
+            raise unknown_name(f"part of the paper '{self.name}' called", name, self.parts)
+        return self.parts[name]
+
+
+def read_papers(place: Path = PAPERS) -> dict[str, Paper]:
+    """Read all papers of a folder with recipes and published numbers: those that come along, or somebody's own."""
+    if not (place / PUBLISHED).is_file():
+        raise FedStrataError(f"'{place}' holds no papers: there is no '{PUBLISHED}' beside a folder '{RECIPES}'.")
+    numbers = read_published(place / PUBLISHED)
+    folders = sorted(path.parent for path in (place / RECIPES).glob(f"*/{PAPER_FILE}"))
+    papers = {folder.name: _read_paper(folder, numbers) for folder in folders}
+    known = {(paper.name, part) for paper in papers.values() for part in paper.parts}
+    for paper, part in dict.fromkeys((paper, part) for paper, part, *_ in numbers):
+        if (paper, part) not in known:
+            raise FedStrataError(
+                f"'{PUBLISHED}' has numbers of '{paper} {part}', but there is no recipe '{paper}/{part}.toml'; "
+                "write one, with runs = false where nothing is run for it."
+            )
+    return papers
+
+
+def find_paper(papers: Mapping[str, Paper], name: str) -> Paper:
+    """Find a paper by its name."""
+    if name not in papers:
+        raise unknown_name("paper called", name, papers)
+    return papers[name]
+
+
+def read_published(path: Path) -> dict[tuple[str, str, str, str], Published]:
+    """Read the published numbers, by paper, part, row and column."""
+    numbers: dict[tuple[str, str, str, str], Published] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = csv.DictReader(file)
+        if tuple(lines.fieldnames or ()) != _COLUMNS_OF_CSV:
+            raise FedStrataError(f"'{path.name}' does not begin with the columns {', '.join(_COLUMNS_OF_CSV)}.")
+        for line in lines:
+            where = f"line {lines.line_num} of '{path.name}'"
+            key = (line["paper"], line["part"], line["row"], line["column"])
+            if key in numbers:
+                raise FedStrataError(f"{where} repeats {' / '.join(key)}; a cell has one number.")
+            mean, std = (_number(line[name], name, where) for name in ("mean", "std"))
+            numbers[key] = Published(mean, std, line["note"] or "")
+    return numbers
+
+
+def _number(text: str | None, name: str, where: str) -> float | None:
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise FedStrataError(
+            f"The {name} '{text}' in {where} is no number; leave it empty where none is given."
+        ) from None
+
+
+def _read_paper(folder: Path, numbers: Mapping[tuple[str, str, str, str], Published]) -> Paper:
+    content, where = _read_toml(folder / PAPER_FILE)
+    _refuse_unknown(content, _PAPER_KEYS, where)
+    shared = _changes(content.get("experiment", {}), where)
+    name = folder.name
+    files = sorted((path for path in folder.glob("*.toml") if path.name != PAPER_FILE), key=_order)
+    parts = {}
+    for file in files:
+        own = {key[2:]: number for key, number in numbers.items() if key[:2] == (name, file.stem)}
+        parts[file.stem] = _read_part(file, name, shared, own)
+    texts = [_text(content, key, where) for key in ("title", "citation", "link")]
+    return Paper(name, texts[0], texts[1], texts[2], parts)
+
+
+def _order(path: Path) -> tuple[str, str, int]:
+    """Order parts as a paper numbers them: figure2 before figure10."""
+    word = path.stem.rstrip("0123456789")
+    number = path.stem[len(word) :]
+    return ("0" if word.startswith("table") else "1", word, int(number or 0))
+
+
+def _read_part(file: Path, paper: str, shared: Changes, published: Mapping[tuple[str, str], Published]) -> Recipe:
+    content, where = _read_whole(file)
+    own: dict[tuple[str, ...], Changes] = {}
+    rows = {
+        name: _row(name, _without_own(given, own, (name, ""), where), where)
+        for name, given in content.get("rows", {}).items()
+    }
+    columns = {
+        name: _changes(_without_own(given, own, ("", name), where), where, f"column '{name}'")
+        for name, given in content.get("columns", {}).items()
+    }
+    cells = {
+        (row, column): _changes(_without_own(given, own, (row, column), where), where, f"cell '{row}', '{column}'")
+        for row, of_row in content.get("cells", {}).items()
+        for column, given in of_row.items()
+        if row in rows and column in columns
+    }
+    number = str(content.get("number", Recipe.number))
+    recipe = Recipe(
+        paper,
+        file.stem,
+        _text(content, "title", where),
+        _one_of(content.get("kind", "table"), KINDS, "kind", where),
+        number,
+        _one_of(content.get("at", "last"), WHEN, "at", where),
+        _one_of(content.get("unit", _unit_of(number)), UNITS, "unit", where),
+        int(content.get("seeds", 1)),
+        bool(content.get("runs", True)),
+        str(content.get("note", "")),
+        {**shared, **_changes(content.get("experiment", {}), where)},
+        rows or {"": {}},
+        columns or {"": {}},
+        tuple(_claim(given, rows, columns, where) for given in content.get("claims", ())),
+        content.get("charts", {}),
+        published,
+        cells,
+        own,
+    )
+    if recipe.runs:
+        _refuse_without_method(recipe, where)
+        _refuse_foreign_numbers(recipe, where)
+    return recipe
+
+
+def _read_whole(file: Path) -> tuple[dict[str, Any], str]:
+    """Read a part; one that is ``like`` another begins with that one's rows, columns, cells and number."""
+    content, where = _read_toml(file)
+    _refuse_unknown(content, _PART_KEYS, where)
+    if "like" in content:
+        other = file.with_name(f"{content['like']}.toml")
+        if not other.is_file() or other == file:
+            raise FedStrataError(f"{where} is like '{content['like']}', but its paper has no other part of that name.")
+        first = {key: value for key, value in _read_whole(other)[0].items() if key in _INHERITED}
+        experiment = {**first.get("experiment", {}), **content.get("experiment", {})}
+        content = {**first, **content, **({"experiment": experiment} if experiment else {})}
+    for row, of_row in content.get("cells", {}).items():
+        if "like" not in content and row not in content.get("rows", {}):
+            raise unknown_name(f"row in {where}, of which it has cells, called", row, content.get("rows", {}))
+        for column in of_row:
+            if "like" not in content and column not in content.get("columns", {}):
+                raise unknown_name(f"column in {where}, of which it has cells, called", column, content["columns"])
+    return content, where
+
+
+def _without_own(given: object, own: dict[tuple[str, ...], Changes], of: tuple[str, ...], where: str) -> object:
+    """Take out of a row, a column or a cell what it says of itself, and note that; what is left changes experiments."""
+    if not isinstance(given, Mapping):
+        return given
+    said = {key: value for key, value in given.items() if key in _OWN_KEYS}
+    for key, known in (("at", WHEN), ("unit", UNITS), ("derived", DERIVED)):
+        if key in said:
+            _one_of(said[key], known, key, where)
+    if said:
+        own[of] = said
+    return {key: value for key, value in given.items() if key not in said}
+
+
+def _row(name: str, given: object, where: str) -> Changes:
+    return {"method": given} if isinstance(given, str) else _changes(given, where, f"row '{name}'")
+
+
+def _changes(given: object, where: str, of: str = "[experiment]") -> dict[str, Any]:
+    """Read changes of an experiment, by the names by which ``--sweep`` has them; unknown keys are refused."""
+    if not isinstance(given, Mapping):
+        raise FedStrataError(f"The {of} of {where} is no table of keys of an experiment: '{given}'.")
+    known = [one.name for one in dataclasses.fields(Experiment)]
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        if key.split(".")[0] not in known:
+            raise unknown_name(f"key of an experiment, as the {of} of {where} has it, called", key, known)
+        inner = value if isinstance(value, Mapping) else None
+        flat |= {key: value} if inner is None else {f"{key}.{name}": one for name, one in inner.items()}
+    return flat
+
+
+def _claim(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str) -> StatedClaim:
+    _refuse_unknown(given, _CLAIM_KEYS, where)
+    for key in ("row", "over"):
+        if given.get(key) not in rows:
+            raise unknown_name(f"row in {where}, which a claim names, called", str(given.get(key)), rows)
+    named: Sequence[str] = given.get("columns", ())
+    for column in named:
+        if column not in columns:
+            raise unknown_name(f"column in {where}, which a claim names, called", column, columns)
+    by = given.get("by")
+    return StatedClaim(given["row"], given["over"], None if by is None else float(by), tuple(named))
+
+
+def _refuse_without_method(recipe: Recipe, where: str) -> None:
+    for row, changes in recipe.rows.items():
+        everywhere = all("method" in column for column in recipe.columns.values())
+        if (
+            recipe.own.get((row, ""), {}).get("runs", True)
+            and "method" not in changes
+            and "method" not in recipe.shared
+            and not everywhere
+        ):
+            raise FedStrataError(f"The row '{row}' of {where} has no method; write it like {row or 'FedBN'} = 'fedbn'.")
+
+
+def _refuse_foreign_numbers(recipe: Recipe, where: str) -> None:
+    for row, column in recipe.published:
+        if row not in recipe.rows or column not in recipe.columns:
+            raise FedStrataError(
+                f"'{PUBLISHED}' has a number of '{recipe.name}' in the row '{row}' and the column '{column}', "
+                f"which {where} does not have; rows and columns are named alike in both."
+            )
+
+
+def _unit_of(number: str) -> str:
+    """Papers write accuracies in percent, and everything else as it is."""
+    return "percent" if any(word in number for word in _FRACTIONS) else "plain"
+
+
+def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    where = f"'{path.parent.name}/{path.name}'"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")), where
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedStrataError(f"{where} is not a TOML file: {error}.") from None
+
+
+def _text(content: Mapping[str, Any], key: str, where: str) -> str:
+    if not isinstance(content.get(key), str):
+        raise FedStrataError(f'{where} has no {key}; write it like {key} = "...".')
+    return str(content[key])
+
+
+def _one_of(given: object, known: Sequence[str], key: str, where: str) -> str:
+    if given not in known:
+        raise unknown_name(f"{key}, which {where} asks for, called", str(given), known)
+    return str(given)
+
+
+def _refuse_unknown(content: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in content:
+        if key not in known:
+            raise unknown_name(f"key in {where} called", key, known)

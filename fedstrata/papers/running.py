@@ -1,0 +1,161 @@
+"""Running the cells of a recipe: each run once, in a folder named by the hash of its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstrata import comparing
+from fedstrata.comparing import PlannedRun
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+from fedstrata.papers.availability import Here
+from fedstrata.papers.cells import Cell, by_settings
+from fedstrata.papers.keeping import Kept, asked, commit
+from fedstrata.papers.numbers import INCENTIVE, number_of
+from fedstrata.progress import Progress
+from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.preparing import Ingredients, NamedData
+from fedstrata.runs.signals import Interrupted, noted_stops
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The cells of a recipe: what is known of them already, what is to run for the others, and what cannot run here."""
+
+    cells: Sequence[Cell]
+    folder: Path
+    known: Mapping[tuple[str, str, str], Kept]
+    runs: Mapping[str, PlannedRun]
+    problems: Mapping[str, str]
+    """Why runs cannot be done, by the hash of their settings."""
+
+    @property
+    def to_do(self) -> list[PlannedRun]:
+        """The runs that are not finished."""
+        return [run for run in self.runs.values() if run.state != "finished"]
+
+    @property
+    def waiting(self) -> set[str]:
+        """The hashes of what is not finished, here or at all."""
+        return {settings for settings, run in self.runs.items() if run.state != "finished"} | set(self.problems)
+
+    @property
+    def on_disk(self) -> list[Path]:
+        """The folders of finished runs, also of cells that are known from a CSV."""
+        places = [self.folder / settings for settings in by_settings(self.cells)]
+        return [place for place in places if (place / "summary.json").exists()]
+
+
+def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: Ingredients | None = None) -> Planned:
+    """Look which cells are known, which runs lie in the folder, and what keeps others from running.
+
+    Runs of the same data follow each other, so that it is loaded once.
+    """
+    known = {one.what: one for one in kept}
+    missing = [cell for cell in cells if asked(cell) not in known]
+    shared = given or Ingredients(named=NamedData())
+    runs, problems, here = {}, {}, Here(data=shared.dataset is None)
+    for settings, cell in sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data):
+        found = _find(cell.experiment, folder / settings)
+        problem = "" if found.state == "finished" else here.problem(cell)
+        if problem:
+            problems[settings] = problem
+        else:
+            runs[settings] = dataclasses.replace(found, given=shared, setting=cell.column)
+    return Planned(cells, folder, known, runs, problems)
+
+
+def _find(experiment: Experiment, path: Path) -> PlannedRun:
+    """Look what a folder holds; its name tells that it is of this experiment."""
+    if not (path / "experiment.toml").exists():
+        return PlannedRun(experiment, path, "new")
+    folder = RunFolder.open(path)
+    if folder.finished:
+        return PlannedRun(experiment, path, "finished", experiment.rounds)
+    rounds, _ = folder.metrics().series("train.loss")
+    return PlannedRun(experiment, path, "unfinished", int(rounds.max(initial=0)))
+
+
+def perform(planned: Planned, shown: Progress, at_a_time: int = 1) -> dict[str, str]:
+    """Do what is to do; a run that fails does not keep others from running, and its error is told by its hash."""
+    failed: dict[str, str] = {}
+    with noted_stops() as stop:
+        if at_a_time > 1:
+            try:
+                comparing.perform(planned.to_do, shown, at_a_time=at_a_time)
+            except FedStrataError as error:
+                failed |= {
+                    settings: str(error)
+                    for settings in planned.runs
+                    if not (planned.folder / settings / "summary.json").exists()
+                }
+            return failed
+        for settings, run in planned.runs.items():
+            if run.state == "finished":
+                continue
+            if stop:
+                raise Interrupted(stop[0], 0, None)
+            try:
+                comparing.perform([run], shown)
+            except FedStrataError as error:
+                failed[settings] = str(error)
+                shown.leave(run.rounds_left)
+    return failed
+
+
+def collect(planned: Planned, command: str) -> list[Kept]:
+    """Read the numbers of all cells whose runs are finished, or that were known before, in the order of the cells."""
+    found = []
+    for cell in planned.cells:
+        known = planned.known.get(asked(cell))
+        run = planned.runs.get(cell.settings)
+        if known is not None:
+            found.append(known.of(cell))
+        elif run is not None and (planned.folder / cell.settings / "summary.json").exists():
+            folder = RunFolder.open(planned.folder / cell.settings)
+            baselines = None
+            program = commit() if run.state != "finished" else str(folder.environment()["fedstrata"])
+            if cell.recipe.number.startswith(INCENTIVE) and (baselines := _baselines(cell, planned)) is None:
+                continue
+            found.append(read_cell(cell, folder, program, command, baselines))
+    return found
+
+
+def read_cell(
+    cell: Cell, folder: RunFolder, program: str, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
+) -> Kept:
+    """Read the number of a cell off its finished run, which was made with some commit or version of the program."""
+    summary, environment, recipe = folder.summary(), folder.environment(), cell.recipe
+    settings, number, at = asked(cell)
+    return Kept(
+        recipe.paper,
+        recipe.part,
+        cell.row,
+        cell.column,
+        cell.seed,
+        number_of(recipe, folder, baselines),
+        number,
+        at,
+        settings,
+        int(summary["rounds"]),
+        round(float(summary["seconds"]), 1),
+        int(summary["bytes_up"]) + int(summary["bytes_down"]),
+        program,
+        command,
+        str(environment.get("device_name") or environment["device"]),
+    )
+
+
+def _baselines(cell: Cell, planned: Planned) -> tuple[RunFolder, RunFolder] | None:
+    """The finished runs of ``local`` and ``fedavg`` in the same column with the same seed, if both are there."""
+    found = {
+        other.experiment.method: planned.folder / other.settings
+        for other in planned.cells
+        if (other.column, other.seed) == (cell.column, cell.seed) and (planned.folder / other.settings).is_dir()
+    }
+    places = [found.get(method) for method in ("local", "fedavg")]
+    finished = [RunFolder.open(place) for place in places if place is not None and RunFolder.open(place).finished]
+    return (finished[0], finished[1]) if len(finished) == 2 else None

@@ -1,0 +1,172 @@
+"""A part of a paper is run once, goes on where it stopped, and is set beside what was published."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedstrata.cli import main
+from fedstrata.papers.cells import cells_of
+from fedstrata.papers.judging import judge
+from fedstrata.papers.keeping import Kept, asked, merged, read_results, write_results
+from fedstrata.papers.reading import Recipe, read_papers
+
+SMALL = Path(__file__).parent / "small"
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("fedstrata.papers.page.charts_are_possible", lambda: False)  # tables alone are quick
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["paper", "--recipes", str(SMALL), *arguments])
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def kept(recipe: Recipe, values: dict[tuple[str, str, int], float]) -> list[Kept]:
+    """Results as they would be kept of runs with the paper's settings."""
+    cells = {(cell.row, cell.column, cell.seed): cell for cell in cells_of(recipe, 9)}
+    made = []
+    for place, value in values.items():
+        settings, number, at = asked(cells[place])
+        made.append(
+            Kept(recipe.paper, recipe.part, *place, value, number, at, settings, 2, 1.5, 10, "abc", "words", "GPU")
+        )
+    return made
+
+
+def test_a_table_is_run_once_and_shared_with_a_figure(call: Call) -> None:
+    code, out, err = call("tiny", "table1", "--seeds", "1", "--no-report", "--out", "a")
+    assert code == 0
+    assert "seed 0" in err
+    table = {(line["row"], line["column"]): line for line in lines(Path("a/cells.csv"))}
+    assert table["FedBN", ".1"]["verdict"] == "below"
+    assert table["Local", ".5"]["verdict"] == "not published"
+    assert table["FedBN", ".5"]["note"] == "The column adds up to 31."
+    results = read_results([Path("a")])
+    assert [(one.row, one.column, one.rounds) for one in results][:2] == [("FedBN", ".1", 2), ("FedBN", ".5", 2)]
+    assert "FedBN beats Local by 4.8 (.1): undecided" in out
+    again = call("tiny", "table1", "--seeds", "1", "--no-report", "--out", "a")
+    assert "4 of 4 cells are known already" in again[2]
+    assert "seed 0" not in again[2]
+    assert again[1] == out
+    shared = call("tiny", "figure1", "--runs", "a/runs", "--out", "f", "--json")
+    assert "seed 0" not in shared[2]
+    told = json.loads(shared[1])
+    assert told["cells"][0]["ours"] == float(table["FedBN", ".5"]["ours"])
+    page = Path("f/report.html").read_text()
+    assert "Published and ours" in page
+    assert "client_after.accuracy.mean" in page
+
+
+def test_a_cell_in_a_csv_is_not_run_again(call: Call, tmp_path: Path) -> None:
+    table = read_papers(SMALL)["tiny"].part("table1")
+    write_results(Path("known.csv"), kept(table, {("FedBN", ".5", 0): 30.5, ("Local", ".1", 7): 1.0}))
+    code, out, err = call(
+        "tiny", "table1", "--seeds", "1", "--method", "FedBN", "--columns", ".5", "--known", "known.csv", "--json"
+    )
+    assert (code, "seed 0" in err) == (0, False)
+    told = json.loads(out)
+    assert [(one["ours"], one["verdict"]) for one in told["cells"]] == [(30.5, "agrees")]
+    assert not Path("runs/tiny-table1/runs").exists()
+    assert "Published and ours" in Path(told["files"]["report"]).read_text()
+
+
+def test_a_short_run_is_never_called_agreement(call: Call) -> None:
+    choice = ("tiny", "table1", "--seeds", "1", "--columns", ".1", "--no-report", "--json")
+    code, out, _ = call(*choice, "--rounds", "1", "--out", "short")
+    told = json.loads(out)
+    assert code == 0
+    assert {one["verdict"] for one in told["cells"]} == {"not comparable"}
+    assert told["claims"][0]["verdict"] == "not comparable"
+    assert told["remark"] == "Smaller than in the paper: 1 rounds."
+
+
+def test_a_dry_run_writes_nothing(call: Call) -> None:
+    code, out, _ = call("tiny", "table1", "--dry-run", "--json", "--method", "FedBN")
+    told = json.loads(out)
+    assert (code, told["cells"], told["runs"], told["rounds"]) == (0, 4, 4, 8)
+    # 64 inputs x 8 hidden and 8 x 10: two operations each, three passes, 1,346 samples, four rounds of either column.
+    assert told["settings"][0]["flops"] == pytest.approx(4 * 3 * 2 * (64 * 8 + 8 * 10) * 1346, rel=0.01)
+    assert told["seconds"] > 0
+    assert list(Path().iterdir()) == []
+
+
+def test_what_is_missing_is_said_and_the_rest_is_run(call: Call, tmp_path: Path) -> None:
+    shutil.copytree(SMALL, "own")
+    path = Path("own/recipes/tiny/table1.toml")
+    path.write_text(path.read_text().replace('{ method = "local" }', '{ method = "fedmystery" }'))
+    path.write_text(path.read_text().replace('".5" = { }', '".5" = { data = "mnist" }'))
+    own = ("--recipes", "own", "--data-root", str(tmp_path))
+    _, out, _ = call(*own, "tiny", "--json")
+    part = json.loads(out)[0]["parts"][0]
+    assert (part["cells"], part["cells_here"]) == (4, 1)
+    assert part["missing"][0].startswith("The files of the dataset 'mnist' are in none of")
+    assert part["missing"][1].startswith("There is no method 'fedmystery'.")
+    code, out, _ = call(*own, "tiny", "table1", "--seeds", "1", "--no-report", "--out", "a", "--json")
+    verdicts = [(one["row"], one["column"], one["verdict"]) for one in json.loads(out)["cells"]]
+    assert code == 0
+    assert [one[2] for one in verdicts] == ["below", "not run", "not run", "not run"]
+
+
+def test_verdicts_of_cells_and_claims() -> None:
+    table = read_papers(SMALL)["tiny"].part("table1")
+    values = {("FedBN", ".1", seed): 90.0 + seed for seed in range(3)}
+    values |= {("Local", ".1", seed): 84.0 + 1.5 * seed for seed in range(3)}
+    judged = judge(table, cells_of(table, 3), kept(table, values))
+    words = {(one.row, one.column): one.verdict for one in judged.cells}
+    assert words == {
+        ("FedBN", ".1"): "agrees", ("FedBN", ".5"): "not run", ("Local", ".1"): "above", ("Local", ".5"): "not run",
+    }  # fmt: skip
+    [claim] = judged.claims
+    assert claim.found is not None
+    assert (claim.word, claim.found.mean, claim.found.seeds) == ("shown", 5.5, 3)
+
+
+def test_results_are_merged_and_read_back(tmp_path: Path) -> None:
+    table = read_papers(SMALL)["tiny"].part("table1")
+    first = kept(table, {("FedBN", ".1", 0): 1.25, ("FedBN", ".1", 1): 2.0})
+    second = kept(table, {("FedBN", ".1", 1): 3.0})
+    write_results(tmp_path / "results.csv", merged(first, second))
+    assert [one.value for one in read_results([tmp_path])] == [1.25, 3.0]
+
+
+def test_a_document_is_written_from_results(call: Call) -> None:
+    table = read_papers(SMALL)["tiny"].part("table1")
+    write_results(Path("r.csv"), kept(table, {("FedBN", ".1", 0): 90.0}))
+    assert call("--write", "reproduction.md", "r.csv")[0] == 0
+    text = Path("reproduction.md").read_text()
+    assert "| FedBN | .1 | 90.50 ± 0.50 | 90.00 | 1 | −0.50 | agrees |" in text
+    assert "1 agrees, 3 not run of 4 cells. 1 run, 1.5 s of computing on GPU, 10 B sent." in text
+    assert "Not run: figure1 (Accuracy over rounds); figure2" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("lips",), "There is no paper called 'lips'"),
+        (("tiny", "table2"), "Did you mean 'table1'?"),
+        (("tiny", "figure2"), "Nothing is run for 'tiny figure2': an illustration"),
+        (("tiny", "table1", "--seeds", "0"), "0 seeds make no table"),
+        (("tiny", "table1", "figure1"), "One paper and one of its parts"),
+    ],
+)
+def test_mistakes_are_sentences(call: Call, words: tuple[str, ...], sentence: str) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert sentence in err

@@ -1,0 +1,140 @@
+"""Recipes are data: what is misspelt is refused with a sentence, and equal runs have equal hashes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedstrata.errors import FedStrataError
+from fedstrata.experiment import Experiment
+from fedstrata.papers.cells import Choice, Smaller, cells_of, settings_hash
+from fedstrata.papers.reading import Recipe, read_papers
+
+SMALL = Path(__file__).parent / "small"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SMALL, tmp_path / "own"))
+
+
+def recipe(part: str = "table1") -> Recipe:
+    return read_papers(SMALL)["tiny"].part(part)
+
+
+def test_a_part_inherits_from_its_paper() -> None:
+    table = recipe()
+    assert (table.seeds, table.unit, table.at, list(table.rows)) == (2, "percent", "last", ["FedBN", "Local"])
+    assert table.published_at("FedBN", ".1").std == 0.5
+    assert table.published_at("Local", ".5").mean is None
+    cells = cells_of(table)
+    assert [(cell.row, cell.column, cell.seed) for cell in cells[3:6]] == [
+        ("Local", ".5", 0), ("FedBN", ".1", 1), ("FedBN", ".5", 1),
+    ]  # fmt: skip
+    assert cells[0].experiment == Experiment(
+        data="digits", model="mlp(hidden=8)", clients=3, partition="dirichlet(alpha=0.1)", epochs=1, engine="stacked",
+        rounds=2, method="fedbn",
+    )  # fmt: skip
+    assert all(cell.comparable for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("tiny/paper.toml", "clients = 3", "client = 3", "[experiment] of 'tiny/paper.toml'"),
+        ("tiny/table1.toml", "seeds = 2", "seed = 2", "Did you mean 'seeds'?"),
+        (
+            "tiny/table1.toml",
+            'FedBN = "fedbn"',
+            "FedBN = { rounds = 3 }",
+            "The row 'FedBN' of 'tiny/table1.toml' has no",
+        ),
+        ("tiny/table1.toml", '"partition.alpha"', '"partitions.alpha"', "column '.1' of 'tiny/table1.toml'"),
+        ("tiny/table1.toml", 'over = "Local"', 'over = "Lokal"', "which a claim names, called 'Lokal'"),
+        ("tiny/table1.toml", 'columns = [".1"]', 'columns = [".2"]', "which a claim names, called '.2'"),
+        ("tiny/table1.toml", '".5" = { }', "", "the row 'FedBN' and the column '.5', which"),
+        ("tiny/figure1.toml", 'kind = "figure"', 'kind = "picture"', "kind, which 'tiny/figure1.toml' asks for"),
+        ("tiny/table1.toml", 'title = "Accuracy on digits"', "", "'tiny/table1.toml' has no title"),
+    ],
+)
+def test_mistakes_are_sentences_that_name_the_file(own: Path, file: str, old: str, new: str, words: str) -> None:
+    path = own / "recipes" / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(FedStrataError) as caught:
+        read_papers(own)
+    assert words in str(caught.value)
+
+
+def test_published_numbers_need_a_recipe_and_stand_once(own: Path) -> None:
+    numbers = own / "published.csv"
+    text = numbers.read_text()
+    numbers.write_text(f"{text}tiny,table9,a,b,1,,\n")
+    with pytest.raises(FedStrataError, match=r"there is no recipe 'tiny/table9\.toml'"):
+        read_papers(own)
+    numbers.write_text(f"{text}tiny,table1,FedBN,.1,1,,\n")
+    with pytest.raises(FedStrataError, match=r"repeats tiny / table1 / FedBN / \.1"):
+        read_papers(own)
+    numbers.write_text(text.replace("90.5", "about 90"))
+    with pytest.raises(FedStrataError, match="'about 90' in line 2"):
+        read_papers(own)
+
+
+def test_a_row_and_a_column_do_not_set_the_same_key(own: Path) -> None:
+    path = own / "recipes" / "tiny" / "table1.toml"
+    path.write_text(path.read_text().replace('".5" = { }', '".5" = { method = "local" }'))
+    with pytest.raises(FedStrataError, match="both set method"):
+        cells_of(read_papers(own)["tiny"].part("table1"))
+
+
+def test_a_hash_knows_what_decides_and_nothing_else() -> None:
+    base = Experiment(partition="dirichlet:0.5", rounds=7)
+    same = base.with_changes(
+        {
+            "partition": "dirichlet(alpha=0.5)",
+            "device": "cpu",
+            "data_root": "x",
+            "checkpoint_every": 3,
+            "engine": "loop",
+        }
+    )
+    assert settings_hash(base) == settings_hash(same)
+    other = [
+        {"seed": 1},
+        {"rounds": 8},
+        {"partition": "dirichlet:0.1"},
+        {"method": "fedprox(mu=0.5)"},
+        {"metrics": "f1"},
+    ]
+    assert len({settings_hash(base.with_changes(changes)) for changes in ({}, *other)}) == 6
+    assert settings_hash(Experiment(method="fedprox:0.5")) == settings_hash(Experiment(method="fedprox(mu=0.5)"))
+
+
+def test_tables_share_runs() -> None:
+    shared = {cell.settings for cell in cells_of(recipe())} & {cell.settings for cell in cells_of(recipe("figure1"))}
+    assert len(shared) == 1
+
+
+def test_smaller_runs_are_another_experiment_and_not_comparable() -> None:
+    [cell, *_] = cells_of(recipe(), 1, Smaller(scale=0.5))
+    assert (cell.experiment.rounds, cell.experiment.data) == (1, "fraction(of='digits', keep=0.5)")
+    assert not cell.comparable
+    assert not cells_of(recipe(), 1, Smaller(rounds=1))[0].comparable
+    assert cells_of(recipe(), 1, Smaller(rounds=2))[0].comparable
+    assert "50 % of the samples and of the rounds" in Smaller(scale=0.5).words()
+    with pytest.raises(FedStrataError, match="scale of 2"):
+        Smaller(scale=2)
+
+
+def test_cells_are_chosen_by_data_row_method_or_column() -> None:
+    def chosen(**words: tuple[str, ...]) -> list[tuple[str, str]]:
+        return [(cell.row, cell.column) for cell in cells_of(recipe(), 1, choice=Choice(**words))]
+
+    assert chosen(methods=("local",), columns=(".5",)) == [("Local", ".5")]
+    assert chosen(methods=("FedBN",)) == [("FedBN", ".1"), ("FedBN", ".5")]
+    assert len(chosen(only=("digits",))) == 4
+    assert chosen(only=(".1",)) == [("FedBN", ".1"), ("Local", ".1")]
+    with pytest.raises(FedStrataError, match="Its rows: FedBN, Local"):
+        chosen(methods=("lips",))
