@@ -18,7 +18,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["forking", "fedstrata.cli", "fedstrata.api", "fedstrata.cli.showing", "fedstrata.deployment.site",
      "fedstrata.deployment.server", "fedstrata.deployment.live_keys", "fedstrata.deployment.flower.superlink",
-     "fedstrata.deployment.flower.supernode", "sklearn.datasets", "torch._dynamo"]
+     "fedstrata.deployment.flower.supernode", "sklearn.datasets", "torch._dynamo", "pytest", "hypothesis"]
 )  # fmt: skip
 
 
