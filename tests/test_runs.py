@@ -423,7 +423,6 @@ def test_opened_for_reading_means_reading_only(two_checkpoints: Path) -> None:
 # Real processes, killed and starved.
 
 
-
 def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     process = CONTEXT.Process(target=target, args=arguments, daemon=True)
     process.start()
