@@ -25,7 +25,7 @@ def test_a_notebook_is_kept_without_outputs(path):
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[pytest.mark.slow] if path.stem == "sites" else [], id=path.stem) for path in NOTEBOOKS],
+    [pytest.param(path, marks=[] if path.stem == "layers" else [pytest.mark.slow], id=path.stem) for path in NOTEBOOKS],
 )
 def test_a_notebook_runs(path):
     pytest.importorskip("nbclient")

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 import types
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from forking import Forked, finished
 
 import fedstrata
 from fedstrata.comparing import OtherExperimentError, PlannedRun
@@ -346,14 +348,12 @@ RUN = (
 def test_a_run_that_was_killed_goes_on_from_its_folder_alone(tmp_path):
     path = write(tmp_path / "my_methods.py", more=f"open({str(tmp_path / 'executed')!r}, 'a').write('x')\n")
     out = tmp_path / "run"
-    started = fedstrata_command("run", "--import", str(path), *RUN, "--out", str(out))
-    process = subprocess.Popen(started, env=ENVIRONMENT, stderr=subprocess.PIPE)
+    process = Forked(tmp_path / "run.log", "run", "--import", str(path), *RUN, "--out", str(out))
     began = time.monotonic()
     while not list(out.glob("checkpoints/round-*")) and process.poll() is None and time.monotonic() - began < LONGEST:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    assert process.wait(LONGEST) == -signal.SIGKILL
     path.unlink()
     moved = tmp_path / "moved"
     out.rename(moved)
@@ -371,8 +371,7 @@ def test_a_run_that_was_killed_goes_on_from_its_folder_alone(tmp_path):
     assert (tmp_path / "executed").read_text() == executed, "a report runs nothing, and what has changed is not run"
 
     kept.write_bytes(original)
-    asked = fedstrata_command("resume", str(moved), "--no-report", "--json")
-    resumed = subprocess.run(asked, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST)
+    resumed = finished("resume", str(moved), "--no-report", "--json", folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["rounds"] == 40
 
@@ -501,19 +500,7 @@ def packages(tmp_path):
         broken_methods=METHOD.format(name="broken", doc="Never.", cls="Broken") + "raise OSError('no disk')",
         stolen_name=METHOD.format(name="fedavg", doc="Never.", cls="Stolen"),
     )
-    environment = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}"}
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            fedstrata_command(*arguments),
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST,
-        )
-
-    return call
+    return partial(finished, folder=tmp_path, path=[site])
 
 
 def test_installed_packages_offer_components(packages, tmp_path):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from forking import CONTEXT
 from torch import Tensor
 
 from fedstrata.data.contents import fingerprint
@@ -422,12 +422,9 @@ def test_opened_for_reading_means_reading_only(two_checkpoints: Path) -> None:
 
 # Real processes, killed and starved.
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["fedstrata.runs.folder", "hypothesis", "pytest"])
-
 
 def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    process = PROCESSES.Process(target=target, args=arguments, daemon=True)
+    process = CONTEXT.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 
@@ -579,7 +576,7 @@ def save_too_much(path: Path, answers: Any) -> None:
 def test_a_disk_that_takes_no_more_loses_nothing(two_checkpoints: Path, tmp_path: Path) -> None:
     path = shutil.copytree(two_checkpoints, tmp_path / "run")
     before = content_of(path)
-    answers, answering = PROCESSES.Pipe(duplex=False)
+    answers, answering = CONTEXT.Pipe(duplex=False)
     process = start(save_too_much, path, answering)
     process.join()
     assert answers.poll()
@@ -597,7 +594,7 @@ def hold(path: Path, answers: Any) -> None:
 
 def test_two_processes_cannot_write_one_run(two_checkpoints: Path, tmp_path: Path) -> None:
     path = shutil.copytree(two_checkpoints, tmp_path / "run")
-    answers, answering = PROCESSES.Pipe(duplex=False)
+    answers, answering = CONTEXT.Pipe(duplex=False)
     process = start(hold, path, answering)
     try:
         assert answers.recv() == "held"

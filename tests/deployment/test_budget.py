@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,11 +24,6 @@ from fedstrata.methods.contract.views import Message
 from fedstrata.wire import decode, encode
 
 METHOD = "fedbn+local-dp(clip=0.1, noise=2)"
-
-
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def start(folder: Path, rules: SiteRules | None = None, log: Callable[[str], None] = print) -> Site:

@@ -85,8 +85,8 @@ class RepeatingNode(SuperNode):
         self.sent.append(reply)
 
 
-@pytest.mark.parametrize("kind", [SuperNode, RepeatingNode])
-def test_sites_in_threads_over_tls_give_the_weights_of_the_simulation(kind, keys, link, tmp_path):
+def test_sites_in_threads_over_tls_give_the_weights_of_the_simulation(keys, link, tmp_path):
+    """Also where half of them repeat everything that they have said."""
     own, stop = ingredients(), threading.Event()
     sites = [
         Site(tmp_path / name, SiteData(part=number, ingredients=own), number=number)
@@ -94,7 +94,7 @@ def test_sites_in_threads_over_tls_give_the_weights_of_the_simulation(kind, keys
     ]
     threads = [
         threading.Thread(target=node(link.address, keys, site, kind=kind).run, args=(stop,), daemon=True)
-        for site in sites
+        for site, kind in zip(sites, (SuperNode, RepeatingNode) * 2, strict=True)
     ]
     for thread in threads:
         thread.start()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,9 +13,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from forking import Forked, finished
+
 PAGE = (Path(__file__).parents[2] / "docs" / "own-site.md").read_text(encoding="utf-8")
 LONGEST = 240
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
 
 
 def free_port() -> str:
@@ -32,42 +30,37 @@ def blocks() -> list[tuple[str, str, str]]:
     return re.findall(r'(?ms)^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', PAGE)
 
 
-def command(line: str, port: str) -> list[str]:
+def arguments_of(line: str, port: str) -> list[str]:
     program, *arguments = shlex.split(line.replace("9092", port))
-    programs = {"python": [sys.executable], "fedstrata": [sys.executable, "-m", "fedstrata"]}
-    return [*programs[program], *arguments]
+    assert program in ("python", "fedstrata")
+    return arguments
 
 
 def test_the_page_works_as_it_stands(tmp_path):
-    """The server and the sites are started as processes that go on; everything else must end well before the next."""
+    """The server and the sites are started as processes that go on; everything else must end well before the next.
+
+    Only the server's report, which takes longer than the run, is left out.
+    """
     port, running, printed = free_port(), {}, {}
     with ExitStack() as stack:
         for language, file, text in blocks():
             if file:
                 (tmp_path / file).write_text(text, encoding="utf-8")
             for line in [] if language else text.replace("\\\n", " ").splitlines():
-                arguments = command(line, port)
+                arguments = arguments_of(line, port)
                 goes_on = re.match(r"fedstrata (server|client)", line) and "--dry-run" not in line
                 if goes_on:
-                    log = stack.enter_context((tmp_path / f"{len(running)}.log").open("w+"))
-                    process = subprocess.Popen(arguments, cwd=tmp_path, stdout=log, stderr=log, env=ENVIRONMENT)
-                    stack.callback(process.kill)
-                    running[line] = process, log
+                    arguments += ["--no-report"] if "--sites" in arguments else []
+                    running[line] = Forked(tmp_path / f"{len(running)}.log", *arguments, folder=tmp_path)
+                    stack.callback(running[line].kill)
                     continue
                 if line.startswith("python predict.py"):
-                    for started, (process, log) in running.items():
-                        code = process.wait(timeout=LONGEST)
-                        log.seek(0)
-                        assert code == 0, (started, log.read())
-                done = subprocess.run(
-                    arguments, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=LONGEST
-                )
+                    for started, process in running.items():
+                        assert process.wait(timeout=LONGEST) == 0, (started, process.log.read_text())
+                done = finished(*arguments, folder=tmp_path, path=[tmp_path], timeout=LONGEST)
                 assert done.returncode == 0 or line.startswith("fedstrata status"), (line, done.stderr)
                 printed[line] = done.stdout
-        logs = []
-        for _, log in running.values():
-            log.seek(0)
-            logs.append(log.read())
+        logs = [process.log.read_text() for process in running.values()]
     assert len(running) == 3
     expected = blocks()[-1][2]
     assert printed["python predict.py"] == expected

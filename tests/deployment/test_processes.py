@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 from contextlib import ExitStack
 
 import pytest
@@ -13,17 +12,16 @@ import pytest
 pytest.importorskip("flwr")
 
 from consortium import (
-    ENVIRONMENT,
     LONGEST,
     Consortium,
     assert_same_model,
-    command,
     experiment,
     simulated,
     wait_for,
     written,
 )
 from cutting import CutLine
+from forking import finished
 
 from fedstrata.deployment.server import status_of
 from fedstrata.trained import TrainedModel
@@ -31,10 +29,10 @@ from fedstrata.trained import TrainedModel
 
 def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
     out = tmp_path / "run"
-    asked = command("deploy", "--local", "3", written(tmp_path, experiment(2)), "--out", str(out), "--json")
-    done = subprocess.run(asked, capture_output=True, text=True, env=ENVIRONMENT, timeout=LONGEST)
+    asked = ("deploy", "--local", "2", written(tmp_path, experiment(2)), "--out", str(out), "--json")
+    done = finished(*asked, folder=tmp_path, timeout=LONGEST)
     assert done.returncode == 0, done.stderr
-    told, simulation = json.loads(done.stdout), simulated(experiment(2), 3)
+    told, simulation = json.loads(done.stdout), simulated(experiment(2), 2)
     assert told["rounds"] == 2
     assert told["engine"] == "network"
     assert_same_model(out, simulation)
@@ -44,7 +42,7 @@ def test_one_command_deploys_and_gives_the_weights_of_the_simulation(tmp_path):
     assert told["network_up"] > told["bytes_up"] > 0
     assert told["network_down"] > told["bytes_down"] > 0
     assert "On the network" in (out / "report.html").read_text()
-    for number in (1, 2, 3):
+    for number in (1, 2):
         place = tmp_path / "run-sites" / f"site-{number}" / "model"
         assert told["models"][f"the model of site-{number}"] == str(place)
         assert (place / "model.safetensors").is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -30,11 +29,6 @@ METHOD = "fedbn+central-dp(noise=2)"
 
 class Killed(BaseException):
     """The server is killed, as by SIGKILL: nothing of it but its files remains."""
-
-
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def secretive() -> Ingredients:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +34,6 @@ SECURE = Rules(secure=True)
 GOING_ON = Rules(secure=True, min_sites=3, round_timeout=60)
 PLAIN_SGD = {"optimiser": "sgd(learning_rate=0.05)"}
 """Without state between rounds, a site that trained in vain does not differ from one that did not."""
-
-
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug here, so that nothing needs to be brought down to the disk itself."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def deployment(folder: Path, method: str = "fedavg", rules: Rules = SECURE, **changes: Any) -> Deployment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +26,6 @@ from fedstrata.wire import encode
 
 RULES = Rules(secure=True)
 ATTEMPT, ANOTHER = "0123456789abcdef", "fedcba9876543210"
-
-
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

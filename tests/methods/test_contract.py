@@ -83,6 +83,7 @@ COMBINATIONS = [
 FITTING = {"fedvc": "fedvc(samples=20)"}
 # And these would only take longer.
 FITTING |= {"fedala": "fedala(first_passes=2)", "pfedme": "pfedme(inner_steps=2)", "fltrust": "fltrust(epochs=1)"}
+FITTING |= {"fedlaw": "fedlaw(samples=30, epochs=2, batch_size=20)"}
 # These would do nothing of their own in three rounds.
 FITTING |= {"feddst": "feddst(every=1, until=1.0, alpha=0.3)", "subfedavg": "subfedavg(accuracy=0)"}
 FITTING |= {"l-dawa": "l-dawa(warmup=1)", "freeze-middle": "freeze-middle(after=1)"}
@@ -93,7 +94,7 @@ EVERY_METHOD = [*(FITTING.get(name, name) for name in methods.names()), *COMBINA
 LONG = {"the same run twice is the same", "engines agree on all clients"}
 # What holds for each part holds for a composition, which hands every part its own memory and messages.
 LONG |= {"no client sees another", "the order of replies does not matter", "one model is the same for everybody"}
-LONG |= {"clients that sit out keep their state"}
+LONG |= {"clients that sit out keep their state", "going on from a saved state changes nothing"}
 EVERY_CHECK = [
     pytest.param(check, method, marks=[pytest.mark.slow] if check in LONG and method in COMBINATIONS else [])
     for check in METHOD_CHECKS
