@@ -259,7 +259,7 @@ def read_options() -> argparse.Namespace:
         parser.error("there must be more epochs than those of the warm-up, and batches of at least one image.")
     if options.minutes is not None and options.warm_up < _MEASURED:
         parser.error(
-            f"with --minutes the warm-up must take at least {_MEASURED} epochs, in which the time is measured."
+            f"with --minutes the warm-up must take at least {_MEASURED} epochs, by which time is measured."
         )
     return options
 
