@@ -258,9 +258,7 @@ def read_options() -> argparse.Namespace:
     if not 0 <= options.warm_up < options.epochs or options.batch_size < 1:
         parser.error("there must be more epochs than those of the warm-up, and batches of at least one image.")
     if options.minutes is not None and options.warm_up < _MEASURED:
-        parser.error(
-            f"with --minutes the warm-up must take at least {_MEASURED} epochs, by which time is measured."
-        )
+        parser.error(f"with --minutes the warm-up must take at least {_MEASURED} epochs, by which time is measured.")
     return options
 
 
