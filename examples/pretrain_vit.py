@@ -57,9 +57,9 @@ def main() -> None:
     images = Images(dataset, parse_transforms(options.transforms), device, options.seed)
     network = build_model(model, dataset.input_shape, dataset.classes, options.seed, device=device)
     accuracies = train(network, images, options)
-    recipe = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    recipe = {name: value for name, value in vars(options).items() if name not in ("minutes", "out")}
     facts = {
-        "recipe": {**recipe, "epochs": len(accuracies), "model": str(model), "device": str(device)},
+        "recipe": {**recipe, "epochs": len(accuracies), "model": str(model), "device": device.type},
         "accuracy": accuracies[-1],
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
@@ -189,11 +189,11 @@ def train(network: nn.Module, images: Images, options: argparse.Namespace) -> li
         if epoch == _MEASURED and options.minutes is not None:
             now = time.perf_counter()
             fitting = epoch + int((60 * options.minutes - (now - began)) / (now - start))
-            # Not so few that the warm-up would have been another: a run with that many epochs gives the same weights.
-            fitting = max(fitting, epoch, 4 * options.warm_up)
+            # The rate has only risen so far: a run with that many epochs and this warm-up gives the same weights.
+            fitting = max(fitting, 2 * options.warm_up)
             if fitting < epochs:
                 epochs = fitting
-                print(f"{options.minutes:g} minutes are enough for {epochs} epochs; the rate falls faster.", flush=True)
+                print(f"Because of --minutes {epochs} epochs are trained; the rate falls faster.", flush=True)
     return accuracies
 
 
@@ -257,6 +257,8 @@ def read_options() -> argparse.Namespace:
         options.warm_up = min(10, options.epochs // 4)
     if not 0 <= options.warm_up < options.epochs or options.batch_size < 1:
         parser.error("there must be more epochs than those of the warm-up, and batches of at least one image.")
+    if options.minutes is not None and options.warm_up < _MEASURED:
+        parser.error(f"with --minutes the warm-up must take at least {_MEASURED} epochs, by which time is measured.")
     return options
 
 

@@ -48,7 +48,8 @@ def _of_heads(tensors: dict[str, Tensor], heads: Sequence[str]) -> dict[str, Ten
 
 
 def _without(tensors: dict[str, Tensor], heads: Sequence[str]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if name not in _of_heads(tensors, heads)}
+    of_heads = _of_heads(tensors, heads)
+    return {name: tensor for name, tensor in tensors.items() if name not in of_heads}
 
 
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
