@@ -15,7 +15,7 @@ from pyarrow.csv import write_csv
 from small_world import EXPERIMENT
 from torch import nn
 
-from fedstrata.data import from_arrays, from_table
+from fedstrata.data import Vocabulary, from_arrays, from_table
 from fedstrata.deployment.protocol import REFUSED, Request
 from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
@@ -25,6 +25,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.report import read_run, write_report
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.trained import TrainedModel
 
 NAMES = ["berlin", "paris", "rome"]
 OWN = EXPERIMENT.with_changes({"data": "image_folder(size=8)", "method": "fedbn", "model": "cnn", "rounds": 2})
@@ -142,6 +143,32 @@ def test_sites_with_tokens_are_told_from_sites_with_quantities(tmp_path):
         deployment.run(TokenNetwork(tmp_path / f"state-{odd}", 3), log=lines.append)
         assert RunFolder.open(out).data()["whole_numbers"] is True
         assert any("rome" in line and "cannot take inputs" in line for line in lines) == (odd is not None)
+
+
+def test_sites_with_texts_need_one_vocabulary(tmp_path):
+    vocabularies = [Vocabulary.build(texts, 9, 4) for texts in (["a b"], ["a b"], ["a c"])]
+
+    class TextNetwork(DirectNetwork):
+        """Sites with texts, one of which has a vocabulary of its own."""
+
+        def start(self, number: int) -> Site:
+            texts = vocabularies[number].encode(["a b", "b a"] * 6)
+            dataset = replace(from_arrays(texts, ["ill", "well"] * 6), vocabulary=vocabularies[number])
+            own = Ingredients(dataset=dataset, model=model)
+            return Site(self.folder / f"site-{number}", SiteData(ingredients=own), self.lines[number].append)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(9, 4, padding_idx=0), nn.Linear(4, 2))
+
+    lines: list[str] = []
+    experiment, own = OWN.with_changes({"method": "fedavg"}), Ingredients(model=model)
+    deployment = Deployment(experiment, NAMES, tmp_path / "run", Rules(min_sites=2, max_refusals=1), ingredients=own)
+    deployment.run(TextNetwork(tmp_path / "state", 3), log=lines.append)
+    [refusal] = [line for line in lines if "refused" in line]
+    assert "rome" in refusal
+    assert "its texts have another vocabulary than those of the other sites" in refusal
+    card = TrainedModel.load(next((tmp_path / "state").rglob("model.json")).parent, model).card
+    assert card.vocabulary == vocabularies[0].to_mapping()
 
 
 def test_a_site_may_choose_its_own_dataset(folders, tmp_path):
