@@ -51,7 +51,7 @@ class Hub(DatasetSource):
     as in a ``table``. The owners in the column ``site`` are natural clients (``natural``).
     """
 
-    repository: str = parameter(UNNAMED, "Its name on the hub: owner/name.")
+    repository: str = parameter(UNNAMED, "Its name on the hub: owner/name.", local=True)
     label: str | None = parameter(
         None, "The column with the class; by default label, labels or target, or the only one of classes."
     )
