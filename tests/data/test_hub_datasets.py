@@ -177,6 +177,7 @@ def test_names_lead_nowhere_else(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ("hub", "The dataset 'hub' needs a name; write hub:owner/name"),
         ("hub(owner/animals, label=kin)", "no column of 'owner/animals' called 'kin'.*kind"),
         ("hub(owner/animals, site=writers)", "no column of 'owner/animals' called 'writers'"),
         ("hub(owner/animals, image=id)", "The column 'id' of 'owner/animals' holds no encoded images, but int64"),

@@ -149,6 +149,9 @@ def test_whatever_speaks_of_files_or_fetching_is_marked():
     assert marked == {
         ("vit", "weights"), ("dino-vit-s16", "weights"), ("dino-vit-s16", "download"), ("image_folder", "path"),
         ("table", "path"), ("table", "test"), ("table", "encoding"),
+        ("hub", "repository"), ("hub", "vocabulary"), ("hub", "download"), ("ag_news", "vocabulary"),
+        ("sogou_news", "vocabulary"), ("amazon_reviews", "vocabulary"), ("sentiment140", "vocabulary"),
+        ("mimic_notes", "vocabulary"), ("transformer", "embeddings"),
     }  # fmt: skip
 
 

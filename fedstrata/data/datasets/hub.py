@@ -33,6 +33,8 @@ from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.spec import parameter
 
 _TEST_PARTS = ("test", "validation", "valid", "val")
+UNNAMED = "owner/name"
+"""What stands where a dataset's own name is to stand."""
 LENGTH = 128
 """How many tokens of a text are kept unless that is said."""
 _GREY = {"1", "L", "LA"}
@@ -49,7 +51,7 @@ class Hub(DatasetSource):
     as in a ``table``. The owners in the column ``site`` are natural clients (``natural``).
     """
 
-    repository: str = parameter("", "Its name on the hub: owner/name.")
+    repository: str = parameter(UNNAMED, "Its name on the hub: owner/name.", local=True)
     label: str | None = parameter(
         None, "The column with the class; by default label, labels or target, or the only one of classes."
     )
@@ -96,6 +98,10 @@ class Hub(DatasetSource):
         return self._load(root, known)
 
     def _load(self, root: Path | None, known: Table | Vocabulary | None) -> Dataset:
+        if self.repository == UNNAMED:
+            raise FedStrataError(
+                "The dataset 'hub' needs a name; write hub:owner/name with those of a dataset on the Hugging Face hub."
+            )
         parts = self._find(root)
         train = self._part(parts, self.train)
         tested = self.test or next((name for name in _TEST_PARTS if name in parts and name != self.train), None)
