@@ -16,8 +16,9 @@ from fedstrata.runs.preparing import load_data
 
 @dataclass
 class Here:
-    """Looks for methods, models and data, for each once."""
+    """Looks for methods, models and, unless somebody brings it, data; for each once."""
 
+    data: bool = True
     _told: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def problem(self, cell: Cell) -> str:
@@ -26,7 +27,7 @@ class Here:
         return (
             self.about("method", experiment)
             or self.about("model", experiment)
-            or self.about("data", experiment)
+            or (self.about("data", experiment) if self.data else "")
             or cell.problem
         )
 
@@ -52,6 +53,5 @@ def _look(key: str, text: str, experiment: Experiment) -> str:
             datasets.make(text)
             load_data(experiment)
     except FedStrataError as error:
-        known = str(error).split(" Known: ")[0]
-        return known
+        return str(error).split(" Known: ")[0].split(" Did you mean")[0]
     return ""

@@ -102,8 +102,14 @@ class Judged:
             }
             for claim in self.claims
         ]
-        return {"paper": self.recipe.paper, "part": self.recipe.part, "title": self.recipe.title,
-                "cells": self.lines(), "claims": claims}  # fmt: skip
+        return {
+            "paper": self.recipe.paper,
+            "part": self.recipe.part,
+            "title": self.recipe.title,
+            "cells": self.lines(),
+            "claims": claims,
+            "orders": {column: asdict(found) for column, found in self.orders.items()},
+        }
 
 
 LINE = ("paper", "part", "row", "column", "published", "published_std", "ours", "ours_std", "seeds", "difference",
@@ -121,10 +127,9 @@ def judge(
             values[one.row, one.column][one.seed] = one.value
     pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
     smaller = {(cell.row, cell.column) for cell in cells if not cell.comparable}
+    ours = {pair: list(values[pair].values()) for pair in pairs}
     judged = tuple(
-        _judge_cell(
-            recipe.of_cell(*pair), pair, list(values[pair].values()), pair in smaller, _why(pair, cells, problems or {})
-        )
+        _judge_cell(recipe.of_cell(*pair), pair, ours[pair], pair in smaller, _why(pair, cells, problems or {}))
         for pair in pairs
     )
     claims = tuple(_judge_claim(recipe, claim, pairs, values, bool(smaller)) for claim in recipe.claims)

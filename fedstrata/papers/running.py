@@ -57,7 +57,7 @@ def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: 
     known = {one.what: one for one in kept}
     missing = [cell for cell in cells if asked(cell) not in known]
     shared = given or Ingredients(named=NamedData())
-    runs, problems, here = {}, {}, Here()
+    runs, problems, here = {}, {}, Here(data=shared.dataset is None)
     for settings, cell in sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data):
         found = _find(cell.experiment, folder / settings)
         problem = "" if found.state == "finished" else here.problem(cell)

@@ -42,7 +42,8 @@ def claim_line(claim: JudgedClaim) -> str:
 
 def order_line(column: str, found: RankCorrelation) -> str:
     """How alike the orders of rows are, in a sentence."""
-    return f"Order of the {found.count} rows{f' ({column})' if column else ''}: Spearman's rank correlation {found.spearman:.2f}"
+    where = f" ({column})" if column else ""
+    return f"Order of the {found.count} rows{where}: Spearman's rank correlation {found.spearman:.2f}"
 
 
 def _signed(value: float) -> str:

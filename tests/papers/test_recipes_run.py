@@ -1,0 +1,74 @@
+"""Every recipe runs from its file to its page, as a toy, on generated data of the right shape, so that none rots."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import pytest
+from generated import generated, toy
+
+from fedstrata.papers.availability import Here
+from fedstrata.papers.cells import Cell, cells_of
+from fedstrata.papers.deriving import with_derived
+from fedstrata.papers.judging import NOT_COMPARABLE, NOT_RUN, judge
+from fedstrata.papers.page import write_page
+from fedstrata.papers.reading import PAPERS, PUBLISHED, Recipe, read_papers
+from fedstrata.papers.running import collect, perform, plan
+from fedstrata.progress import Silence
+from fedstrata.runs.preparing import Ingredients
+
+RECIPES = read_papers() if (PAPERS / PUBLISHED).exists() else {}
+PARTS = [(paper.name, part.part) for paper in RECIPES.values() for part in paper.parts.values() if cells_of(part, 1)]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:fedstrata")
+
+
+@pytest.fixture(autouse=True)
+def tables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.papers.page.charts_are_possible", lambda: False)
+
+
+def toys(recipe: Recipe, most: int | None = None) -> list[Cell]:
+    """Every row once and every column once, whose methods and models exist here."""
+    cells, here = cells_of(recipe, 1), Here(data=False)
+    firsts = {**{cell.row: cell for cell in reversed(cells)}, **{("", cell.column): cell for cell in reversed(cells)}}
+    chosen = list({(cell.row, cell.column): cell for cell in firsts.values() if not here.problem(cell)}.values())
+    return [
+        dataclasses.replace(cell, experiment=cell.experiment.with_changes(toy(cell.experiment)))
+        for cell in chosen[:most]
+    ]
+
+
+def run(paper: str, part: str, folder: Path, most: int | None = None) -> None:
+    recipe = RECIPES[paper].part(part)
+    cells = toys(recipe, most)
+    if not cells:
+        pytest.skip("its methods or models do not exist yet")
+    kept, failed = [], {}
+    for data in dict.fromkeys(cell.experiment.data for cell in cells):
+        own = [cell for cell in cells if cell.experiment.data == data]
+        planned = plan(own, folder, given=Ingredients(dataset=generated(own[0].experiment)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            failed |= perform(planned, Silence(len(own), len(own)))
+        kept += collect(planned, "a test")
+    assert failed == {}
+    judged = with_derived(judge(recipe, cells, kept))
+    incentives = recipe.number.startswith("incentive")  # for these every column would need its baselines
+    assert {one.verdict for one in judged.cells} <= {NOT_COMPARABLE, NOT_RUN}
+    assert incentives or len(kept) == len(cells)
+    page = write_page(RECIPES[paper], judged, [folder / cell.settings for cell in cells], folder / "page.html")
+    assert "Published and ours" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("paper", "part"), PARTS)
+def test_every_recipe(paper: str, part: str, tmp_path: Path) -> None:
+    run(paper, part, tmp_path)
+
+
+@pytest.mark.skipif(not RECIPES, reason="there are no recipes")
+@pytest.mark.parametrize(("paper", "part"), [("lips", "table2"), ("lips", "figure1")])
+def test_a_table_and_a_figure(paper: str, part: str, tmp_path: Path) -> None:
+    run(paper, part, tmp_path, most=2 if part.startswith("table") else 1)
