@@ -147,7 +147,10 @@ def _price(planned: Planned, json: bool, quiet: bool) -> None:
     from fedstrata.progress import show_progress
 
     settings, rounds = rounds_to_price(planned)
-    with show_progress(messages, settings, rounds, quiet or json) as progress:
+    with (
+        stoppable("the same command", planned.folder),
+        show_progress(messages, settings, rounds, quiet or json) as progress,
+    ):
         prices = price(planned, progress)
     papers_shown.show_prices(planned, prices, json, quiet)
 

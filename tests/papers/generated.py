@@ -20,7 +20,7 @@ IMAGES = {
 }
 TEXTS = {"ag_news": 4, "sogou_news": 5, "amazon_reviews": 2, "sentiment140": 2, "mimic_notes": 2}
 FEATURES = {"heart_disease": (13, 5)}
-SAMPLES, TESTS, WORDS, VOCABULARY, SITES = 64, 32, 200, 1000, 2
+SAMPLES, TESTS, WORDS, VOCABULARY, SITES = 64, 256, 200, 1000, 2
 
 
 def generated(experiment: Experiment) -> Dataset:
