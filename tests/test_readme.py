@@ -24,7 +24,7 @@ def test_python_examples_run(number, monkeypatch, tmp_path):
 
 def test_there_are_examples():
     assert len(PYTHON) == 3
-    assert len(SHELL) == 17
+    assert len(SHELL) == 18
 
 
 def test_every_method_that_exists_is_listed_and_no_other():

@@ -58,7 +58,7 @@ def paper(
     method: Annotated[str | None, typer.Option(metavar="LIST", help="Only these rows, or these methods.")] = None,
     columns: Annotated[str | None, typer.Option(metavar="LIST", help="Only these columns.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds; by default as many as the recipe says.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Run so many rounds instead of the paper's.")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="Run N rounds instead of the paper's.")] = None,
     scale: Annotated[float, typer.Option(help="Run this part of the rounds, on this part of the samples.")] = 1.0,
     jobs: Annotated[str, typer.Option(metavar="N|auto", help="How many runs to do at a time.")] = "1",
     dry_run: Annotated[

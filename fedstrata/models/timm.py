@@ -27,7 +27,7 @@ class TimmSpec(ModelSpec):
     "PyTorch Image Models" (Wightman, 2019). Vision transformers and others that are made for one size of images are
     made for that of the data. Weights are drawn as timm does it, or read from a file; nothing is fetched. A model that
     draws random numbers in training other than by dropout, such as for stochastic depth, is refused when it is
-    trained, as any other. Needs: pip install timm.
+    trained, as any other. Needs the extra ``timm``.
     """
 
     architecture: str | None = parameter(None, "The name of the model in timm, without that of pretrained weights.")
@@ -67,7 +67,9 @@ def _timm() -> Any:
     try:
         return importlib.import_module("timm")
     except ImportError:
-        raise FedStrataError("The model 'timm' needs the package timm; install it with: pip install timm.") from None
+        raise FedStrataError(
+            "The model 'timm' needs the package timm; install it with: pip install 'fedstrata[timm]'."
+        ) from None
     except Exception as error:  # such as where torchvision, which timm imports, is of another version than PyTorch
         raise FedStrataError(
             f"The package timm is installed, but cannot be imported: {first_line(error)} Install versions of timm, "

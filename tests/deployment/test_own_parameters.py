@@ -151,7 +151,8 @@ def test_whatever_speaks_of_files_or_fetching_is_marked():
         ("table", "path"), ("table", "test"), ("table", "encoding"),
         ("hub", "repository"), ("hub", "vocabulary"), ("hub", "download"), ("ag_news", "vocabulary"),
         ("sogou_news", "vocabulary"), ("amazon_reviews", "vocabulary"), ("sentiment140", "vocabulary"),
-        ("mimic_notes", "vocabulary"), ("transformer", "embeddings"),
+        ("mimic_notes", "vocabulary"), ("transformer", "embeddings"), ("fraction", "of"), ("timm", "weights"),
+        ("fedlws_vit", "weights"), ("resnet20", "weights"),
     }  # fmt: skip
 
 

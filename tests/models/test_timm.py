@@ -20,7 +20,7 @@ IMAGES = (1, 32, 32)
 def test_without_the_package_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     assert str(models.make("timm:resnet10t")) == "timm(architecture=resnet10t)"
-    with pytest.raises(FedStrataError, match=r"needs the package timm; install it with: pip install timm\.$"):
+    with pytest.raises(FedStrataError, match=r"needs the package timm; .* pip install 'fedstrata\[timm\]'\.$"):
         build_model("timm:resnet10t", IMAGES, 10, seed=0)
     with pytest.raises(FedStrataError, match="needs the name of a model of timm, such as timm:resnet10t"):
         build_model("timm", IMAGES, 10, seed=0)

@@ -22,13 +22,6 @@ from fedstrata.schedules import schedules
 from fedstrata.scores import metrics
 from fedstrata.spec import Registry, parse
 
-PENDING: tuple[str, ...] = (
-    "tiny_imagenet", "isic2019", "ag_news", "sogou_news", "amazon_reviews", "sentiment140", "mimic_notes",
-    "resnet50", "wrn56_4", "densenet121", "fedlws_vit", "textcnn", "transformer", "player_cnn", "player_mlp",
-    "'pool'", "'weights'", "'most'",
-)  # fmt: skip
-"""Components and parameters that recipes name before they exist."""
-
 PARTS = {
     "lips": [*(f"table{n}" for n in range(1, 8)), *(f"figure{n}" for n in range(1, 10))],
     "ssfl": [*(f"table{n}" for n in (1, 2, 3, 5, 6)), *(f"figure{n}" for n in (2, 3, 4, 5, 7, 8))],
@@ -134,10 +127,6 @@ MAKERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def _is_pending(problem: str) -> bool:
-    return any(name in problem for name in PENDING)
-
-
 def test_all_tables_and_figures_are_there():
     for name, parts in PARTS.items():
         assert sorted(set(parts) - set(papers()[name].parts)) == []
@@ -164,7 +153,7 @@ def test_every_run_of_a_recipe_can_be_built(paper: str):
                     make(text)
                 except FedStrataError as error:
                     problems.add(str(error))
-    assert [problem for problem in sorted(problems) if not _is_pending(problem)] == []
+    assert sorted(problems) == []
 
 
 def test_rows_and_columns_are_those_of_the_published_numbers():
