@@ -7,6 +7,7 @@ that a step reads and writes, and constants. Everything else is made anew each t
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ _SAME = frozenset((_ATEN.detach, _ATEN.alias))
 """Operations that only give a tensor another name, where nothing is differentiated."""
 
 
+_OUTSIDE = re.compile(r"\bc\d+\b")
+
+
 class Recording:
     """The record of one run of a function without arguments: its ``operations``, one a line, with what is let go after
     each, and the values of the ``outside`` that they name. ``spoilt`` tells why it must not be replayed.
@@ -40,7 +44,8 @@ class Recording:
             run()
         self.spoilt = noted.spoilt
         self.operations = noted.needed()
-        self.outside = noted.outside
+        named = {name for line, _ in self.operations for name in _OUTSIDE.findall(line)}
+        self.outside = {name: value for name, value in noted.outside.items() if name in named}
         self._functions = noted.functions
 
     def replay(self) -> None:

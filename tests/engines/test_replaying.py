@@ -310,6 +310,20 @@ def test_a_recording_leaves_out_what_nobody_uses():
     assert len(Recording(run).operations) == 1
 
 
+def test_what_nobody_uses_does_not_tell_two_steps_apart() -> None:
+    """A tensor that only such an operation looked at may lie anywhere, as what 'player' remembers does."""
+    place = torch.ones(3)
+
+    def step(elsewhere: Tensor) -> Recording:
+        return Recording(lambda: (elsewhere * 2, place.add_(1))[1])  # type: ignore[arg-type]
+
+    one, other = step(torch.ones(2)), step(torch.ones(2))
+    assert one.is_like(other)
+    assert len(one.outside) == 1
+    one.replay()
+    assert place.tolist() == [4.0, 4.0, 4.0]
+
+
 def test_a_recording_that_looked_at_values_is_spoilt():
     place = torch.ones(3)
     assert Recording(lambda: place.mul_(place.sum().item())).spoilt is not None  # type: ignore[func-returns-value, arg-type]
