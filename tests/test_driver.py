@@ -12,6 +12,7 @@ import fedstrata
 from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
+from fedstrata.runs import pacing
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder, describe_environment
 
@@ -153,3 +154,12 @@ def test_a_run_over_real_sites_is_not_continued_as_a_simulation(tmp_path):
 def test_where_nothing_travels_no_bytes_are_counted(engine):
     summary = fedstrata.run(EXPERIMENT, rounds=1, engine=engine, method="local").summary
     assert (summary["bytes_up"], summary["bytes_down"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("share", "saved"), [(0.0, [10, 21]), (math.inf, [10, 20, 21])])
+def test_checkpoints_that_take_too_long_are_written_less_often(share, saved, monkeypatch, tmp_path):
+    monkeypatch.setattr(pacing, "SHARE", share)
+    rounds, save = [], Driver.save
+    monkeypatch.setattr(Driver, "save", lambda driver, folder: (rounds.append(driver.round), save(driver, folder)))
+    fedstrata.run(EXPERIMENT, rounds=21, evaluate_every=99, out=tmp_path / "run")
+    assert rounds == saved
