@@ -18,7 +18,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors, per_client, subtract
 from fedstrata.wire.frame import FRAME_BYTES, Bytes, Reader, WireError, seal, unseal
-from fedstrata.wire.masks import read_mask, read_truth, true_counts, truth_sizes, write_mask, write_truth
+from fedstrata.wire.masks import read_mask, read_truth, tallies, truth_sizes, write_mask, write_truth
 from fedstrata.wire.support import Support, support_of
 from fedstrata.wire.values import (
     DTYPES,
@@ -135,11 +134,20 @@ def encoded_sizes(
     """
     entries, numbers = _entries(message, values)
     sizes = np.full(clients, FRAME_BYTES + len(_description(entries, numbers)), dtype=np.int64)
-    for entry in entries:
-        mask, known = message.masks.get(entry.name), (held or {}).get(entry.name)
-        sizes += _sizes(entry, message.tensors[entry.name], mask, known)
-    for entry in numbers:
-        sizes += _sizes(entry, message.numbers[entry.name], None, None)
+    tensors = [message.tensors[entry.name] for entry in entries] + [message.numbers[entry.name] for entry in numbers]
+    truths: list[tuple[_Entry, Tensor, Tensor | None]] = []
+    for entry, tensor in zip((*entries, *numbers), tensors, strict=True):
+        if entry.mask_shape is not None:
+            truths.append((entry, message.masks[entry.name], (held or {}).get(entry.name)))
+        elif entry.is_truth:
+            truths.append((entry, tensor, None))
+        else:
+            sizes += byte_count(entry.count, entry.dtype, entry.sent_as)
+    counted = tallies([(truth, known) for _, truth, known in truths])
+    for (entry, truth, _), tally in zip(truths, counted, strict=True):
+        sizes += truth_sizes(truth, tally)
+        if not entry.is_truth:
+            sizes += byte_count(tally.ones * entry.values_per_mask_entry, entry.dtype, entry.sent_as)
     return [int(size) for size in sizes]
 
 
@@ -207,15 +215,6 @@ def _read(reader: Reader, entry: _Entry, support: Support | None = None) -> Tens
     kept = entry.count if support is None else support.count * entry.values_per_mask_entry
     items = read_numbers(reader, kept, entry.dtype, entry.sent_as)
     return tensor_of(items, entry.dtype, entry.shape, support)
-
-
-def _sizes(entry: _Entry, tensor: Tensor, mask: Tensor | None, held: Tensor | None) -> int | npt.NDArray[np.int64]:
-    if entry.is_truth:
-        return truth_sizes(tensor)
-    if mask is None:
-        return byte_count(entry.count, entry.dtype, entry.sent_as)
-    kept = true_counts(mask) * entry.values_per_mask_entry
-    return truth_sizes(mask, held) + byte_count(kept, entry.dtype, entry.sent_as)
 
 
 # The description -----------------------------------------------------------------------------------------------------
