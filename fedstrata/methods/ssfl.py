@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import aggregate_scores, mean_saliency, top_mask
@@ -133,14 +132,15 @@ class SSFL(SharedMask):
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
-        return self._first_memory(super().client_memory(clients, model), model, clients.sizes)
+        return self._first_memory(super().client_memory(clients, model), model)
 
     def server_memory(self, server: Server) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
-        return self._first_memory(super().server_memory(server), server.model, server.sizes[0])
+        found = torch.zeros_like(server.sizes[0], dtype=torch.bool)
+        return self._first_memory(super().server_memory(server), server.model) | {"found": found}
 
-    def _first_memory(self, dense: Tensors, weights: Tensors, like: Tensor) -> Tensors:
-        memory = Stack(dense) | {"found": torch.zeros_like(like, dtype=torch.bool)}
+    def _first_memory(self, dense: Tensors, weights: Tensors) -> Stack:
+        memory = Stack(dense)
         initial = {name: weights[name] for name in memory.group("mask")}
         return memory | under("init", initial) if self.finds_again() else memory
 
@@ -148,11 +148,12 @@ class SSFL(SharedMask):
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send only what the mask keeps, once there is one."""
-        return super().broadcast(server, message) if _found(server.memory) else message
+        return super().broadcast(server, message) if server.memory["found"] else message
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps, once there is one."""
-        return super().upload(clients, training, message) if _found(clients.memory) else message
+        found = self.sparsity > 0 and clients.round > self.warmup
+        return super().upload(clients, training, message) if found else message
 
     def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer the mask keeps."""
@@ -217,13 +218,3 @@ class Saliency(MaskExchange):
             orders = {name: permutation(keys[name], mask.numel()) for name, mask in masks.items()}
             return {name: mask.flatten()[orders[name]].view(mask.shape) for name, mask in masks.items()}
         return masks
-
-    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
-        """Take the mask over."""
-        found = torch.ones_like(clients.sizes, dtype=torch.bool)
-        return {**super().adopt(clients, announcement), "found": found}
-
-
-def _found(memory: Tensors) -> bool:
-    """Tell whether there is a mask yet."""
-    return bool(memory["found"].all())
