@@ -66,7 +66,7 @@ class StackedEngine:
     ) -> RoundReport:
         """Run one round."""
         sent, upload_values = self._broadcast(participants, round), self.setting.upload_values
-        replies, losses, costs, scores = [], [], [], []
+        replies, losses, costs, scores, judged = [], [], [], [], []
         for ids, message in sent.chunks(self.chunk):
             state = self._clients.take(ids)
             outcome = self.client_side.round(ids, state, message, round, losses_so_far, self.observer)
@@ -76,6 +76,8 @@ class StackedEngine:
             costs.append(outcome.cost)
             if evaluate:
                 scores.append(self.evaluator.pending(self.forward, outcome.trained, ids))
+                if self.evaluator.judges:
+                    judged.append(self.evaluator.pending_judgement(self.forward, outcome.trained, ids))
         joined = Message.join(replies)
         known = self.side.masks_known(self.server, participants, round, upload=True)
         uploads = received(joined, upload_values)
@@ -91,6 +93,7 @@ class StackedEngine:
             bytes_up=self._bytes(joined, participants, known, upload_values),
             bytes_down=sent.bytes(),
             before=Scores.join([tested() for tested in scores]) if evaluate else None,
+            judged=Scores.join([tested() for tested in judged]) if judged else None,
             errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), sent.errors),
             aggregation=watch,
         )

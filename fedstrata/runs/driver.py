@@ -41,7 +41,8 @@ from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
 from fedstrata.trained import TrainedModel
 
 EVALUATIONS = (
-    "global", "validation", "global_on_clients", "client_before", "client_after", "client_validation", "client_adapted",
+    "global", "validation", "global_on_clients", "client_before", "client_after", "client_validation",
+    "client_before_validation", "client_adapted",
 )  # fmt: skip
 """The labels under which models are tested."""
 
@@ -241,7 +242,7 @@ class Driver:
             self._remark(view)
         self.tested_accuracies = {}
         if evaluate:
-            values |= self._evaluate(report.before, last)
+            values |= self._evaluate(report.before, last, report.judged)
         of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
         for metric, numbers in (self._layer_metrics(before, report) | of_layers).items():
             self.metrics.add_layers(self.round, metric, numbers)
@@ -301,11 +302,13 @@ class Driver:
             return
         self.metrics.add_round(self.round, values)
 
-    def _evaluate(self, before: Scores | None, last: bool) -> dict[str, float]:
+    def _evaluate(self, before: Scores | None, last: bool, judged: Scores | None = None) -> dict[str, float]:
         values: dict[str, float] = {}
         after, everywhere = self.engine.after(self.round)
         if before is not None:
             values |= self._note("client_before", before)
+        if judged is not None:
+            values |= note_scores(self.metrics, self.round, "client_before_validation", judged, (), self.warned)
         values |= self._note("client_after", after)
         values |= everywhere
         for metric, numbers in after.of_all.items():
