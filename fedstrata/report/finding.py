@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from fedstrata.report import formats
 from fedstrata.report.labels import short_name
 from fedstrata.report.markup import element
+from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 from fedstrata.report.view import View
-from fedstrata.significance import Comparison, Estimate, Row, accuracy_or_nothing, comparison_rows
+from fedstrata.significance import Comparison, Estimate
 
 LEVEL = 0.05
 """Below this p, after Holm's correction, two methods are told apart."""

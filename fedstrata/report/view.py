@@ -9,9 +9,10 @@ from pathlib import Path
 
 from fedstrata.report import charts
 from fedstrata.report.charts import Drawing
+from fedstrata.report.groups import Group, group_runs
 from fedstrata.report.markup import Markup
 from fedstrata.report.reading import Run
-from fedstrata.significance import Group, Row, accuracy_or_nothing, comparison_rows, group_runs
+from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 
 
 @dataclass(frozen=True)
