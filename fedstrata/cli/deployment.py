@@ -133,7 +133,8 @@ def deploy(
     from fedstrata.cli.showing import show_run
     from fedstrata.deployment.link import Link
     from fedstrata.deployment.local import model_folder, rehearse, site_names
-    from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
+    from fedstrata.deployment.server import Deployment
+    from fedstrata.deployment.status import LOG_FILE, LogFile, StatusFile
     from fedstrata.progress import show_progress
 
     shaped = None if link is None else Link.read(link)
@@ -193,12 +194,14 @@ def server(
     _need_flower()
     from fedstrata.cli.showing import show_run
     from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
+    from fedstrata.deployment.begun import begun_sites
     from fedstrata.deployment.flower import SuperLink, serve
     from fedstrata.deployment.live_keys import LiveKeys
     from fedstrata.deployment.roll import Roll
-    from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile, begun_sites
+    from fedstrata.deployment.server import Deployment
     from fedstrata.deployment.server_audit import ServerAudit
     from fedstrata.deployment.sites_file import SitesFile
+    from fedstrata.deployment.status import LOG_FILE, LogFile, StatusFile
     from fedstrata.files import read_bytes
     from fedstrata.progress import show_progress
     from fedstrata.trained.model import WEIGHTS_FILE
@@ -377,7 +380,7 @@ def status(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a server's run.")], json: Json = False
 ) -> None:
     """Tell how a server's run stands: the round, who is in, who is late, the accuracy so far."""
-    from fedstrata.deployment.server import status_of
+    from fedstrata.deployment.status import status_of
     from fedstrata.report.formats import data_size
 
     told = status_of(folder)
