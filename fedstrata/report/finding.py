@@ -95,7 +95,7 @@ def _listed(names: Sequence[str]) -> str:
     """
     if len(names) > _NAMED:
         return f"{', '.join(names[: _NAMED - 1])} and {len(names) - _NAMED + 1} others"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return formats.listed(names)
 
 
 _NAMED = 4

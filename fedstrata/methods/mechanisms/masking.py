@@ -44,7 +44,7 @@ class Masked(Part):
     """The clients' side of masked weights: each client trains and sends only what the mask in its memory keeps.
 
     A subclass prepares the masks in :meth:`client_memory` and may change them wherever a hook returns the client's
-    memory.
+    memory. What the server knows of them stands in its memory under the same names.
     """
 
     touches: ClassVar[Touches] = Touches(
@@ -78,6 +78,10 @@ class Masked(Part):
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps."""
         return send_under(message, clients.memory.group("mask"))
+
+    def metrics(self, server: Server) -> Metrics:
+        """Tell which part of each layer the masks keep that the server knows of, in the mean over all clients."""
+        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
 
 
 @dataclass(frozen=True)
@@ -115,10 +119,6 @@ class SharedMask(Masked):
         """Keep masked weights at zero at the server too, where momentum from before the mask would move them."""
         return keep(model, server.memory.group("mask")), server.memory
 
-    def metrics(self, server: Server) -> Metrics:
-        """Tell which part of each layer the mask keeps."""
-        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
-
 
 class MaskExchange(Exchange):
     """An exchange from which the server concludes a mask for everybody."""
@@ -149,10 +149,6 @@ class OwnMasks(Masked):
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send each participant what its mask keeps."""
         return send_under(message, _of_participants(server))
-
-    def metrics(self, server: Server) -> Metrics:
-        """Tell which part of each layer the masks keep, in the mean over all clients."""
-        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
 
 
 @dataclass(frozen=True)
