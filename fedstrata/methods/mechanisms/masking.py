@@ -30,9 +30,9 @@ from fedstrata.methods.contract.views import (
     Training,
 )
 from fedstrata.methods.mechanisms.layer_choice import weights_of
+from fedstrata.methods.mechanisms.shared import rows_of
 from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Stack, Tensors, per_client, under, weighted_mean
-from fedstrata.transfer import numbers_on
 
 SCOPES = ("weights", "all")
 """What a method may mask: the weights of all layers (convolutions, linear layers, attention, embeddings, ...), or every
@@ -173,7 +173,7 @@ def one_for_all(memory: Stack) -> Stack:
 
 
 def _of_participants(server: Server) -> Tensors:
-    rows = numbers_on(server.participants, server.sizes.device)
+    rows = rows_of(server)
     return {name: masks[rows] for name, masks in server.memory.group("mask").items()}
 
 
