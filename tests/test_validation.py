@@ -19,11 +19,11 @@ from fedstrata.experiment import Experiment
 from fedstrata.files import from_safetensors
 from fedstrata.models import build_model
 from fedstrata.report import read_run
+from fedstrata.report.rows import comparison_rows
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import divide
 from fedstrata.runs.signals import Interrupted
-from fedstrata.significance import comparison_rows
 from fedstrata.stack import clone
 
 BUMPY = Experiment(

@@ -217,7 +217,7 @@ class LoopEngine:
         )
 
     def after(self, round: int) -> tuple[Scores, dict[str, float]]:
-        """Test every client's own model after aggregation, and the global one on the global test set."""
+        """Test every client's own model after aggregation, and the global one on sets that nobody owns."""
         messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
         if self.setting.everybody_alike and len(set(messages)) == 1:
             return self.evaluator.common_model(self.forward, take_first(self.members[0].model(messages[0], round)))

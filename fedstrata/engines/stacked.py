@@ -99,7 +99,7 @@ class StackedEngine:
         )
 
     def after(self, round: int) -> tuple[Scores, dict[str, float]]:
-        """Test every client's own model after aggregation, and the global one on the global test set."""
+        """Test every client's own model after aggregation, and the global one on sets that nobody owns."""
         sent = self._for_testing(self._everybody, round)
         if sent.common is not None and self.setting.everybody_alike:
             model = self.client_side.deployed_model([0], self._clients.take([0]), sent.common, round)

@@ -89,7 +89,7 @@ class SSFL(SharedMask):
     )
 
     def __post_init__(self) -> None:
-        """Refuse a new mask before the first one, growth that never happens, and equal clients without scores."""
+        """Refuse a new mask before the first or where each client has its own, vain growth, equality without scores."""
         super().__post_init__()
         if self.adapt_at is not None and self.adapt_at <= self.warmup + 1:
             raise FedStrataError(
@@ -103,9 +103,8 @@ class SSFL(SharedMask):
         if self.topology == "random-per-client" and (self.warmup or self.finds_again()):
             raise FedStrataError(
                 "'ssfl' with topology=random-per-client keeps its masks from the first round on; leave out warmup, "
-                "adapt_at and refresh_every."
+                "adapt_at, adapt_on_joining and refresh_every."
             )
-
         if not self.weighted and self.topology not in ("saliency", "shuffled"):
             raise FedStrataError(
                 f"'ssfl' with topology={self.topology} has no mean of scores in which clients could count alike; leave "

@@ -26,9 +26,10 @@ from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
+from fedstrata.runs.describing import describe_environment
 from fedstrata.runs.devices import spare_host
 from fedstrata.runs.diagnosing import Diagnosis, look
-from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.layer_facts import layer_facts
 from fedstrata.runs.metrics import AGGREGATE, ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients

@@ -28,6 +28,7 @@ from fedstrata.wire.frame import FRAME_BYTES, Bytes, Reader, WireError, seal, un
 from fedstrata.wire.masks import read_mask, read_truth, tallies, truth_sizes, write_mask, write_truth
 from fedstrata.wire.support import Support, support_of
 from fedstrata.wire.values import (
+    AS_IS,
     DTYPES,
     VALUES,
     as_received,
@@ -55,7 +56,7 @@ _REMEMBERED, _REMEMBERED_BYTES = 32, 2**16
 
 
 def encode(
-    message: Message, held: Mapping[str, Tensor] | None = None, values: str = "as-is", round: int | None = None
+    message: Message, held: Mapping[str, Tensor] | None = None, values: str = AS_IS, round: int | None = None
 ) -> bytes:
     """Write the message of one client (every leading axis is 1) as bytes.
 
@@ -126,7 +127,7 @@ def _described(data: bytes, round: int | None, most_tensors: int) -> tuple[_Entr
 
 
 def encoded_sizes(
-    message: Message, clients: int, held: Mapping[str, Tensor] | None = None, values: str = "as-is"
+    message: Message, clients: int, held: Mapping[str, Tensor] | None = None, values: str = AS_IS
 ) -> list[int]:
     """Tell how many bytes :func:`encode` would write for each client, without writing them.
 
@@ -285,7 +286,7 @@ def _entries(message: Message, values: str) -> tuple[list[_Entry], list[_Entry]]
         return _Entry(name, tensor.dtype, sent_type(tensor.dtype, values), (1, *tensor.shape[1:]), mask_shape)
 
     tensors = [entry(name, tensor, values, message.masks.get(name)) for name, tensor in message.tensors.items()]
-    return tensors, [entry(name, tensor, "as-is", None) for name, tensor in message.numbers.items()]
+    return tensors, [entry(name, tensor, AS_IS, None) for name, tensor in message.numbers.items()]
 
 
 def _description(entries: list[_Entry], numbers: list[_Entry]) -> bytes:
