@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -134,7 +134,7 @@ LINE = ("paper", "part", "row", "column", "published", "published_std", "ours", 
 
 
 def judge(
-    recipe: Recipe, cells: Sequence[Cell], kept: Iterable[Kept], problems: dict[str, str] | None = None
+    recipe: Recipe, cells: Sequence[Cell], kept: Iterable[Kept], problems: Mapping[str, str] | None = None
 ) -> Judged:
     """Judge the cells that were asked for; only runs with the paper's own settings are called what they show."""
     values: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
@@ -152,7 +152,7 @@ def judge(
     return Judged(recipe, judged, tuple(claim for claim in claims if claim.columns))
 
 
-def _why(pair: tuple[str, str], cells: Sequence[Cell], problems: dict[str, str]) -> str:
+def _why(pair: tuple[str, str], cells: Sequence[Cell], problems: Mapping[str, str]) -> str:
     told = (problems.get(cell.settings, "") for cell in cells if (cell.row, cell.column) == pair)
     return next(filter(None, told), "")
 

@@ -12,9 +12,9 @@ from fedstrata.comparing import PlannedRun
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.availability import Here
-from fedstrata.papers.cells import Cell, by_settings
+from fedstrata.papers.cells import BASELINES, INCENTIVE, Cell, by_settings
 from fedstrata.papers.keeping import Kept, asked, commit
-from fedstrata.papers.numbers import INCENTIVE, number_of
+from fedstrata.papers.numbers import number_of
 from fedstrata.progress import Progress
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData
@@ -56,6 +56,7 @@ def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: 
     """
     known = {one.what: one for one in kept}
     missing = [cell for cell in cells if asked(cell) not in known]
+    missing += [other for cell in missing for other in _measured_against(cell, cells)]
     shared = given or Ingredients(named=NamedData())
     runs, problems, here = {}, {}, Here(data=shared.dataset is None)
     for settings, cell in sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data):
@@ -151,11 +152,16 @@ def read_cell(
 
 def _baselines(cell: Cell, planned: Planned) -> tuple[RunFolder, RunFolder] | None:
     """The finished runs of ``local`` and ``fedavg`` in the same column with the same seed, if both are there."""
-    found = {
-        other.experiment.method: planned.folder / other.settings
-        for other in planned.cells
-        if (other.column, other.seed) == (cell.column, cell.seed) and (planned.folder / other.settings).is_dir()
-    }
-    places = [found.get(method) for method in ("local", "fedavg")]
-    finished = [RunFolder.open(place) for place in places if place is not None and RunFolder.open(place).finished]
-    return (finished[0], finished[1]) if len(finished) == 2 else None
+    places = [planned.folder / other.settings for other in _measured_against(cell, planned.cells)]
+    finished = [RunFolder.open(place) for place in places if (place / "summary.json").exists()]
+    return (finished[0], finished[1]) if len(finished) == len(BASELINES) else None
+
+
+def _measured_against(cell: Cell, cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of ``local`` and ``fedavg`` with the same data and seed, which an incentive needs."""
+    if not cell.recipe.number.startswith(INCENTIVE):
+        return []
+    place = (cell.recipe.part, cell.column, cell.seed)
+    alike = [one for one in cells if (one.recipe.part, one.column, one.seed) == place]
+    found = {one.experiment.method: one for one in reversed(alike)}
+    return [found[method] for method in BASELINES if method in found]
