@@ -98,8 +98,8 @@ def difference_of_groups(
     r"""Tell how far two published numbers are apart, and half of the 95 % interval of that by their own spreads.
 
     Each is a mean (or a median), the standard deviation and the number of the runs behind it. Which runs belong
-    together is not published, so the interval is that of two independent groups, :math:`t_\nu \, s \sqrt{1 / m + 1 / n}`
-    with the pooled deviation; there is none where a deviation is missing.
+    together is not published, so the interval is that of two independent groups with the pooled deviation,
+    :math:`t_\nu \, s \sqrt{1 / m + 1 / n}`; there is none where a deviation is missing.
 
     >>> difference_of_groups((47.84, 0.47, 3), (43.08, 0.45, 3))  # doctest: +ELLIPSIS
     (4.76..., 1.04...)

@@ -87,7 +87,8 @@ def test_medians_are_compared_with_medians() -> None:
 
 
 def test_what_published_numbers_say_of_their_own_difference() -> None:
-    # LIPS and FedBN on CIFAR-10 at 0.1: pooled sqrt((1.66^2 + 1.28^2) / 2) = 1.48223; t_4 x 1.48223 x sqrt(2/3) = 3.3601.
+    # LIPS and FedBN on CIFAR-10 at 0.1: pooled sqrt((1.66^2 + 1.28^2) / 2) = 1.48223;
+    # t_4 x 1.48223 x sqrt(2/3) = 3.3601.
     difference, reach = difference_of_groups((86.21, 1.66, 3), (85.83, 1.28, 3))
     assert (difference, reach) == (pytest.approx(0.38), pytest.approx(3.3601, abs=1e-3))
     assert difference_of_groups((64.08, None, 1), (61.04, None, 1)) == (pytest.approx(3.04), None)

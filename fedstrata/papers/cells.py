@@ -136,14 +136,10 @@ def cells_of(
         return []
     _refuse_idle(recipe)
     first = [_cell(recipe, row, column) for row, column in pairs]
-    taken = [(choice or Choice()).takes(cell) for cell in first]
-    incentives = {
-        cell.column for cell, wanted in zip(first, taken, strict=True) if wanted and cell.recipe.number.startswith(INCENTIVE)
-    }
+    takes = (choice or Choice()).takes
+    incentives = {cell.column for cell in first if takes(cell) and cell.recipe.number.startswith(INCENTIVE)}
     chosen = [
-        cell
-        for cell, wanted in zip(first, taken, strict=True)
-        if wanted or (cell.column in incentives and cell.experiment.method in BASELINES)
+        cell for cell in first if takes(cell) or (cell.column in incentives and cell.experiment.method in BASELINES)
     ]
     if not chosen:
         raise FedStrataError(
@@ -244,6 +240,24 @@ def settings_hash(experiment: Experiment) -> str:
     }
     text = json.dumps({**decisive, "seed": experiment.seed}, sort_keys=True, ensure_ascii=True)
     return sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(experiment: Experiment, paper: Experiment) -> dict[str, Any]:
+    """Name the settings that decide numbers in which an experiment is not the paper's, with its own values."""
+    return {
+        one.name: value
+        for one in dataclasses.fields(Experiment)
+        if one.name not in NOT_DECISIVE
+        and _plain(one.name, value := getattr(experiment, one.name)) != _plain(one.name, getattr(paper, one.name))
+    }
+
+
+def changes_in_words(cell: Cell) -> str:
+    """Say in which settings a cell is not the paper's; nothing where it is."""
+    if cell.comparable:
+        return ""
+    paper = _experiment(cell.recipe, cell.row, cell.column)[0].with_changes({"seed": cell.seed})
+    return "; ".join(f"{key}={value}" for key, value in differences(cell.experiment, paper).items())
 
 
 @cache

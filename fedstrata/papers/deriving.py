@@ -114,10 +114,11 @@ def _more_is_better(recipe: Recipe) -> bool:
 
 def friedman_of(judged: Judged) -> Friedman | None:
     """Test whether the rows of a part differ at all over the columns that all of them have; none with too few."""
-    ranked = [column for column in judged.recipe.columns if judged.recipe.told("", column).get("derived") == "mean_rank"]
-    if not ranked or judged.recipe.sources:
+    recipe = judged.recipe
+    ranked = [column for column in recipe.columns if recipe.told("", column).get("derived") == "mean_rank"]
+    if not ranked or recipe.sources:
         return None
-    rows = _rows(judged.recipe, ranked[0], judged)
+    rows = _rows(recipe, ranked[0], judged)
     columns = _common_columns(judged, rows)
     return friedman(_table(judged, rows, columns)) if len(rows) > 2 and len(columns) > 1 else None
 

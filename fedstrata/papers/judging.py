@@ -137,24 +137,30 @@ def judge(
     recipe: Recipe, cells: Sequence[Cell], kept: Iterable[Kept], problems: Mapping[str, str] | None = None
 ) -> Judged:
     """Judge the cells that were asked for; only runs with the paper's own settings are called what they show."""
+    pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
+    smaller = any(not cell.comparable for cell in cells)
+    why = {(cell.row, cell.column): text for cell in cells if (text := (problems or {}).get(cell.settings))}
+    return judge_pairs(recipe, pairs, kept, smaller, why)
+
+
+def judge_pairs(
+    recipe: Recipe,
+    pairs: Sequence[tuple[str, str]],
+    kept: Iterable[Kept],
+    smaller: bool,
+    why: Mapping[tuple[str, str], str] | None = None,
+) -> Judged:
+    """Judge cells by their rows and columns; ``smaller`` runs, with other settings than the paper's, show nothing."""
     values: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for one in kept:
         if (one.paper, one.part) == (recipe.paper, recipe.part):
             values[one.row, one.column][one.seed] = one.value
-    pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
-    smaller = {(cell.row, cell.column) for cell in cells if not cell.comparable}
-    ours = {pair: list(values[pair].values()) for pair in pairs}
     judged = tuple(
-        _judge_cell(recipe.of_cell(*pair), pair, ours[pair], pair in smaller, _why(pair, cells, problems or {}))
+        _judge_cell(recipe.of_cell(*pair), pair, list(values[pair].values()), smaller, (why or {}).get(pair, ""))
         for pair in pairs
     )
-    claims = tuple(_judge_claim(recipe, claim, pairs, values, bool(smaller)) for claim in recipe.claims)
+    claims = tuple(_judge_claim(recipe, claim, pairs, values, smaller) for claim in recipe.claims)
     return Judged(recipe, judged, tuple(claim for claim in claims if claim.columns))
-
-
-def _why(pair: tuple[str, str], cells: Sequence[Cell], problems: Mapping[str, str]) -> str:
-    told = (problems.get(cell.settings, "") for cell in cells if (cell.row, cell.column) == pair)
-    return next(filter(None, told), "")
 
 
 def _judge_cell(

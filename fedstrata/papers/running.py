@@ -12,8 +12,8 @@ from fedstrata.comparing import PlannedRun
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.availability import Here
-from fedstrata.papers.cells import BASELINES, INCENTIVE, Cell, by_settings
-from fedstrata.papers.keeping import Kept, asked, commit
+from fedstrata.papers.cells import BASELINES, INCENTIVE, Cell, by_settings, changes_in_words
+from fedstrata.papers.keeping import Kept, asked
 from fedstrata.papers.numbers import number_of
 from fedstrata.progress import Progress
 from fedstrata.runs.folder import RunFolder
@@ -118,17 +118,16 @@ def collect(planned: Planned, command: str) -> list[Kept]:
         elif run is not None and (planned.folder / cell.settings / "summary.json").exists():
             folder = RunFolder.open(planned.folder / cell.settings)
             baselines = None
-            program = commit() if run.state != "finished" else str(folder.environment()["fedstrata"])
             if cell.recipe.number.startswith(INCENTIVE) and (baselines := _baselines(cell, planned)) is None:
                 continue
-            found.append(read_cell(cell, folder, program, command, baselines))
+            found.append(read_cell(cell, folder, command, baselines))
     return found
 
 
 def read_cell(
-    cell: Cell, folder: RunFolder, program: str, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
+    cell: Cell, folder: RunFolder, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
 ) -> Kept:
-    """Read the number of a cell off its finished run, which was made with some commit or version of the program."""
+    """Read the number of a cell off its finished run, and with which program and on what that was made."""
     summary, environment, recipe = folder.summary(), folder.environment(), cell.recipe
     settings, number, at = asked(cell)
     return Kept(
@@ -144,9 +143,12 @@ def read_cell(
         int(summary["rounds"]),
         round(float(summary["seconds"]), 1),
         int(summary["bytes_up"]) + int(summary["bytes_down"]),
-        program,
+        str(environment.get("commit") or environment["fedstrata"]),
         command,
         str(environment.get("device_name") or environment["device"]),
+        f"fedstrata {environment['fedstrata']}, torch {environment['torch']}",
+        summary.get("train_flops"),
+        changes_in_words(cell),
     )
 
 

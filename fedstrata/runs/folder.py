@@ -53,6 +53,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
 from fedstrata.runs.live_log import LIVE_FILE, LiveLog, read_live_log
 from fedstrata.runs.metrics import METRIC_SCHEMAS, OPTIONAL_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
+from fedstrata.runs.provenance import commit
 from fedstrata.trained.card import Card
 from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
 
@@ -445,6 +446,7 @@ def describe_environment(device: torch.device | str, resolved: Mapping[str, Any]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "fedstrata": __version__,
+        **({"commit": known} if (known := commit()) else {}),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,

@@ -104,7 +104,9 @@ def kept(paper: Paper, values: dict[tuple[str, str, str], float]) -> list[Kept]:
     return made
 
 
-def judged(place: Path, part: str, values: dict[tuple[str, str, str], float]) -> dict[tuple[str, str], tuple[object, ...]]:
+def judged(
+    place: Path, part: str, values: dict[tuple[str, str, str], float]
+) -> dict[tuple[str, str], tuple[object, ...]]:
     paper = read_papers(place)["two"]
     cells = [cell for name in ("table1", "table2") for cell in cells_of(paper.part(name), 1)]
     found = judge_part(paper, paper.part(part), cells, kept(paper, values))
@@ -165,7 +167,9 @@ def test_a_part_of_others_is_run_and_incentives_are_those_of_the_chosen_models(
     assert all(one["ours"] in (1.0, 1.5, 2.0) for one in told["cells"])
     with Path("o/results.csv").open() as file:
         lines = {(line["part"], line["row"]): line for line in csv.DictReader(file)}
-    runs = {row: RunFolder.open(Path("o/runs") / lines["table2", row]["settings"]) for row in ("Local", "FedAvg", "Ditto")}
+    runs = {
+        row: RunFolder.open(Path("o/runs") / lines["table2", row]["settings"]) for row in ("Local", "FedAvg", "Ditto")
+    }
     chosen = {row: chosen_accuracies(folder) for row, folder in runs.items()}
     better = [
         chosen["Ditto"][client] > max(chosen["Local"][client], chosen["FedAvg"][client]) for client in chosen["Ditto"]
@@ -190,5 +194,3 @@ def chosen_accuracies(folder: RunFolder) -> dict[int, float]:
     rounds = sorted({round for _, round in validation})
     best = {client: max(rounds, key=lambda round: (validation[client, round], -round)) for client in range(4)}
     return {client: found["client_after.accuracy"][client, best[client]] for client in range(4)}
-
-
