@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fedstrata.papers.cells import INCENTIVE, Cell
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, NOT_RUN, Judged, JudgedCell, judge
 from fedstrata.papers.keeping import Kept
-from fedstrata.papers.reading import Paper, Recipe
+from fedstrata.papers.reading import Paper, Published, Recipe
 from fedstrata.ranks import Friedman, friedman, mean_ranks
 from fedstrata.runs.metrics import higher_is_better
 from fedstrata.significance import Estimate
@@ -56,7 +56,7 @@ def _means(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
         value = sum(_table(source, [row], columns)[row]) / len(columns) if source is not None and whole else None
         published = recipe.published_at(row, column)
         margin = 1.0 if recipe.unit == "percent" else 0.01 * abs(published.mean or 0.0)
-        cells.append(_cell(recipe, row, column, value, source, published.mean, margin))
+        cells.append(_cell(recipe, row, column, value, source, published, margin))
     return cells
 
 
@@ -73,24 +73,18 @@ def _ranks(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
     rows = _rows(recipe, column, source)
     columns = [] if source is None else _common_columns(source, rows)
     if source is None or not columns or len(rows) < 2:
-        return [_cell(recipe, row, column, None, source, None, RANKS_AGREE) for row in rows]
+        return [_cell(recipe, row, column, None, source, recipe.published_at(row, column), 0.0) for row in rows]
     best_is_high = _more_is_better(source.recipe)
     ours = mean_ranks(_table(source, rows, columns), best_is_high)
-    expected = {row: recipe.published_at(row, column).mean for row in rows}
-    note = ""
+    published = {row: recipe.published_at(row, column) for row in rows}
     if len(columns) < max(_columns_with_runs(source.recipe, row) for row in rows):
-        published = {row: [source.recipe.published_at(row, one).mean for one in columns] for row in rows}
-        known = {row: [number for number in numbers if number is not None] for row, numbers in published.items()}
-        whole = all(len(numbers) == len(columns) for numbers in known.values())
-        expected = {**mean_ranks(known, best_is_high)} if whole else dict.fromkeys(rows)
-        note = f"Over {', '.join(columns)} alone, where the published numbers give {{}}."
-    return [
-        _cell(
-            recipe, row, column, ours[row], source, expected[row], RANKS_AGREE,
-            note.format("none" if (rank := expected[row]) is None else f"{rank:.2f}"),
-        )
-        for row in rows
-    ]  # fmt: skip
+        note = f"Mean rank over {', '.join(columns)} alone, in our numbers and in the published ones."
+        numbers = {row: [source.recipe.published_at(row, one).mean for one in columns] for row in rows}
+        known = {row: [number for number in ones if number is not None] for row, ones in numbers.items()}
+        whole = all(len(ones) == len(columns) for ones in known.values())
+        there = mean_ranks(known, best_is_high) if whole else {}
+        published = {row: Published(there.get(row), None, note) for row in rows}
+    return [_cell(recipe, row, column, ours[row], source, published[row], RANKS_AGREE) for row in rows]
 
 
 def _common_columns(judged: Judged, rows: Sequence[str]) -> list[str]:
@@ -124,19 +118,18 @@ def friedman_of(judged: Judged) -> Friedman | None:
 
 
 def _cell(
-    recipe: Recipe, row: str, column: str, value: float | None, source: Judged | None, expected: float | None,
-    margin: float, note: str = "",
+    recipe: Recipe, row: str, column: str, value: float | None, source: Judged | None, published: Published,
+    margin: float,
 ) -> JudgedCell:  # fmt: skip
-    published = recipe.published_at(row, column)
-    told = " ".join(filter(None, (published.note, note)))
     if value is None or source is None:
         missing = [] if source is None else [one for one in source.cells if one.ours is None]
         why = [one.reason.removeprefix(one.published.note).strip() for one in missing]
-        return JudgedCell(row, column, published, None, NOT_RUN, " ".join(dict.fromkeys(filter(None, (told, *why)))))
+        told = " ".join(dict.fromkeys(filter(None, (published.note, *why))))
+        return JudgedCell(row, column, published, None, NOT_RUN, told)
     if any(one.verdict == NOT_COMPARABLE for one in source.cells):
         verdict = NOT_COMPARABLE
-    elif expected is None:
+    elif published.mean is None:
         verdict = NOT_PUBLISHED
     else:
-        verdict = cell_verdict(expected, None, [value], recipe.published_seeds, margin)
-    return JudgedCell(row, column, published, Estimate(value, None, 1), verdict, told)
+        verdict = cell_verdict(published.mean, None, [value], recipe.published_seeds, margin)
+    return JudgedCell(row, column, published, Estimate(value, None, 1), verdict, published.note)

@@ -13,6 +13,7 @@ from fedstrata.papers.cells import Choice, cells_of
 from fedstrata.papers.deriving import friedman_of, judge_part
 from fedstrata.papers.keeping import Kept, asked
 from fedstrata.papers.reading import Paper, read_papers
+from fedstrata.papers.writing import reproduction
 from fedstrata.runs.folder import RunFolder
 
 FILES = {
@@ -135,9 +136,22 @@ def test_mean_ranks_are_computed_from_other_parts(place: Path) -> None:
     }
 
 
+def test_the_document_has_them_too(place: Path) -> None:
+    papers = read_papers(place)
+    text = reproduction(papers, kept(papers["two"], {**FAIRNESS, **INCENTIVES}))
+    assert "| Fairness | FedProx | 1.000 | 1.000 | 1 | +0.000 | agrees |" in text
+    assert "| Incentive | Ditto | 1.250 | 1.250 | 1 | +0.000 | agrees |" in text
+    text = text.replace("\n  ", " ")
+    assert (
+        "- FedProx, Fairness; Ditto, Fairness: Mean rank over a alone, in our numbers and in the published ones."
+        in text
+    )
+    assert "fedstrata paper two table3 --seeds 1" in text
+
+
 def test_over_fewer_columns_the_published_numbers_of_these_count(place: Path) -> None:
     found = judged(place, "table3", FAIRNESS)
-    told = "Over a alone, where the published numbers give 1.00."
+    told = "Mean rank over a alone, in our numbers and in the published ones."
     assert found["FedProx", "Fairness"] == (1.0, "agrees", told)
     assert found["FedProx", "Incentive"] == (None, "not run", "")
     turned = judged(place, "table1", {("table1", "FedProx", "a"): 0.04, ("table1", "Ditto", "a"): 0.03})
