@@ -128,7 +128,7 @@ def test_results_are_small_sorted_and_read_also_without_newer_columns(tmp_path: 
         writer.writeheader()
         writer.writerows(lines)
     assert read_results([path])[0] == dataclasses.replace(one, value=33.333333, software="", flops=None, changes="")
-    with pytest.raises(FedStrataError, match="There is no 'results.csv' in"):
+    with pytest.raises(FedStrataError, match=r"There is no 'results\.csv' in"):
         read_results([SMALL])
 
 
@@ -139,7 +139,7 @@ def test_a_claim_of_single_numbers_says_so(capsys: pytest.CaptureFixture[str]) -
     assert line in text
 
 
-# Results from before there were recipes --------------------------------------------------------------------------------
+# Results from before there were recipes -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
