@@ -76,7 +76,7 @@ def _others(recipe: Recipe, kept: Sequence[Kept]) -> list[OtherSettings]:
     for (rounds, changes), ones in sorted(groups.items()):
         there = {(one.row, one.column) for one in ones}
         pairs = [(row, column) for column in recipe.columns for row in recipe.rows if (row, column) in there]
-        found.append(OtherSettings(changes, -rounds, judge_pairs(recipe, pairs, ones, smaller=True), tuple(ones)))
+        found.append(OtherSettings(changes, -rounds, judge_pairs(recipe, pairs, ones, smaller=pairs), tuple(ones)))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -138,7 +138,7 @@ def judge(
 ) -> Judged:
     """Judge the cells that were asked for; only runs with the paper's own settings are called what they show."""
     pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
-    smaller = any(not cell.comparable for cell in cells)
+    smaller = {(cell.row, cell.column) for cell in cells if not cell.comparable}
     why = {(cell.row, cell.column): text for cell in cells if (text := (problems or {}).get(cell.settings))}
     return judge_pairs(recipe, pairs, kept, smaller, why)
 
@@ -147,7 +147,7 @@ def judge_pairs(
     recipe: Recipe,
     pairs: Sequence[tuple[str, str]],
     kept: Iterable[Kept],
-    smaller: bool,
+    smaller: Collection[tuple[str, str]],
     why: Mapping[tuple[str, str], str] | None = None,
 ) -> Judged:
     """Judge cells by their rows and columns; ``smaller`` runs, with other settings than the paper's, show nothing."""
@@ -155,8 +155,9 @@ def judge_pairs(
     for one in kept:
         if (one.paper, one.part) == (recipe.paper, recipe.part):
             values[one.row, one.column][one.seed] = one.value
+    told = why or {}
     judged = tuple(
-        _judge_cell(recipe.of_cell(*pair), pair, list(values[pair].values()), smaller, (why or {}).get(pair, ""))
+        _judge_cell(recipe.of_cell(*pair), pair, list(values[pair].values()), pair in smaller, told.get(pair, ""))
         for pair in pairs
     )
     claims = tuple(_judge_claim(recipe, claim, pairs, values, smaller) for claim in recipe.claims)
@@ -207,7 +208,7 @@ def _judge_claim(
     claim: StatedClaim,
     pairs: Sequence[tuple[str, str]],
     values: defaultdict[tuple[str, str], dict[int, float]],
-    smaller: bool,
+    smaller: Collection[tuple[str, str]],
 ) -> JudgedClaim:
     """Judge a claim by the differences of the same seed, each the mean over the claim's columns."""
     named = claim.columns or tuple(recipe.columns)
@@ -221,7 +222,8 @@ def _judge_claim(
         return JudgedClaim(claim, columns, None, NOT_RUN, published, single)
     differences = [sum(a[seed] - b[seed] for a, b in of_columns) / len(columns) for seed in seeds]
     found = claim_verdict(differences, claim.by, practical=1.0 if recipe.unit == "percent" else 0.01)
-    return JudgedClaim(claim, columns, found, NOT_COMPARABLE if smaller else found.word, published, single)
+    other = any((row, column) in smaller for row in (claim.row, claim.over) for column in columns)
+    return JudgedClaim(claim, columns, found, NOT_COMPARABLE if other else found.word, published, single)
 
 
 def _published_claim(
