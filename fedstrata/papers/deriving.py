@@ -132,4 +132,4 @@ def _cell(
         verdict = NOT_PUBLISHED
     else:
         verdict = cell_verdict(published.mean, None, [value], recipe.published_seeds, margin)
-    return JudgedCell(row, column, published, Estimate(value, None, 1), verdict, published.note)
+    return JudgedCell(row, column, published, Estimate(value, None, 0), verdict, published.note)

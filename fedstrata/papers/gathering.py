@@ -37,8 +37,8 @@ class Gathered:
 
     @property
     def seeds(self) -> int:
-        """The most seeds that a cell has."""
-        return max((one.ours.count for one in self.judged.cells if one.ours is not None), default=0)
+        """How many seeds one asks for to have all that were run."""
+        return len({one.seed for one in self.kept})
 
 
 def gather(paper: Paper, kept: Sequence[Kept]) -> list[Gathered]:

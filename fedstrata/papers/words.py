@@ -23,7 +23,7 @@ def cell_line(one: JudgedCell, digits: int) -> tuple[str, ...]:
     digits = _enough(digits, one)
     published = None if one.published.mean is None else Estimate(one.published.mean, one.published.std, 0)
     difference = ABSENT if one.difference is None else f"{one.difference:+.{digits}f}".replace("-", "−")
-    seeds = ABSENT if one.ours is None else str(one.ours.count)
+    seeds = str(one.ours.count) if one.ours is not None and one.ours.count else ABSENT
     return one.row, one.column, number(published, digits), number(one.ours, digits), seeds, difference, one.verdict
 
 
@@ -80,9 +80,19 @@ def tested_words(claim: JudgedClaim) -> str:
     found = claim.found
     if found is None:
         return ABSENT
-    tested = f"{found.test}, p = {p_value(found.p_value)}" if found.p_value is not None else found.test
+    tested = found.test if found.p_value is None else f"{found.test}, {p_words(found.p_value)}"
     about = "" if found.about is None or claim.word != "shown" else "about as much" if found.about else "not as much"
     return "; ".join(filter(None, (tested, about)))
+
+
+def p_words(p: float) -> str:
+    """A p-value with its name.
+
+    >>> p_words(0.0004), p_words(0.0312)
+    ('p < 0.001', 'p = 0.031')
+    """
+    text = p_value(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def claim_line(claim: JudgedClaim) -> str:

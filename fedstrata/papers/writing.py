@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedstrata import files
+from fedstrata.papers.costs import cells_named, cost_line
 from fedstrata.papers.deriving import friedman_of
 from fedstrata.papers.gathering import Gathered, OtherSettings, claims_of, gather
 from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
@@ -20,12 +20,13 @@ from fedstrata.papers.words import (
     digits_of,
     found_words,
     order_line,
+    p_words,
     published_words,
     stated_claim,
     statistics_line,
     tested_words,
 )
-from fedstrata.report.formats import ABSENT, data_size, duration, p_value, plural
+from fedstrata.report.formats import ABSENT, plural
 
 INTRODUCTION = """\
 This page is written by `fedstrata paper --write docs/reproduction.md results` from the results that are kept in the
@@ -98,7 +99,7 @@ def _elsewhere(part: Gathered, claim: JudgedClaim) -> str:
 def _whole(gathered: Mapping[str, Sequence[Gathered]]) -> str:
     """What all of it is made of: runs, computing, devices, commits."""
     kept = [one for parts in gathered.values() for part in parts for one in _all_kept(part)]
-    return paragraph(f"All of it: {_cost(kept, of='paper')}") if kept else paragraph("Nothing was run.")
+    return paragraph(f"All of it: {cost_line(kept, of='paper')}") if kept else paragraph("Nothing was run.")
 
 
 def _all_kept(part: Gathered) -> list[Kept]:
@@ -135,24 +136,26 @@ def _some(part: Gathered) -> str:
 
 def _part(part: Gathered, seen: set[str]) -> list[str]:
     recipe, judged = part.recipe, part.judged
-    pieces = [f"### {recipe.name}\n", paragraph(f"**{recipe.title}.** Published: {statistics_line(recipe)}.")]
+    published = f" Published: {statistics_line(recipe)}." if recipe.published and not _is_derived(recipe) else ""
+    pieces = [f"### {recipe.name}\n", paragraph(f"**{recipe.title}.**{published}")]
     if recipe.note:
         pieces.append(paragraph(f"Settings: {recipe.note}"))
     run = [one for one in judged.cells if one.ours is not None]
     if run:
         words = Counter(one.verdict for one in run)
         found = ", ".join(f"{count} × {word}" for word, count in words.items())
-        of_seeds = _counts(one.ours.count for one in run if one.ours is not None)
+        counts = [one.ours.count for one in run if one.ours is not None and one.ours.count]
+        of_seeds = f", {_counts(counts)} each" if counts else ""
         pieces += [
             paragraph(
-                f"Run with the paper's settings{_precision(part)}: {_some(part)}, {of_seeds} each; {found}. "
+                f"Run with the paper's settings{_precision(part)}: {_some(part)}{of_seeds}; {found}. "
                 f"{_reported(recipe)}"
             ),
             _cells(run, judged),
             _claims(judged.claims, any(claim.found is not None for claim in judged.claims)),
             items([*_orders(judged), *_notes(run), *_repeated(part)]),
             _missing(judged),
-            paragraph(f"Cost: {_cost(part.kept, seen)}"),
+            paragraph(f"Cost: {cost_line(part.kept, seen)}"),
             commands([_command(part, run)]),
         ]
         seen |= {one.settings for one in part.kept}
@@ -163,7 +166,13 @@ def _part(part: Gathered, seen: set[str]) -> list[str]:
     return pieces
 
 
+def _is_derived(recipe: Recipe) -> bool:
+    return all("derived" in recipe.told("", column) for column in recipe.columns)
+
+
 def _reported(recipe: Recipe) -> str:
+    if _is_derived(recipe):
+        return ""
     ours = "" if recipe.middle == "mean" else f" Ours are {recipe.middle}s too, ± the standard deviation over seeds."
     return f"Reported is `{recipe.number}`, {recipe.at.replace('_', ' ')}, in {recipe.unit}.{ours}"
 
@@ -211,18 +220,19 @@ def _orders(judged: Judged) -> list[str]:
     tested = friedman_of(judged)
     if tested is not None:
         lines.append(
-            f"Friedman test of the {tested.methods} rows over {tested.datasets} columns: p = {p_value(tested.p_value)}."
+            f"Friedman test of the {tested.methods} rows over {tested.datasets} columns: {p_words(tested.p_value)}."
         )
     return lines
 
 
 def _notes(run: Sequence[JudgedCell]) -> list[str]:
     """What is known of published numbers, each note once, with the cells that it is of."""
-    cells: defaultdict[str, list[str]] = defaultdict(list)
+    cells: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for one in run:
         if one.reason:
-            cells[one.reason].append(", ".join(filter(None, (one.row, one.column))))
-    return [f"{'; '.join(where)}: {note}" for note, where in cells.items()]
+            cells[one.reason].append((one.row, one.column))
+    everything = [(one.row, one.column) for one in run]
+    return [f"{cells_named(where, everything)}: {note}" for note, where in cells.items()]
 
 
 def _repeated(part: Gathered) -> list[str]:
@@ -275,7 +285,7 @@ def _other(part: Gathered, other: OtherSettings, seen: set[str]) -> list[str]:
         paragraph(f"Who beats whom at that point is told, but decides no claim. {changed} Reported is {reported}."),
         table(("column", "row", "published", "ours", "seeds"), lines, ("published", "ours", "seeds")),
         items(told),
-        paragraph(f"Cost: {_cost(other.kept, seen)}"),
+        paragraph(f"Cost: {cost_line(other.kept, seen)}"),
         _first_commands(sorted({one.command for one in other.kept})),
     ]
     seen |= {one.settings for one in other.kept}
@@ -311,46 +321,6 @@ def _counts(counts: Iterable[int], noun: str = "seed") -> str:
     found = sorted(set(counts))
     words = str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
     return f"{words} {noun}{'' if found[-1] == 1 else 's'}" if noun else words
-
-
-def _cost(kept: Sequence[Kept], seen: Iterable[str] = (), of: str = "row") -> str:
-    """Runs, computing, bytes, operations, devices, software and commits; runs that were told of before cost no more."""
-    runs = {one.settings: one for one in kept}
-    before = set(seen)
-    new = [one for settings, one in runs.items() if settings not in before]
-    if not new:
-        return f"none; its {plural(len(runs), 'run')} are those of parts above. {_made_with(list(runs.values()), of)}"
-    shared = f" and {len(runs) - len(new)} of parts above" if len(new) < len(runs) else ""
-    times = [one.seconds for one in new if one.seconds is not None]
-    time = f"{duration(sum(times))} of computing" if times else "computing time not kept"
-    if times and len(times) < len(new):
-        time += f" for {len(times)} of them (not kept for the others)"
-    flops = [one.flops for one in new if one.flops is not None]
-    work = f", {sum(flops):.2g} operations of training" if len(flops) == len(new) else ""
-    sent = data_size(sum(one.bytes for one in new))
-    return f"{plural(len(new), 'run')}{shared}, {time}, {sent} sent{work}. {_made_with(list(runs.values()), of)}"
-
-
-def _made_with(kept: Sequence[Kept], of: str) -> str:
-    """Name device, software and commit, and where these differ, which rows or papers have which."""
-    device, software, commit = (
-        _by((value(one) or "unknown", getattr(one, of)) for one in kept)
-        for value in (lambda one: one.device, lambda one: one.software, _commit)
-    )
-    return f"On {device} with {software}; commit {commit}."
-
-
-def _commit(one: Kept) -> str:
-    return f"not kept (version {one.commit})" if re.fullmatch(r"\d+(\.\w+)+", one.commit) else f"`{one.commit}`"
-
-
-def _by(pairs: Iterable[tuple[str, str]]) -> str:
-    names: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for value, name in pairs:
-        names[value][name] = None
-    if len(names) == 1:
-        return next(iter(names))
-    return ", ".join(f"{value} ({', '.join(having)})" for value, having in sorted(names.items()))
 
 
 def _command(part: Gathered, run: Sequence[JudgedCell]) -> list[str]:

@@ -60,7 +60,7 @@ def test_main_claims_stand_on_top_with_published_and_our_difference() -> None:
     assert "Run with the paper's settings: 2 of 4 cells, 3 seeds each; 1 × agrees, 1 × above." in text
     assert "Not run: the column .5." in text
     assert (
-        "Cost: 6 runs, 6.0 min of computing, 6.00 kB sent, 6e+09 operations of training. On GPU with torch 2;" in text
+        "Cost: 6 runs, 6.0 min of computing, 6.00 kB sent, 6.0e9 operations of training. On GPU with torch 2;" in text
     )
     assert "commit `abc123`." in text
     assert "fedstrata paper tiny table1 --columns .1 --seeds 3" in text
@@ -102,7 +102,8 @@ def test_devices_and_commits_are_told_apart_and_other_outcomes_are_told() -> Non
     moved = [dataclasses.replace(one, device="CPU", commit="def456") for one in FULL[3:]]
     again = dataclasses.replace(FULL[0], value=89.0, device="CPU")
     text = " ".join(text_of([*FULL[:3], *moved]).split())
-    assert "On CPU (Local), GPU (FedBN) with torch 2; commit `abc123` (FedBN), `def456` (Local)." in text
+    assert "On CPU for Local (.1) and GPU for FedBN (.1) with torch 2;" in text
+    assert "commit `abc123` for FedBN (.1) and `def456` for Local (.1)." in text
     text = " ".join(text_of([*FULL, again]).split())
     assert (
         "FedBN, .1, seed 0 was measured more than once, and the last counts: 90 (GPU, abc123), 89 (CPU, abc123)."
