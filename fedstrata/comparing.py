@@ -33,7 +33,10 @@ from fedstrata.plugins import load_imports
 from fedstrata.progress import Progress, show_if_wanted
 from fedstrata.report import rich_table
 from fedstrata.report.formats import plural
+from fedstrata.report.groups import group_runs
+from fedstrata.report.notes import notes
 from fedstrata.report.results import comparison_table
+from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 from fedstrata.runs.devices import choose_device
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData, divide
@@ -44,7 +47,7 @@ from fedstrata.side_by_side.how_many import as_many_as_fit, read_jobs, usable_co
 from fedstrata.side_by_side.travelling import obstacle
 from fedstrata.side_by_side.workers import Job
 from fedstrata.side_by_side.workers import perform as side_by_side
-from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, group_runs, notes
+from fedstrata.significance import Estimate
 from fedstrata.spec import split_outside
 
 ALL = "all"

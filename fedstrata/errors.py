@@ -17,6 +17,15 @@ class FedStrataWarning(UserWarning):
     """Something works, but not in the way that its name suggests."""
 
 
+def first_line(error: Exception) -> str:
+    r"""Take from the error of another library what fits into a sentence.
+
+    >>> first_line(OSError("It failed.\nMore about it.")), first_line(OSError())
+    ('It failed', 'OSError')
+    """
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+
+
 def nearest(given: str, known: Iterable[str]) -> str | None:
     """Guess which known name was meant: one that looks alike, that it is short for, or that it is made of.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedstrata.runs import provenance
-from fedstrata.runs.folder import describe_environment
+from fedstrata.runs.describing import describe_environment
 
 
 @pytest.fixture(autouse=True)
