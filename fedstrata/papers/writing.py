@@ -113,20 +113,23 @@ def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]
     for part in parts:
         if _is_told(part):
             pieces += _part(part, seen)
-    figures = [part for part in parts if part.recipe.kind == "figure" and part.kept]
+    figures = [part for part in parts if _has_results(part) and not _is_told(part)]
     if figures:
         told = ", ".join(f"{part.recipe.part} ({_some(part)})" for part in figures)
         pieces.append(paragraph(f"Runs behind figures: {told}. `fedstrata paper {paper.name} FIGURE` redraws them."))
-    without = [part.recipe for part in parts if not part.kept and not part.others and part.recipe.runs]
+    without = [part.recipe for part in parts if not _has_results(part) and part.recipe.runs]
     if without:
         pieces.append(paragraph("Not run: " + "; ".join(f"{one.part} ({one.title})" for one in without) + "."))
     return pieces
 
 
 def _is_told(part: Gathered) -> bool:
-    """Tell whether a part has a section of its own: figures have one only for what was published of them."""
-    run = any(one.ours is not None for one in part.judged.cells)
-    return bool(part.others) or (run and (part.recipe.kind == "table" or bool(part.recipe.published)))
+    """Tell whether a part has a section of its own: tables that were run, and figures that claims are made of."""
+    return _has_results(part) and (part.recipe.kind == "table" or bool(part.recipe.claims))
+
+
+def _has_results(part: Gathered) -> bool:
+    return bool(part.others) or any(one.ours is not None for one in part.judged.cells)
 
 
 def _some(part: Gathered) -> str:
