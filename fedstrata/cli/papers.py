@@ -93,7 +93,7 @@ def paper(
     """
     with telling("loading PyTorch", quiet):
         from fedstrata.cli import papers_shown
-        from fedstrata.papers.cells import Choice, Smaller, cells_of
+        from fedstrata.papers.cells import Choice, Smaller, cells_behind
         from fedstrata.papers.reading import PAPERS, find_paper, read_papers
         from fedstrata.papers.writing import write_reproduction
 
@@ -116,10 +116,8 @@ def paper(
         raise FedStrataError(f"Nothing is run for '{recipe.name}': {recipe.note or recipe.title}.")
     smaller = Smaller(rounds, scale)
     choice = Choice(*map(_listed, (only, method, columns)))
-    cells = cells_of(recipe, seeds, smaller, choice, changes)
+    cells = cells_behind(chosen[named[0]], recipe, seeds, smaller, choice, changes)
     folder = out or Path("runs") / f"{recipe.paper}-{recipe.part}"
-    if not cells:
-        raise FedStrataError(f"'{recipe.name}' is computed from other parts; run these. {recipe.note}".strip())
     planned = _plan(cells, runs or folder / "runs", folder, known or [], quiet)
     if dry_run:
         _price(planned, json, quiet)
@@ -196,13 +194,13 @@ def _show(
     no_report: bool, json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from fedstrata.cli import papers_shown
-    from fedstrata.papers.deriving import with_derived
-    from fedstrata.papers.judging import LINE, judge
+    from fedstrata.papers.deriving import judge_part
+    from fedstrata.papers.judging import LINE
     from fedstrata.papers.keeping import RESULTS, write_csv
     from fedstrata.papers.page import write_page
 
     kept = _keep(planned, folder)
-    judged = with_derived(judge(recipe, planned.cells, kept, {**planned.problems, **failed}))
+    judged = judge_part(paper, recipe, planned.cells, kept, {**planned.problems, **failed})
     write_csv(folder / "cells.csv", LINE, judged.lines())
     places = {"cells": folder / "cells.csv", "results": folder / RESULTS}
     if not no_report:

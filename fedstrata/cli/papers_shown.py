@@ -16,7 +16,7 @@ from fedstrata.papers.judging import NOT_RUN, Judged
 from fedstrata.papers.pricing import Price
 from fedstrata.papers.reading import Paper, Recipe
 from fedstrata.papers.running import Planned
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
+from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line, statistics_line
 from fedstrata.report.formats import data_size, duration, plural
 
 _STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "red", NOT_RUN: "dim"}
@@ -112,6 +112,8 @@ def show_judged(judged: Judged, remark: str) -> None:
     recipe = judged.recipe
     results.print(Text(f"{recipe.name}: {recipe.title}", style="bold"), soft_wrap=True)
     results.print(Text(f"{recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip(), style="dim"))
+    if recipe.published:
+        results.print(Text(f"Published: {statistics_line(recipe)}.", style="dim"), soft_wrap=True)
     table = new_table(*CELL_HEADS, right=("published", "ours", "seeds", "difference"))
     for one in judged.cells:
         *words, verdict = cell_line(one, digits_of(judged))

@@ -12,11 +12,15 @@ from typing import Any
 
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.papers.reading import Changes, Recipe
+from fedstrata.papers.reading import Changes, Paper, Recipe
 from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
 
 NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic"})
 """Keys that say where and how an experiment is run, not what it is."""
+INCENTIVE = "incentive."
+"""The part of the clients that do better than alone and than with FedAvg, by the metric behind the dot."""
+BASELINES = ("local", "fedavg")
+"""The methods that incentives are measured against."""
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Experiment)}
 
 
@@ -119,7 +123,10 @@ def cells_of(
     choice: Choice | None = None,
     where: Changes | None = None,
 ) -> list[Cell]:
-    """List the cells of a recipe, seed by seed; ``where`` are keys that decide no number, such as the device."""
+    """List the cells of a recipe, seed by seed; ``where`` are keys that decide no number, such as the device.
+
+    Incentives bring along what they are measured against.
+    """
     if seeds is not None and seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no table; use at least 1.")
     if not recipe.runs:
@@ -129,7 +136,11 @@ def cells_of(
         return []
     _refuse_idle(recipe)
     first = [_cell(recipe, row, column) for row, column in pairs]
-    chosen = [cell for cell in first if (choice or Choice()).takes(cell)]
+    takes = (choice or Choice()).takes
+    incentives = {cell.column for cell in first if takes(cell) and cell.recipe.number.startswith(INCENTIVE)}
+    chosen = [
+        cell for cell in first if takes(cell) or (cell.column in incentives and cell.experiment.method in BASELINES)
+    ]
     if not chosen:
         raise FedStrataError(
             f"Nothing of '{recipe.name}' is asked for. Its rows: {', '.join(recipe.rows)}. "
@@ -137,6 +148,19 @@ def cells_of(
         )
     change = smaller or Smaller()
     return [_with_seed(cell, seed, change, where or {}) for seed in range(seeds or recipe.seeds) for cell in chosen]
+
+
+def cells_behind(
+    paper: Paper,
+    recipe: Recipe,
+    seeds: int | None = None,
+    smaller: Smaller | None = None,
+    choice: Choice | None = None,
+    where: Changes | None = None,
+) -> list[Cell]:
+    """List the cells of a recipe, and those of the other parts from which it is computed."""
+    parts = (recipe, *(paper.part(name) for name in recipe.sources))
+    return [cell for part in parts for cell in cells_of(part, seeds, smaller, choice, where)]
 
 
 def _with_seed(cell: Cell, further: int, smaller: Smaller, where: Changes) -> Cell:
@@ -216,6 +240,24 @@ def settings_hash(experiment: Experiment) -> str:
     }
     text = json.dumps({**decisive, "seed": experiment.seed}, sort_keys=True, ensure_ascii=True)
     return sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(experiment: Experiment, paper: Experiment) -> dict[str, Any]:
+    """Name the settings that decide numbers in which an experiment is not the paper's, with its own values."""
+    return {
+        one.name: value
+        for one in dataclasses.fields(Experiment)
+        if one.name not in NOT_DECISIVE
+        and _plain(one.name, value := getattr(experiment, one.name)) != _plain(one.name, getattr(paper, one.name))
+    }
+
+
+def changes_in_words(cell: Cell) -> str:
+    """Say in which settings a cell is not the paper's; nothing where it is."""
+    if cell.comparable:
+        return ""
+    paper = _experiment(cell.recipe, cell.row, cell.column)[0].with_changes({"seed": cell.seed})
+    return "; ".join(f"{key}={value}" for key, value in differences(cell.experiment, paper).items())
 
 
 @cache

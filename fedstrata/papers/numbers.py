@@ -9,12 +9,11 @@ from typing import Any
 
 from fedstrata.errors import FedStrataError
 from fedstrata.fairness import incentive_of
+from fedstrata.papers.cells import INCENTIVE
 from fedstrata.papers.reading import Recipe
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import higher_is_better
 
-INCENTIVE = "incentive."
-"""The part of the clients that do better than alone and than with FedAvg, by the metric behind the dot."""
 _LAYERS = "layers."
 _BYTES_OF_A_WEIGHT = 4
 
@@ -55,7 +54,7 @@ def _find(
     recipe: Recipe, summary: Mapping[str, Any], folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None
 ) -> float:
     if recipe.number.startswith(INCENTIVE):
-        return _incentive(recipe.number.removeprefix(INCENTIVE), folder, baselines)
+        return _incentive(recipe, folder, baselines)
     rounds = {"last": "final"}.get(recipe.at, recipe.at)
     values = {**summary, **_seconds(folder, summary), **summary.get(rounds, {})}
     value = values.get(recipe.number)
@@ -91,15 +90,29 @@ def _of_layers(number: str, folder: RunFolder) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _incentive(metric: str, folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None) -> float:
+def _incentive(recipe: Recipe, folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None) -> float:
     if baselines is None:
         raise FedStrataError("An incentive needs the runs of 'local' and of 'fedavg' with the same setting and seed.")
-    own, local, fedavg = (_of_clients(metric, one) for one in (folder, *baselines))
-    return incentive_of(own, local, fedavg)
+    metric = recipe.number.removeprefix(INCENTIVE)
+    if recipe.at not in ("last", "validated"):
+        raise FedStrataError(f"An incentive is that of the last or the validated models, not at '{recipe.at}'.")
+    if recipe.at == "validated" and not _chosen_rounds(folder.summary()):
+        raise FedStrataError(f"The runs of '{recipe.name}' hold no samples out to choose models by; use at = \"last\".")
+    own = _of_clients(metric, folder, recipe.at == "validated")
+    local, fedavg = (_of_clients(metric, one, validated=True) for one in baselines)
+    return incentive_of(own, local, fedavg, higher_is_better(f"client_after.{metric}.mean") is not False)
 
 
-def _of_clients(metric: str, folder: RunFolder) -> dict[int, float]:
-    """How clients fare with the models that they use; where less is better, with the sign turned."""
-    name = f"{folder.summary()['headline']}.{metric}"
-    sign = -1 if higher_is_better(f"{name}.mean") is False else 1
-    return {client: sign * value for client, value in folder.metrics().of_clients(name).items()}
+def _of_clients(metric: str, folder: RunFolder, validated: bool) -> dict[int, float]:
+    """How clients fare with the models that they use: those that were chosen on validation samples, or the last."""
+    summary, metrics = folder.summary(), folder.metrics()
+    name = f"{summary['headline']}.{metric}"
+    rounds = _chosen_rounds(summary) if validated else []
+    return metrics.of_clients_at(name, rounds) if rounds else metrics.of_clients(name)
+
+
+def _chosen_rounds(summary: Mapping[str, Any]) -> list[int]:
+    """The round of each client's model, where validation chose it: its own, or that of the model of all."""
+    if "validated_round" in summary:
+        return [int(summary["validated_round"])] * int(summary["clients"])
+    return [int(round) for round in summary.get("validated_rounds", ())]

@@ -12,9 +12,9 @@ from fedstrata.comparing import PlannedRun
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.availability import Here
-from fedstrata.papers.cells import Cell, by_settings
-from fedstrata.papers.keeping import Kept, asked, commit
-from fedstrata.papers.numbers import INCENTIVE, number_of
+from fedstrata.papers.cells import BASELINES, INCENTIVE, Cell, by_settings, changes_in_words
+from fedstrata.papers.keeping import Kept, asked
+from fedstrata.papers.numbers import number_of
 from fedstrata.progress import Progress
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData
@@ -56,6 +56,7 @@ def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: 
     """
     known = {one.what: one for one in kept}
     missing = [cell for cell in cells if asked(cell) not in known]
+    missing += [other for cell in missing for other in _measured_against(cell, cells)]
     shared = given or Ingredients(named=NamedData())
     runs, problems, here = {}, {}, Here(data=shared.dataset is None)
     for settings, cell in sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data):
@@ -117,17 +118,16 @@ def collect(planned: Planned, command: str) -> list[Kept]:
         elif run is not None and (planned.folder / cell.settings / "summary.json").exists():
             folder = RunFolder.open(planned.folder / cell.settings)
             baselines = None
-            program = commit() if run.state != "finished" else str(folder.environment()["fedstrata"])
             if cell.recipe.number.startswith(INCENTIVE) and (baselines := _baselines(cell, planned)) is None:
                 continue
-            found.append(read_cell(cell, folder, program, command, baselines))
+            found.append(read_cell(cell, folder, command, baselines))
     return found
 
 
 def read_cell(
-    cell: Cell, folder: RunFolder, program: str, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
+    cell: Cell, folder: RunFolder, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
 ) -> Kept:
-    """Read the number of a cell off its finished run, which was made with some commit or version of the program."""
+    """Read the number of a cell off its finished run, and with which program and on what that was made."""
     summary, environment, recipe = folder.summary(), folder.environment(), cell.recipe
     settings, number, at = asked(cell)
     return Kept(
@@ -143,19 +143,27 @@ def read_cell(
         int(summary["rounds"]),
         round(float(summary["seconds"]), 1),
         int(summary["bytes_up"]) + int(summary["bytes_down"]),
-        program,
+        str(environment.get("commit") or environment["fedstrata"]),
         command,
         str(environment.get("device_name") or environment["device"]),
+        f"fedstrata {environment['fedstrata']}, torch {environment['torch']}",
+        summary.get("train_flops"),
+        changes_in_words(cell),
     )
 
 
 def _baselines(cell: Cell, planned: Planned) -> tuple[RunFolder, RunFolder] | None:
     """The finished runs of ``local`` and ``fedavg`` in the same column with the same seed, if both are there."""
-    found = {
-        other.experiment.method: planned.folder / other.settings
-        for other in planned.cells
-        if (other.column, other.seed) == (cell.column, cell.seed) and (planned.folder / other.settings).is_dir()
-    }
-    places = [found.get(method) for method in ("local", "fedavg")]
-    finished = [RunFolder.open(place) for place in places if place is not None and RunFolder.open(place).finished]
-    return (finished[0], finished[1]) if len(finished) == 2 else None
+    places = [planned.folder / other.settings for other in _measured_against(cell, planned.cells)]
+    finished = [RunFolder.open(place) for place in places if (place / "summary.json").exists()]
+    return (finished[0], finished[1]) if len(finished) == len(BASELINES) else None
+
+
+def _measured_against(cell: Cell, cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of ``local`` and ``fedavg`` with the same data and seed, which an incentive needs."""
+    if not cell.recipe.number.startswith(INCENTIVE):
+        return []
+    place = (cell.recipe.part, cell.column, cell.seed)
+    alike = [one for one in cells if (one.recipe.part, one.column, one.seed) == place]
+    found = {one.experiment.method: one for one in reversed(alike)}
+    return [found[method] for method in BASELINES if method in found]

@@ -18,6 +18,7 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Parts, Split
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
+from fedstrata.runs.provenance import commit
 
 DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.toml")
 """Written in this order when there is no folder to rename: the experiment comes last and makes the folder a run."""
@@ -35,6 +36,7 @@ def describe_environment(device: torch.device | str, resolved: Mapping[str, Any]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "fedstrata": __version__,
+        **({"commit": known} if (known := commit()) else {}),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
