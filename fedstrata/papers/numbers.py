@@ -10,6 +10,14 @@ from typing import Any
 from fedstrata.errors import FedStrataError
 from fedstrata.fairness import incentive_of
 from fedstrata.papers.cells import INCENTIVE
+from fedstrata.papers.of_clients import (
+    BEFORE,
+    chosen_rounds,
+    judged_before,
+    needs_clients,
+    over_clients,
+    values_of_clients,
+)
 from fedstrata.papers.reading import Recipe
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import higher_is_better
@@ -21,8 +29,9 @@ _BYTES_OF_A_WEIGHT = 4
 def number_of(recipe: Recipe, folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None = None) -> float:
     """Find the number of a finished run; ``baselines`` are ``local`` and ``fedavg`` with the same setting and seed.
 
-    It is a metric of rounds, a total of the run, the seconds of a phase in a round (``aggregate.seconds``), a mean over
-    layers and rounds (``layers.gamma``, of some ``layers.gamma:*conv*``), a diagnostic, or an incentive.
+    It is a metric of rounds, or of clients in the rounds of their own models, a total of the run, the seconds of a
+    phase in a round (``aggregate.seconds``), a mean over layers and rounds (``layers.gamma``, of some
+    ``layers.gamma:*conv*``), a diagnostic, or an incentive.
     """
     summary = folder.summary()
     value = in_unit(_find(recipe, summary, folder, baselines), recipe.unit, summary)
@@ -55,6 +64,8 @@ def _find(
 ) -> float:
     if recipe.number.startswith(INCENTIVE):
         return _incentive(recipe, folder, baselines)
+    if needs_clients(recipe.number, recipe.at):
+        return over_clients(recipe.number, folder, recipe.at)
     rounds = {"last": "final"}.get(recipe.at, recipe.at)
     values = {**summary, **_seconds(folder, summary), **summary.get(rounds, {})}
     value = values.get(recipe.number)
@@ -94,25 +105,23 @@ def _incentive(recipe: Recipe, folder: RunFolder, baselines: tuple[RunFolder, Ru
     if baselines is None:
         raise FedStrataError("An incentive needs the runs of 'local' and of 'fedavg' with the same setting and seed.")
     metric = recipe.number.removeprefix(INCENTIVE)
-    if recipe.at not in ("last", "validated"):
+    if recipe.at not in ("last", "validated", BEFORE):
         raise FedStrataError(f"An incentive is that of the last or the validated models, not at '{recipe.at}'.")
-    if recipe.at == "validated" and not _chosen_rounds(folder.summary()):
+    if recipe.at != "last" and not chosen_rounds(folder, recipe.at):
         raise FedStrataError(f"The runs of '{recipe.name}' hold no samples out to choose models by; use at = \"last\".")
-    own = _of_clients(metric, folder, recipe.at == "validated")
-    local, fedavg = (_of_clients(metric, one, validated=True) for one in baselines)
+    own = _models_in_use(metric, folder, recipe.at)
+    local, fedavg = (_models_in_use(metric, one, _chosen_at(one, recipe.at)) for one in baselines)
     return incentive_of(own, local, fedavg, higher_is_better(f"client_after.{metric}.mean") is not False)
 
 
-def _of_clients(metric: str, folder: RunFolder, validated: bool) -> dict[int, float]:
+def _chosen_at(baseline: RunFolder, at: str) -> str:
+    """Models that were adapted in the end are measured against those that other methods are scored by."""
+    if at != "last":
+        return at
+    return BEFORE if judged_before(baseline) else "validated"
+
+
+def _models_in_use(metric: str, folder: RunFolder, at: str) -> dict[int, float]:
     """How clients fare with the models that they use: those that were chosen on validation samples, or the last."""
-    summary, metrics = folder.summary(), folder.metrics()
-    name = f"{summary['headline']}.{metric}"
-    rounds = _chosen_rounds(summary) if validated else []
-    return metrics.of_clients_at(name, rounds) if rounds else metrics.of_clients(name)
-
-
-def _chosen_rounds(summary: Mapping[str, Any]) -> list[int]:
-    """The round of each client's model, where validation chose it: its own, or that of the model of all."""
-    if "validated_round" in summary:
-        return [int(summary["validated_round"])] * int(summary["clients"])
-    return [int(round) for round in summary.get("validated_rounds", ())]
+    label = "client_before" if at == BEFORE else folder.summary()["headline"]
+    return values_of_clients(f"{label}.{metric}", folder, at)

@@ -290,7 +290,7 @@ def test_the_papers_settings_are_in_the_runs():
     cell = run("player", "tableA7", "FedLAMA", "Heart")
     assert cell.experiment.optimiser == "adamw(learning_rate=0.01, keep=true)"
     assert (cell.recipe.number, cell.experiment.rounds, cell.experiment.batch_size) == (
-        "client_after.accuracy.mean",
+        "client_before.accuracy.weighted",
         50,
         32,
     )
