@@ -93,6 +93,7 @@ def paper(
     """
     with telling("loading PyTorch", quiet):
         from fedstrata.cli import papers_shown
+        from fedstrata.papers.availability import Here
         from fedstrata.papers.cells import Choice, Smaller, cells_of
         from fedstrata.papers.reading import PAPERS, find_paper, read_papers
         from fedstrata.papers.writing import write_reproduction
@@ -108,8 +109,9 @@ def paper(
     chosen = {name: find_paper(papers, name) for name in named[:1]} or papers
     if len(named) < 2:
         with telling("looking for methods, models and data", quiet):
-            told = papers_shown.describe(chosen, changes)
-        papers_shown.show_papers(told, json, quiet)
+            here = Here()
+            told = papers_shown.describe(chosen, changes, here)
+        papers_shown.show_papers(told, here, changes.get("data_root"), json, quiet)
         return
     recipe = chosen[named[0]].part(named[1])
     if not recipe.runs:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from fedstrata.cli.terminal import new_table, print_json, results
+from fedstrata.data.datasets.base import ROOT_VARIABLE, data_roots
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import cells_of
 from fedstrata.papers.judging import NOT_RUN, Judged
@@ -22,9 +23,8 @@ from fedstrata.report.formats import data_size, duration, plural
 _STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "red", NOT_RUN: "dim"}
 
 
-def describe(papers: Mapping[str, Paper], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+def describe(papers: Mapping[str, Paper], changes: Mapping[str, Any], here: Here) -> list[dict[str, Any]]:
     """Tell of papers as plain data: each part with the number of its cells, and what keeps some from running here."""
-    here = Here()
     return [
         {
             "paper": paper.name,
@@ -54,8 +54,8 @@ def _describe_part(recipe: Recipe, here: Here, changes: Mapping[str, Any]) -> di
     }
 
 
-def show_papers(told: Sequence[Mapping[str, Any]], json: bool, quiet: bool) -> None:
-    """Show the papers with their parts."""
+def show_papers(told: Sequence[Mapping[str, Any]], here: Here, root: str | None, json: bool, quiet: bool) -> None:
+    """Show the papers with their parts, and at the end what is missing here for any of them."""
     if json:
         print_json(told)
         return
@@ -69,10 +69,30 @@ def show_papers(told: Sequence[Mapping[str, Any]], json: bool, quiet: bool) -> N
             title = part["title"] if part["runs"] else f"{part['title']} (nothing is run: {part['note']})"
             table.add_row(part["part"], str(part["cells"]), str(part["cells_here"]), Text(title))
         results.print(table)
-        missing = dict.fromkeys(text for part in paper["parts"] for text in part["missing"])
-        for text in missing:
-            results.print(Text(f"  missing: {text}", style="yellow"), soft_wrap=True)
         results.print()
+    _show_missing(told, here, root)
+
+
+def _show_missing(told: Sequence[Mapping[str, Any]], here: Here, root: str | None) -> None:
+    """Say each thing that is missing once, with the papers that need it, and where data is looked for."""
+    needed: dict[str, dict[str, None]] = {}
+    for paper in told:
+        for text in dict.fromkeys(text for part in paper["parts"] for text in part["missing"]):
+            needed.setdefault(here.briefs.get(text, text), {})[paper["paper"]] = None
+    if not needed:
+        return
+    table = new_table("missing here", "for")
+    for words, papers in needed.items():
+        table.add_row(Text(words, style="yellow"), ", ".join(papers))
+    results.print(table)
+    places = " and ".join(f"'{place}'" for place in data_roots(None if root is None else Path(root)))
+    results.print(
+        Text(
+            f"\nData is looked for in {places}, in a folder of its name or without one; name another place with "
+            f"--data-root or {ROOT_VARIABLE}. 'fedstrata download' needs: pip install 'fedstrata[hub]'."
+        ),
+        soft_wrap=True,
+    )
 
 
 def show_prices(planned: Planned, prices: Sequence[Price], json: bool, quiet: bool) -> None:

@@ -70,7 +70,7 @@ class Smaller:
             changes["data"] = f"fraction(of={experiment.data!r}, keep={self.scale:g})"
             if experiment.validation is not None:
                 changes["validation"] = self._part(experiment.validation)
-        return experiment.with_changes(changes)
+        return changed(experiment, changes)
 
     def _part(self, count: int) -> int:
         return max(1, round(self.scale * count))
@@ -140,9 +140,15 @@ def cells_of(
 
 
 def _with_seed(cell: Cell, further: int, smaller: Smaller, where: Changes) -> Cell:
-    full = cell.experiment.with_changes({"seed": cell.seed + further})
-    own = smaller.change(full).with_changes(dict(where))
+    full = changed(cell.experiment, {"seed": cell.seed + further})
+    own = changed(smaller.change(full), where)
     return dataclasses.replace(cell, experiment=own, wanted=settings_hash(full))
+
+
+def changed(experiment: Experiment, changes: Changes) -> Experiment:
+    """Change some keys; an experiment of which nothing changes passes through, as most of a list of all papers do."""
+    other = {key: value for key, value in changes.items() if getattr(experiment, key) != value}
+    return experiment.with_changes(other) if other else experiment
 
 
 def _cell(recipe: Recipe, row: str, column: str) -> Cell:
