@@ -12,7 +12,7 @@ import typer
 
 from fedstrata.cli.options import Json, NoReport, Quiet, add_command
 from fedstrata.cli.running import PAGE, stoppable
-from fedstrata.cli.terminal import messages, print_json, telling
+from fedstrata.cli.terminal import messages, print_json, telling, telling_all
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import split_outside
 
@@ -63,7 +63,7 @@ def paper(
     jobs: Annotated[str, typer.Option(metavar="N|auto", help="How many runs to do at a time.")] = "1",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Tell what it would cost, after two rounds of each; write nothing."),
+        typer.Option("--dry-run", help="Tell what it would cost, after a few steps; write nothing."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The folder of the results; by default runs/PAPER-PART. Nothing is run twice.")
@@ -145,16 +145,11 @@ def _plan(cells: Sequence[Cell], runs: Path, folder: Path, known: Sequence[Path]
 
 def _price(planned: Planned, json: bool, quiet: bool) -> None:
     from fedstrata.cli import papers_shown
-    from fedstrata.papers.pricing import price, rounds_to_price
-    from fedstrata.progress import show_progress
+    from fedstrata.papers.pricing import price
 
-    settings, rounds = rounds_to_price(planned)
-    with (
-        stoppable("the same command", planned.folder),
-        show_progress(messages, settings, rounds, quiet or json) as progress,
-    ):
-        prices = price(planned, progress)
-    papers_shown.show_prices(planned, prices, json, quiet)
+    with telling_all(quiet) as tell:
+        prices, refused = price(planned, tell)
+    papers_shown.show_prices(planned, prices, refused, json, quiet)
 
 
 def _perform(planned: Planned, jobs: str, folder: Path, quiet: bool) -> dict[str, str]:

@@ -14,7 +14,7 @@ from fedstrata.data.datasets.base import ROOT_VARIABLE, data_roots
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import cells_of
 from fedstrata.papers.judging import NOT_RUN, Judged
-from fedstrata.papers.pricing import Price
+from fedstrata.papers.pricing import HOW, Price
 from fedstrata.papers.reading import Paper, Recipe
 from fedstrata.papers.running import Planned
 from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
@@ -95,21 +95,25 @@ def _show_missing(told: Sequence[Mapping[str, Any]], here: Here, root: str | Non
     )
 
 
-def show_prices(planned: Planned, prices: Sequence[Price], json: bool, quiet: bool) -> None:
-    """Show what it would cost."""
+def show_prices(planned: Planned, prices: Sequence[Price], refused: Mapping[str, str], json: bool, quiet: bool) -> None:
+    """Show what it would cost, and what cannot be run: for want of something here, or because it is refused."""
     total = {key: sum(getattr(one, key) for one in prices) for key in ("runs", "rounds", "flops", "bytes", "seconds")}
+    cannot = [*dict.fromkeys(planned.problems.values()), *(f"{name}: {why}" for name, why in refused.items())]
     if json:
         print_json(
             {
                 "cells": len(planned.cells),
                 **total,
                 "settings": [asdict(one) for one in prices],
-                "cannot_run": list(dict.fromkeys(planned.problems.values())),
+                "how": HOW,
+                "cannot_run": cannot,
             }
         )
         return
     if quiet:
         return
+    if not prices:
+        results.print("There is nothing to run.")
     heads = ("runs", "rounds", "operations", "bytes", "time")
     table = new_table("setting", *heads, right=heads)
     for one in [*prices, Price("all", **total)]:
@@ -121,10 +125,10 @@ def show_prices(planned: Planned, prices: Sequence[Price], json: bool, quiet: bo
     finished = sum(run.state == "finished" for run in planned.runs.values())
     results.print(
         f"\n{plural(len(planned.cells), 'cell')}, seeds counted; {plural(finished, 'run')} finished already; "
-        f"{plural(len(planned.problems), 'run')} cannot be done here. Time is that of one run after another.",
+        f"{plural(len(planned.problems), 'run')} cannot be done here. {HOW}",
         soft_wrap=True,
     )
-    _show_problems(list(dict.fromkeys(planned.problems.values())))
+    _show_problems(cannot)
 
 
 def show_judged(judged: Judged, remark: str) -> None:

@@ -86,7 +86,9 @@ def _timm() -> Any:
 
 def _not_installed() -> NotHereError:
     brief = "the package timm, which the model 'timm' needs; install it with: pip install 'fedstrata[timm]'."
-    return NotHereError("The model 'timm' needs the package timm; install it with: pip install 'fedstrata[timm]'.", brief)
+    return NotHereError(
+        "The model 'timm' needs the package timm; install it with: pip install 'fedstrata[timm]'.", brief
+    )
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:
