@@ -10,13 +10,17 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
+from fedstrata.data import partitions
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.reading import Changes, Recipe
 from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
+from fedstrata.spec import format_value
 
 NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic"})
 """Keys that say where and how an experiment is run, not what it is."""
+_SAMPLES = ("samples", "test_samples", "most", "minimum")
+"""Parameters of partitions that are numbers of samples of a client."""
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Experiment)}
 
 
@@ -67,10 +71,22 @@ class Smaller:
         if experiment.join_round is not None:
             changes["join_round"] = max(2, self._part(experiment.join_round))
         if self.scale < 1:
-            changes["data"] = f"fraction(of={experiment.data!r}, keep={self.scale:g})"
+            changes["data"] = f"fraction(of={format_value(experiment.data)}, keep={self.scale:g})"
+            changes["partition"] = self._thinned(experiment.partition)
             if experiment.validation is not None:
                 changes["validation"] = self._part(experiment.validation)
         return changed(experiment, changes)
+
+    def _thinned(self, partition: str | None) -> str | None:
+        """Let a partition that names numbers of samples name the same part of them; an unknown one stays as it is."""
+        if partition is None:
+            return None
+        try:
+            whole = partitions.make(partition)
+        except FedStrataError:
+            return partition
+        counts = {key: self._part(count) for key in _SAMPLES if (count := getattr(whole, key, None)) is not None}
+        return str(dataclasses.replace(whole, **counts))
 
     def _part(self, count: int) -> int:
         return max(1, round(self.scale * count))

@@ -14,8 +14,8 @@ from fedstrata.papers.pricing import Pricing
 
 SMALL = Path(__file__).parent / "small"
 SETTING = Experiment(
-    data="digits", model="mlp(hidden=8)", clients=6, partition="dirichlet(alpha=0.5)", rounds=4, epochs=1, batch_size=64,
-    engine="loop", evaluate_every=2,
+    data="digits", model="mlp(hidden=8)", clients=6, partition="dirichlet(alpha=0.5)", rounds=4, epochs=1,
+    batch_size=64, engine="loop", evaluate_every=2,
 )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_tables_share_runs() -> None:
 
 def test_smaller_runs_are_another_experiment_and_not_comparable() -> None:
     [cell, *_] = cells_of(recipe(), 1, Smaller(scale=0.5))
-    assert (cell.experiment.rounds, cell.experiment.data) == (1, "fraction(of='digits', keep=0.5)")
+    assert (cell.experiment.rounds, cell.experiment.data) == (1, "fraction(of=digits, keep=0.5)")
     assert not cell.comparable
     assert not cells_of(recipe(), 1, Smaller(rounds=1))[0].comparable
     assert cells_of(recipe(), 1, Smaller(rounds=2))[0].comparable
