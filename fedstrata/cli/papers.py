@@ -168,7 +168,7 @@ def _perform(planned: Planned, jobs: str, folder: Path, quiet: bool) -> dict[str
     rounds = sum(run.rounds_left for run in to_do)
     try:
         with (
-            stoppable("the same command", folder),
+            stoppable("the same command", planned.folder),
             show_progress(messages, len(to_do), rounds, quiet, at_a_time) as progress,
         ):
             return perform(planned, progress, at_a_time)
