@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,6 +108,14 @@ def paper(
         raise FedStrataError(f"One paper and one of its parts at a time, not {len(named)} names: {' '.join(named)}.")
     chosen = {name: find_paper(papers, name) for name in named[:1]} or papers
     if len(named) < 2:
+        _refuse_idle(
+            {
+                "--only": only, "--method": method, "--columns": columns, "--seeds": seeds, "--rounds": rounds,
+                "--scale": scale != 1, "--jobs": jobs != "1", "--dry-run": dry_run, "--out": out, "--runs": runs,
+                "--known": known, "--no-report": no_report,
+            },
+            next(iter(chosen)),
+        )  # fmt: skip
         with telling("looking for methods, models and data", quiet):
             here = Here()
             told = papers_shown.describe(chosen, changes, here)
@@ -115,7 +123,7 @@ def paper(
         return
     recipe = chosen[named[0]].part(named[1])
     if not recipe.runs:
-        raise FedStrataError(f"Nothing is run for '{recipe.name}': {recipe.note or recipe.title}.")
+        raise FedStrataError(f"Nothing is run for '{recipe.name}': {(recipe.note or recipe.title).rstrip('.')}.")
     smaller = Smaller(rounds, scale)
     choice = Choice(*map(_listed, (only, method, columns)))
     cells = cells_of(recipe, seeds, smaller, choice, changes)
@@ -128,6 +136,16 @@ def paper(
         return
     failed = _perform(planned, jobs, folder, quiet)
     _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet)
+
+
+def _refuse_idle(options: Mapping[str, object], paper: str) -> None:
+    """Refuse what means nothing where papers are only listed."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise FedStrataError(
+            f"{', '.join(given)} is for a table or a figure, and none is named: write 'fedstrata paper {paper} PART'; "
+            f"'fedstrata paper {paper}' lists them."
+        )
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -66,11 +66,17 @@ def show_papers(told: Sequence[Mapping[str, Any]], here: Here, root: str | None,
         results.print(Text(f"{paper['citation']} {paper['link']}", style="dim"), soft_wrap=True)
         table = new_table("part", "cells", "run here", "what", right=("cells", "run here"))
         for part in paper["parts"]:
-            title = part["title"] if part["runs"] else f"{part['title']} (nothing is run: {part['note']})"
-            table.add_row(part["part"], str(part["cells"]), str(part["cells_here"]), Text(title))
+            table.add_row(part["part"], str(part["cells"]), str(part["cells_here"]), Text(_titled(part)))
         results.print(table)
         results.print()
     _show_missing(told, here, root)
+
+
+def _titled(part: Mapping[str, Any]) -> str:
+    """The title of a part; where nothing is run for it, with the reason."""
+    if part["cells"] or not part["note"]:
+        return str(part["title"])
+    return f"{part['title']} ({'' if part['runs'] else 'nothing is run: '}{part['note'].rstrip('.')})"
 
 
 def _show_missing(told: Sequence[Mapping[str, Any]], here: Here, root: str | None) -> None:
@@ -81,9 +87,9 @@ def _show_missing(told: Sequence[Mapping[str, Any]], here: Here, root: str | Non
             needed.setdefault(here.briefs.get(text, text), {})[paper["paper"]] = None
     if not needed:
         return
-    table = new_table("missing here", "for")
+    table = new_table("missing here", *(["for"] if len(told) > 1 else []))
     for words, papers in needed.items():
-        table.add_row(Text(words, style="yellow"), ", ".join(papers))
+        table.add_row(Text(words, style="yellow"), *([", ".join(papers)] if len(told) > 1 else []))
     results.print(table)
     places = " and ".join(f"'{place}'" for place in data_roots(None if root is None else Path(root)))
     results.print(
@@ -112,8 +118,6 @@ def show_prices(planned: Planned, prices: Sequence[Price], refused: Mapping[str,
         return
     if quiet:
         return
-    if not prices:
-        results.print("There is nothing to run.")
     heads = ("runs", "rounds", "operations", "bytes", "time")
     table = new_table("setting", *heads, right=heads)
     for one in [*prices, Price("all", **total)]:
@@ -121,11 +125,11 @@ def show_prices(planned: Planned, prices: Sequence[Price], refused: Mapping[str,
             Text(one.setting), str(one.runs), f"{one.rounds:,}", f"{one.flops:.2e}", data_size(one.bytes),
             duration(one.seconds),
         )  # fmt: skip
-    results.print(table)
+    results.print(table if prices else "There is nothing to run here.")
     finished = sum(run.state == "finished" for run in planned.runs.values())
     results.print(
         f"\n{plural(len(planned.cells), 'cell')}, seeds counted; {plural(finished, 'run')} finished already; "
-        f"{plural(len(planned.problems), 'run')} cannot be done here. {HOW}",
+        f"{plural(len(planned.problems), 'run')} cannot be done here.{f' {HOW}' * bool(prices)}",
         soft_wrap=True,
     )
     _show_problems(cannot)

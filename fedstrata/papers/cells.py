@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from fedstrata.data import partitions
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.papers.reading import Changes, Recipe
 from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
@@ -111,13 +111,41 @@ class Choice:
 
     def takes(self, cell: Cell) -> bool:
         """Tell whether a cell is asked for."""
-        data = cell.experiment.data.split("(")[0]
-        named = (data, cell.column, cell.experiment.model.split("(")[0])
+        named = (_data_of(cell), cell.column, _model_of(cell))
         return (
             _any(self.only, named, within=True)
-            and _any(self.methods, (cell.row, cell.experiment.method, cell.experiment.method.split("(")[0]))
+            and _any(self.methods, (cell.row, cell.experiment.method, _method_of(cell)))
             and _any(self.columns, (cell.column,))
         )
+
+    def refuse_unknown(self, recipe: Recipe, cells: Sequence[Cell]) -> None:
+        """Refuse a word that names nothing in a recipe, instead of leaving out what it was to name."""
+        columns = [cell.column for cell in cells]
+        kinds = {
+            "only": ("data, model or column", [*map(_data_of, cells), *map(_model_of, cells), *columns]),
+            "methods": ("row or method", [name for cell in cells for name in (cell.row, _method_of(cell))]),
+            "columns": ("column", columns),
+        }
+        for key, (kind, names) in kinds.items():
+            for word in getattr(self, key):
+                if not any(Choice(**{key: (word,)}).takes(cell) for cell in cells):
+                    raise unknown_name(f"{kind} of '{recipe.name}' called", word, dict.fromkeys(names))
+
+    def words(self) -> str:
+        """Say what is asked for."""
+        return ", ".join((*self.only, *self.methods, *self.columns))
+
+
+def _data_of(cell: Cell) -> str:
+    return cell.experiment.data.split("(")[0]
+
+
+def _method_of(cell: Cell) -> str:
+    return cell.experiment.method.split("(")[0]
+
+
+def _model_of(cell: Cell) -> str:
+    return cell.experiment.model.split("(")[0]
 
 
 def _any(asked: Sequence[str], names: Sequence[str], within: bool = False) -> bool:
@@ -145,11 +173,12 @@ def cells_of(
         return []
     _refuse_idle(recipe)
     first = [_cell(recipe, row, column) for row, column in pairs]
-    chosen = [cell for cell in first if (choice or Choice()).takes(cell)]
+    choice = choice or Choice()
+    choice.refuse_unknown(recipe, first)
+    chosen = [cell for cell in first if choice.takes(cell)]
     if not chosen:
         raise FedStrataError(
-            f"Nothing of '{recipe.name}' is asked for. Its rows: {', '.join(recipe.rows)}. "
-            f"Its columns: {', '.join(recipe.columns)}."
+            f"No cell of '{recipe.name}' is all of what is asked for: {choice.words()}; ask for less at once."
         )
     change = smaller or Smaller()
     return [_with_seed(cell, seed, change, where or {}) for seed in range(seeds or recipe.seeds) for cell in chosen]

@@ -25,6 +25,7 @@ from fedstrata.engines.trying import Candidate
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.flops import PASSES
+from fedstrata.optimisers import with_learning_rate
 from fedstrata.papers.cells import changed
 from fedstrata.papers.miniature import Traffic, measure_traffic
 from fedstrata.papers.running import Planned
@@ -95,7 +96,7 @@ class Pricing:
 
     def _seconds(self, setting: Experiment, ready: Prepared, participants: int, trained: float) -> float:
         """Estimate the seconds of all rounds: those of plain rounds, as much longer as more samples are trained on."""
-        kind = _without(setting, _NOT_TIMED)
+        kind = _without(changed(setting, {"optimiser": with_learning_rate(setting.optimiser, 0.1)}), _NOT_TIMED)
         if kind not in self._timed:
             self.tell(f"timing a few steps of {setting.model} on {setting.data}")
             plain = self._prepare(_plain(setting))

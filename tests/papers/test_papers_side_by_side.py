@@ -64,7 +64,9 @@ def test_what_was_interrupted_goes_on_and_nothing_is_run_twice(tmp_path: Path) -
 def test_runs_that_differ_in_their_rows_only_have_names_of_their_own(tmp_path: Path) -> None:
     cells = some_cells()
     alike = [
-        dataclasses.replace(cell, row=row, experiment=cell.experiment.with_changes({"method": "fedbn", "epochs": epochs}))
+        dataclasses.replace(
+            cell, row=row, experiment=cell.experiment.with_changes({"method": "fedbn", "epochs": epochs})
+        )
         for cell in cells[:1]
         for row, epochs in (("short", 1), ("long", 2))
     ]
@@ -90,7 +92,7 @@ def values(out: Path) -> list[tuple[str, str, str, str]]:
 @pytest.mark.slow
 def test_killed_side_by_side_it_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     """A real process with two workers is killed in the middle, and the same command finishes its runs."""
-    rounds = ("--rounds", "300")
+    rounds = ("--rounds", "120")
     subprocess.run(command(tmp_path / "one", *rounds), env=environment(), check=True, stdout=subprocess.DEVNULL)
     out = tmp_path / "two"
     with subprocess.Popen(
