@@ -136,7 +136,7 @@ def test_cells_are_chosen_by_data_row_method_or_column() -> None:
     assert chosen(methods=("FedBN",)) == [("FedBN", ".1"), ("FedBN", ".5")]
     assert len(chosen(only=("digits",))) == 4
     assert chosen(only=(".1",)) == [("FedBN", ".1"), ("Local", ".1")]
-    with pytest.raises(FedStrataError, match=r"There is no row or method of 'tiny table1' called 'loca'\. Did you mean"):
+    with pytest.raises(FedStrataError, match=r"no row or method of 'tiny table1' called 'loca'\. Did you mean"):
         chosen(methods=("FedBN", "loca"))
     with pytest.raises(FedStrataError, match=r"no data, model or column .* called 'cifar'"):
         chosen(only=("cifar",))
