@@ -19,9 +19,9 @@ from fedstrata.experiment import Experiment
 from fedstrata.methods import Method
 from fedstrata.runs.preparing import Ingredients, prepare
 
-CLIENTS = 4
-SAMPLES = 8
-_BATCH = 4
+CLIENTS = 3
+SAMPLES = 4
+_BATCH = 2
 _EXCHANGES = 4
 """So many rounds with exchanges before them are looked at, from the first on."""
 

@@ -38,6 +38,8 @@ HOW = (
     "few steps of plain training were timed on this device, for each model and data once, and testing a sample counts "
     "a third of training on it; what methods and the server do beside that is left out."
 )
+_LONGEST_STEP = 1e10
+"""The operations of the longest step that is timed on a CPU: about a second on a slow one."""
 _NO_MATTER = ("partition", "seed", "evaluate_every", "diagnose", "metrics", "data_root")
 """Keys that change neither how large messages are nor how long a step takes."""
 _NOT_TIMED = (
@@ -99,12 +101,14 @@ class Pricing:
         kind = _without(changed(setting, {"optimiser": with_learning_rate(setting.optimiser, 0.1)}), _NOT_TIMED)
         if kind not in self._timed:
             self.tell(f"timing a few steps of {setting.model} on {setting.data}")
-            plain = self._prepare(_plain(setting))
+            plain = self._prepare(changed(_plain(setting), {"batch_size": _short_batch(setting, ready)}))
             self._timed[kind] = timed_plan(
                 setting.engine, setting.chunk, plain.setting, plain.model, plain.data, plain.declared, participants
             )
-        work = Work(setting.epochs, setting.steps, setting.batch_size, setting.last_batch)
-        sizes = ready.data.split.sizes
+        batch, sizes = _short_batch(setting, ready), ready.data.split.sizes
+        # Where batches were cut, as many more steps take as long; a whole epoch tells what a sample takes.
+        steps = setting.steps if batch == setting.batch_size else None
+        work = Work(setting.epochs, steps, batch, setting.last_batch)
         once = participants / len(sizes) * float(work.samples_of(sizes).sum())
         of_round = self._timed[kind].round_seconds(work, sizes, participants)
         tests = -(-setting.rounds // setting.evaluate_every)
@@ -156,6 +160,14 @@ def _plain(setting: Experiment) -> Experiment:
     """The same training by the plainest method, whose steps are timed."""
     defaults: Mapping[str, Any] = {"validation": None, "validation_fraction": None, "patience": None, "late_clients": 0}
     return changed(setting, {**defaults, "method": PLAIN, "join_round": None, "loss": "cross-entropy", "steps": None})
+
+
+def _short_batch(setting: Experiment, ready: Prepared) -> int:
+    """The size of the batches that are timed: the run's own, unless a step would take a CPU long."""
+    if ready.setting.device.type == "cuda":
+        return setting.batch_size
+    possible = int(_LONGEST_STEP / (PASSES * max(ready.setting.flops.forward, 1)))
+    return max(2, min(setting.batch_size, possible))
 
 
 def _participants(setting: Experiment, clients: int) -> float:
