@@ -367,13 +367,17 @@ def perform(
     """Do what is still to do of the runs, in their order, so many at a time, and return the results of all."""
     if at_a_time == 1:
         return _one_after_another(planned, shown, callbacks, log)
-    jobs = [
+    side_by_side(jobs_of(planned, log), at_a_time, shown, planned[0].given)
+    return [api.read_result(run.path) for run in planned if run.path is not None]
+
+
+def jobs_of(planned: Sequence[PlannedRun], log: Sequence[Logger] = ()) -> list[Job]:
+    """Write down what is still to do of the runs, for other processes."""
+    return [
         Job(run.name, run.experiment, run.path, run.state == "new", run.rounds_left, log=tuple(map(str, log)))
         for run in planned
         if run.state != "finished" and run.path is not None
     ]
-    side_by_side(jobs, at_a_time, shown, planned[0].given)
-    return [api.read_result(run.path) for run in planned if run.path is not None]
 
 
 def _one_after_another(

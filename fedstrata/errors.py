@@ -13,6 +13,17 @@ class FedStrataError(Exception):
     """
 
 
+class NotHereError(FedStrataError):
+    """What a run needs is not on this machine: files, weights or a package.
+
+    ``brief`` says what, and how to get it, for a list of many such things: where one looked is said once for all.
+    """
+
+    def __init__(self, message: str, brief: str) -> None:
+        super().__init__(message)
+        self.brief = brief
+
+
 class FedStrataWarning(UserWarning):
     """Something works, but not in the way that its name suggests."""
 

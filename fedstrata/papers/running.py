@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedstrata.progress import Progress
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData
 from fedstrata.runs.signals import Interrupted, noted_stops
+from fedstrata.side_by_side.workers import perform_what_can_be
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,17 @@ def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: 
     missing += [other for cell in missing for other in _measured_against(cell, cells)]
     shared = given or Ingredients(named=NamedData())
     runs, problems, here = {}, {}, Here(data=shared.dataset is None)
-    for settings, cell in sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data):
+    wanted = sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data)
+    called = Counter((cell.experiment.method, cell.column, cell.seed) for _, cell in wanted)
+    for settings, cell in wanted:
         found = _find(cell.experiment, folder / settings)
+        alone = called[cell.experiment.method, cell.column, cell.seed] == 1
         problem = "" if found.state == "finished" else here.problem(cell)
         if problem:
             problems[settings] = problem
         else:
-            runs[settings] = dataclasses.replace(found, given=shared, setting=cell.column)
+            words = cell.column if alone else f"{cell.row}, {cell.column}"
+            runs[settings] = dataclasses.replace(found, given=shared, setting=words)
     return Planned(cells, folder, known, runs, problems)
 
 
@@ -85,15 +91,12 @@ def perform(planned: Planned, shown: Progress, at_a_time: int = 1) -> dict[str, 
     failed: dict[str, str] = {}
     with noted_stops() as stop:
         if at_a_time > 1:
-            try:
-                comparing.perform(planned.to_do, shown, at_a_time=at_a_time)
-            except FedStrataError as error:
-                failed |= {
-                    settings: str(error)
-                    for settings in planned.runs
-                    if not (planned.folder / settings / "summary.json").exists()
-                }
-            return failed
+            jobs = comparing.jobs_of(planned.to_do)
+            errors = perform_what_can_be(jobs, at_a_time, shown, planned.to_do[0].given)
+            for error in errors.values():
+                if not isinstance(error, FedStrataError):  # nothing that a sentence explains
+                    raise error
+            return {path.name: str(error) for path, error in errors.items()}
         for settings, run in planned.runs.items():
             if run.state == "finished":
                 continue

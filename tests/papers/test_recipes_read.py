@@ -120,7 +120,7 @@ def test_tables_share_runs() -> None:
 
 def test_smaller_runs_are_another_experiment_and_not_comparable() -> None:
     [cell, *_] = cells_of(recipe(), 1, Smaller(scale=0.5))
-    assert (cell.experiment.rounds, cell.experiment.data) == (1, "fraction(of='digits', keep=0.5)")
+    assert (cell.experiment.rounds, cell.experiment.data) == (1, "fraction(of=digits, keep=0.5)")
     assert not cell.comparable
     assert not cells_of(recipe(), 1, Smaller(rounds=1))[0].comparable
     assert cells_of(recipe(), 1, Smaller(rounds=2))[0].comparable
@@ -137,8 +137,12 @@ def test_cells_are_chosen_by_data_row_method_or_column() -> None:
     assert chosen(methods=("FedBN",)) == [("FedBN", ".1"), ("FedBN", ".5")]
     assert len(chosen(only=("digits",))) == 4
     assert chosen(only=(".1",)) == [("FedBN", ".1"), ("Local", ".1")]
-    with pytest.raises(FedStrataError, match="Its rows: FedBN, Local"):
-        chosen(methods=("lips",))
+    with pytest.raises(FedStrataError, match=r"no row or method of 'tiny table1' called 'loca'\. Did you mean"):
+        chosen(methods=("FedBN", "loca"))
+    with pytest.raises(FedStrataError, match=r"no data, model or column .* called 'cifar'"):
+        chosen(only=("cifar",))
+    with pytest.raises(FedStrataError, match=r"is all of what is asked for: \.1, \.5; ask for less"):
+        chosen(only=(".1",), columns=(".5",))
 
 
 def test_what_published_numbers_are_is_said_by_paper_part_or_column(own: Path) -> None:
