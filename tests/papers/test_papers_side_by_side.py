@@ -21,6 +21,7 @@ from fedstrata.progress import Silence
 from fedstrata.runs.signals import Interrupted, ask_to_stop
 
 SMALL = Path(__file__).parent / "small"
+pytestmark = pytest.mark.filterwarnings("ignore:The model has no normalisation layers")
 
 
 class Stopping(Silence):
