@@ -57,7 +57,7 @@ def test_what_was_interrupted_goes_on_and_nothing_is_run_twice(tmp_path: Path) -
         states = [run.state for run in again.runs.values()]
         assert (states.count("finished"), len(list(folder.iterdir()))) == (finished, begun)
         assert sum(run.rounds_left for run in again.to_do) == 8 - rounds
-        assert set(numbers(again)) == set(list(numbers(whole))[:finished]) if finished == 1 else True
+        assert len(numbers(again)) == finished
         perform(again, Silence(4, 8))
         assert numbers(again) == numbers(whole)
 
