@@ -43,9 +43,7 @@ def test_prices_are_what_runs_count(pricing: Pricing, method: str, changes: dict
     summary = fedstrata.run(setting).summary
     traffic = summary["bytes_up"] + summary["bytes_down"]
     assert told.flops == pytest.approx(summary["train_flops"], rel=1e-6 if not setting.late_clients else 0.1)
-    assert told.bytes == pytest.approx(
-        traffic, rel=0.2 if "sparse-ft" in method else 0.02
-    )  # it asks few clients for a mask
+    assert told.bytes == pytest.approx(traffic, rel=0.2 if "sparse-ft" in method else 0.02)
     assert told.seconds > 0
 
 
