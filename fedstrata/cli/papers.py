@@ -207,7 +207,7 @@ def _show(
     places = {"cells": folder / "cells.csv", "results": folder / RESULTS}
     if not no_report:
         with telling("writing the page", quiet):
-            places["report"] = write_page(paper, judged, planned.on_disk, folder / PAGE, smaller.words())
+            places["report"] = write_page(paper, judged, planned.cells, planned.folder, folder / PAGE, smaller.words())
     if json:
         print_json(
             {**judged.told(), "remark": smaller.words(), "files": {key: str(path) for key, path in places.items()}}

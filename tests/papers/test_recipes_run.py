@@ -58,7 +58,7 @@ def run(paper: str, part: str, folder: Path, most: int | None = None) -> None:
     incentives = recipe.number.startswith("incentive")  # for these every column would need its baselines
     assert {one.verdict for one in judged.cells} <= {NOT_COMPARABLE, NOT_RUN}
     assert incentives or len(kept) == len(cells)
-    page = write_page(RECIPES[paper], judged, [folder / cell.settings for cell in cells], folder / "page.html")
+    page = write_page(RECIPES[paper], judged, cells, folder, folder / "page.html")
     assert "Published and ours" in page.read_text()
 
 

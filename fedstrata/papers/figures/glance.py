@@ -1,0 +1,200 @@
+"""Published numbers against ours at a glance: a line for each cell, a panel for each column; and the claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedstrata.papers.figures.kinds import Figure, Panel, axis_title
+from fedstrata.papers.figures.marks import Ruler
+from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
+from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, sized
+from fedstrata.report.series import Rows, short
+
+SHAPES: Mapping[str, tuple[str, str]] = {
+    "agrees": ("circle", "accent"),
+    "above": ("triangle-up", "above"),
+    "below": ("triangle-down", "below"),
+    NOT_COMPARABLE: ("square", "faint"),
+    NOT_PUBLISHED: ("diamond", "faint"),
+}
+"""The shape and the colour of each verdict, so that either tells it."""
+SIGNS = "● agrees, ▲ above, ▼ below, ■ not comparable, ◆ not published"
+_WORDS: Mapping[str, tuple[str, str]] = {
+    "shown": ("circle", "accent"),
+    "not shown": ("triangle-down", "below"),
+    "undecided": ("diamond", "faint"),
+    NOT_COMPARABLE: ("square", "faint"),
+}
+_CLAIM_SIGNS = "● shown, ▼ not shown, ◆ undecided, ■ not comparable"
+_ROW, _CLAIM = 26, 46
+"""The heights of a row and of a claim, in pixels."""
+
+
+def cells_at_a_glance(judged: Judged) -> Figure | None:
+    """The published numbers and ours; columns of which nothing was run have no panel."""
+    recipe = judged.recipe
+    panels = []
+    for column in dict.fromkeys(one.column for one in judged.cells):
+        own = [one for one in judged.cells if one.column == column]
+        if any(one.ours is not None for one in own):
+            rows = [_row(one) for one in own if one.ours is not None or one.published.mean is not None]
+            of = recipe.of_cell("", column)
+            derived = recipe.told("", column).get("derived")
+            title = "mean rank" if derived == "mean_rank" else axis_title(of.number, of.unit)
+            panels.append(Panel(column, _dumbbells(rows, Ruler(title)), []))
+    if not panels:
+        return None
+    words = f"○ published; filled, ours: {SIGNS}. Bars: one standard deviation over seeds."
+    return Figure("Published and ours at a glance", words, tuple(panels))
+
+
+def _row(one: JudgedCell) -> dict[str, object]:
+    ours, published = one.ours, one.published
+    return {
+        "row": one.row,
+        "published": published.mean,
+        "published_spread": published.std,
+        "ours": None if ours is None else short(ours.mean, 6),
+        "spread": None if ours is None or ours.std is None else short(ours.std, 6),
+        "seeds": 0 if ours is None else ours.count,
+        "verdict": one.verdict,
+    }
+
+
+def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
+    import altair as alt
+
+    names = [str(row["row"]) for row in rows]
+    base = alt.Chart(alt.NamedData("rows"))
+    down = alt.Y("row:N").title(None).sort(names).scale(domain=names).axis(labelLimit=LABEL_LIMIT, grid=True)
+    across = alt.X("ours:Q").title(x.title).axis(format="~g", tickCount=TICKS).scale(zero=False, nice=True, padding=8)
+    told = [
+        alt.Tooltip("row:N", title="row"),
+        alt.Tooltip("published:Q", title="published", format=".4~g"),
+        alt.Tooltip("published_spread:Q", title="± published", format=".3~g"),
+        alt.Tooltip("ours:Q", title="ours", format=".4~g"),
+        alt.Tooltip("spread:Q", title="± over seeds", format=".3~g"),
+        alt.Tooltip("seeds:Q", title="seeds"),
+        alt.Tooltip("verdict:N", title="verdict"),
+    ]
+    both = base.transform_filter("isValid(datum.ours) && isValid(datum.published)")
+    layers = [
+        both.mark_rule(strokeWidth=4, opacity=0.45, style="muted").encode(
+            y=down, x=across, x2=alt.X2("published:Q")
+        ),
+        _bar(base, "published", "published_spread", down).mark_rule(strokeWidth=1.2, style="contrast").encode(
+            y=down, x=alt.X("low:Q"), x2=alt.X2("high:Q")
+        ),
+        base.transform_filter("isValid(datum.published)")
+        .mark_point(filled=False, size=80, strokeWidth=1.8, style="contrast")
+        .encode(y=down, x=alt.X("published:Q"), tooltip=told),
+    ]
+    for verdict, (shape, style) in SHAPES.items():
+        if any(row["verdict"] == verdict for row in rows):
+            own = base.transform_filter(f"datum.verdict === '{verdict}'")
+            layers += [
+                _bar(own, "ours", "spread", down).mark_rule(strokeWidth=2.4, style=style).encode(
+                    y=down, x=alt.X("low:Q"), x2=alt.X2("high:Q")
+                ),
+                own.mark_point(filled=True, size=75, shape=shape, opacity=1, style=style).encode(
+                    y=down, x=across, tooltip=told
+                ),
+            ]
+    return Drawing(sized(alt.layer(*layers), _ROW * len(names)), {"rows": rows})
+
+
+def _bar(base: alt.Chart, value: str, spread: str, down: alt.Y) -> alt.Chart:  # type: ignore[name-defined] # noqa: F821
+    edges = {"low": f"datum.{value} - datum.{spread}", "high": f"datum.{value} + datum.{spread}"}
+    return base.transform_filter(f"isValid(datum.{spread}) && isValid(datum.{value})").transform_calculate(**edges)
+
+
+def claims_at_a_glance(judged: Judged) -> Figure | None:
+    """Each claim that can be judged as an interval, against zero and against the published difference."""
+    rows = [row for claim in judged.claims if (row := _claim(judged, claim)) is not None]
+    if not rows:
+        return None
+    unit = "points" if judged.recipe.unit == "percent" else axis_title(judged.recipe.number, judged.recipe.unit)
+    words = (
+        f"Ours, as the mean over seeds with its 95 % interval: {_CLAIM_SIGNS}. ○ the published difference; the line is "
+        "zero, right of which the claim holds."
+    )
+    drawing = _intervals(rows, Ruler(f"by how much one beats the other, {unit}"))
+    return Figure("The claims at a glance", words, (Panel("Who beats whom", drawing, []),))
+
+
+def _claim(judged: Judged, claim: JudgedClaim) -> dict[str, object] | None:
+    found = claim.found
+    if found is None or found.mean is None:
+        return None
+    where = ", ".join(filter(None, claim.columns))
+    low, high = found.interval or (None, None)
+    return {
+        "claim": f"{claim.stated.row} over {claim.stated.over}" + (f" ({where})" if where else ""),
+        "ours": short(found.mean, 6),
+        "low": low,
+        "high": high,
+        "seeds": found.seeds,
+        "published": published_difference(judged, claim),
+        "word": claim.word,
+    }
+
+
+def published_difference(judged: Judged, claim: JudgedClaim) -> float | None:
+    """By how much the paper says that one beats the other: as it states it, or as its numbers have it."""
+    if claim.stated.by is not None:
+        return claim.stated.by
+    of = judged.recipe.published_at
+    pairs = [(of(claim.stated.row, one).mean, of(claim.stated.over, one).mean) for one in claim.columns]
+    known = [first - second for first, second in pairs if first is not None and second is not None]
+    return short(sum(known) / len(known), 6) if known and len(known) == len(pairs) else None
+
+
+def _intervals(rows: Rows, x: Ruler) -> Drawing:
+    """Each claim in words, and below them its interval, so that long words have the whole width."""
+    import altair as alt
+
+    names = [str(row["claim"]) for row in rows]
+    base = alt.Chart(alt.NamedData("rows"))
+    down = alt.Y("claim:N").title(None).sort(names).scale(domain=names).axis(None)
+    ends = _ends(rows)
+    across = alt.X("ours:Q").title(x.title).axis(format="~g", tickCount=TICKS)
+    across = across.scale(domain=ends, nice=True)
+    told = [
+        alt.Tooltip("claim:N", title="claim"),
+        alt.Tooltip("ours:Q", title="ours", format="+.3~g"),
+        alt.Tooltip("low:Q", title="interval from", format="+.3~g"),
+        alt.Tooltip("high:Q", title="to", format="+.3~g"),
+        alt.Tooltip("published:Q", title="published", format="+.3~g"),
+        alt.Tooltip("seeds:Q", title="seeds"),
+        alt.Tooltip("word:N", title="verdict"),
+    ]
+    offset = 9
+    layers = [
+        alt.Chart(alt.NamedData("zero")).mark_rule(strokeWidth=1.5, style="faint").encode(x=alt.X("zero:Q")),
+        base.mark_text(align="left", dy=-offset, fontSize=12, style="contrast", limit=alt.expr("width")).encode(
+            x=alt.value(0), y=down, text="claim:N", tooltip=told
+        ),
+        base.transform_filter("isValid(datum.published)")
+        .mark_point(filled=False, size=80, strokeWidth=1.8, style="contrast", yOffset=offset)
+        .encode(x=alt.X("published:Q"), y=down, tooltip=told),
+    ]
+    for word, (shape, style) in _WORDS.items():
+        if any(row["word"] == word for row in rows):
+            own = base.transform_filter(f"datum.word === '{word}'")
+            layers += [
+                own.transform_filter("isValid(datum.low)")
+                .mark_rule(strokeWidth=2.4, style=style, yOffset=offset)
+                .encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"), y=down, tooltip=told),
+                own.mark_point(filled=True, size=75, shape=shape, opacity=1, style=style, yOffset=offset).encode(
+                    x=across, y=down, tooltip=told
+                ),
+            ]
+    return Drawing(sized(alt.layer(*layers), _CLAIM * len(names)), {"rows": rows, "zero": [{"zero": 0}]})
+
+
+def _ends(rows: Sequence[Mapping[str, object]]) -> list[float]:
+    """From the least to the most that is drawn, zero and a little room included."""
+    keys = ("ours", "low", "high", "published")
+    values = [0.0, *(float(row[key]) for row in rows for key in keys if isinstance(row[key], int | float))]
+    room = 0.05 * (max(values) - min(values) or 1.0)
+    return [min(values) - room, max(values) + room]

@@ -1,0 +1,259 @@
+"""The panels of redrawn figures, in Altair. They take plain rows, as the charts of the report do.
+
+A row of lines and bars has the ``line`` that it belongs to, where it is (``at``), our ``value`` with its ``spread`` over
+seeds, and the ``published`` number with its own. Published numbers are hollow, ours are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, dash_of, sized
+from fedstrata.report.layer_scales import Scale
+from fedstrata.report.series import Rows
+
+if TYPE_CHECKING:
+    import altair as alt
+
+HEIGHT = 230
+_DECADE = 10
+_TURNING: Literal["ramp"] = "ramp"
+_ONE_WAY: Literal["heatmap"] = "heatmap"
+LEFT_TITLE: dict[str, Any] = {"titleAlign": "left", "titleX": 0, "titleLimit": 400}
+"""The title of a vertical axis begins above it, since a panel has no room beside it."""
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """What an axis shows: its title, and names in an order where it shows names instead of numbers."""
+
+    title: str
+    names: tuple[str, ...] = ()
+    rounds: bool = False
+    logarithmic: bool = False
+
+
+def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool) -> Drawing:
+    """A line for each name, with a band or bars of one deviation over seeds; ``dots`` marks each of its points."""
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData("rows"))
+    across = _across(rows, x)
+    colour, dash = _colour(names), _dash(names)
+    up = alt.Y("value:Q").title(y.title).scale(**_numbers(y)).axis(format="~g", tickCount=5, **LEFT_TITLE)
+    told = [
+        alt.Tooltip("line:N", title="line"),
+        alt.Tooltip("at:N", title=x.title),
+        alt.Tooltip("value:Q", title="ours", format=".4~g"),
+        *_if_any(rows, "spread", "± over seeds"),
+        *_if_any(rows, "published", "published"),
+    ]
+    layers: list[alt.Chart] = []
+    if any(row["spread"] is not None for row in rows):
+        edges = {"low": "datum.value - datum.spread", "high": "datum.value + datum.spread"}
+        spread = base.transform_filter("isValid(datum.spread)").transform_calculate(**edges)
+        mark = spread.mark_rule(opacity=0.7) if dots else spread.mark_area(opacity=0.14)
+        layers.append(mark.encode(x=across, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=colour))
+    ours = base.transform_filter("isValid(datum.value)")
+    layers.append(ours.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour, strokeDash=dash))
+    point = {"size": 60, "opacity": 1.0} if dots or _single(rows) else {"size": 90, "opacity": 0.0}
+    layers.append(ours.mark_circle(**point).encode(x=across, y=up, color=colour, tooltip=told))
+    layers += _published(rows, base, across, colour, told)
+    return Drawing(sized(alt.layer(*layers), HEIGHT), {"rows": rows})
+
+
+def bars(rows: Rows, names: Sequence[str], x: Ruler) -> Drawing:
+    """A bar for each row, with its deviation over seeds, and the published number as a hollow mark."""
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData("rows"))
+    down = alt.Y("line:N").title(None).sort(list(names)).scale(domain=list(names)).axis(labelLimit=LABEL_LIMIT)
+    across = alt.X("value:Q").title(x.title).axis(format="~g", grid=True, tickCount=TICKS)
+    told = [
+        alt.Tooltip("line:N", title="row"),
+        alt.Tooltip("value:Q", title="ours", format=".4~g"),
+        *_if_any(rows, "spread", "± over seeds"),
+        *_if_any(rows, "published", "published"),
+    ]
+    edges = {"low": "datum.value - datum.spread", "high": "datum.value + datum.spread"}
+    layers = [
+        base.mark_bar(height={"band": 0.62}, style="accent", opacity=0.75).encode(x=across, y=down, tooltip=told),
+        base.transform_filter("isValid(datum.spread)")
+        .transform_calculate(**edges)
+        .mark_rule(strokeWidth=2, style="contrast")
+        .encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"), y=down),
+    ]
+    if any(row["published"] is not None for row in rows):
+        hollow = base.transform_filter("isValid(datum.published)").mark_point(
+            filled=False, size=70, strokeWidth=2, style="contrast"
+        )
+        layers.append(hollow.encode(x=alt.X("published:Q"), y=down, tooltip=told))
+    return Drawing(sized(alt.layer(*layers), 28 * len(names)), {"rows": rows})
+
+
+def steps(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler) -> Drawing:
+    """Histograms over each other, as outlines."""
+    import altair as alt
+
+    across = alt.X("at:Q").title(x.title).axis(format="~g", tickCount=TICKS).scale(nice=False)
+    up = alt.Y("value:Q").title(y.title).axis(format="~g", tickCount=5, **LEFT_TITLE)
+    told = [alt.Tooltip("line:N"), alt.Tooltip("at:Q", title=x.title), alt.Tooltip("value:Q", title=y.title)]
+    base = alt.Chart(alt.NamedData("rows"))
+    layers = [
+        base.mark_area(interpolate="step", opacity=0.1).encode(x=across, y=up.stack(None), color=_colour(names)),
+        base.mark_line(interpolate="step", strokeWidth=1.6).encode(
+            x=across, y=up, color=_colour(names), strokeDash=_dash(names), tooltip=told
+        ),
+    ]
+    return Drawing(sized(alt.layer(*layers), HEIGHT), {"rows": rows})
+
+
+def heat(rows: Rows, names: Sequence[str], scale: Scale, title: str) -> Drawing:
+    """A heat map: names downwards, rounds across; a column may stand for several rounds."""
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData("rows")).transform_calculate(begins="datum.at - 0.5", ends="datum.until + 0.5")
+    down = alt.Y("line:N").title(None).sort(list(names)).scale(domain=list(names))
+    down = down.axis(labelLimit=LABEL_LIMIT, labelOverlap="greedy")
+    across = alt.X("begins:Q").title("round").scale(nice=False, zero=False)
+    across = across.axis(tickMinStep=1, format="d", tickCount=TICKS, grid=False)
+    told = [
+        alt.Tooltip("line:N", title="layer"),
+        alt.Tooltip("at:Q", title="round"),
+        alt.Tooltip("value:Q", title=title, format=".4~g"),
+    ]
+    marks = base.mark_rect().encode(
+        x=across, x2=alt.X2("ends:Q"), y=down, color=_heat(scale, title), tooltip=told
+    )
+    return Drawing(sized(marks, max(8, min(22, 420 // len(names))) * len(names)), {"rows": rows})
+
+
+def matrix(rows: Rows, scale: Scale, title: str) -> Drawing:
+    """A heat map of pairs of clients, in one order in both directions."""
+    import altair as alt
+
+    plain = alt.Axis(labels=False, ticks=False, domain=False)
+    told = [
+        alt.Tooltip("client:N", title="client"),
+        alt.Tooltip("other:N", title="and client"),
+        alt.Tooltip("value:Q", title=title, format=".4~g"),
+    ]
+    marks = alt.Chart(alt.NamedData("rows")).mark_rect()
+    chart = marks.encode(
+        x=alt.X("across:O").title("clients, in one order in all matrices").axis(plain),
+        y=alt.Y("down:O").title(None).axis(plain),
+        color=_heat(scale, title),
+        tooltip=told,
+    )
+    return Drawing(sized(chart, 280), {"rows": rows})
+
+
+def clients(rows: Rows, y: Ruler, x: Ruler) -> Drawing:
+    """A dot for each client."""
+    import altair as alt
+
+    up = alt.Y("value:Q").title(y.title).scale(zero=False).axis(format="~g", tickCount=5, **LEFT_TITLE)
+    across = alt.X("at:Q").title(x.title).scale(zero=False).axis(format="~g", tickCount=TICKS)
+    told = [alt.Tooltip("client:N"), alt.Tooltip("at:Q", title=x.title), alt.Tooltip("value:Q", format=".4~g")]
+    marks = alt.Chart(alt.NamedData("rows")).mark_circle(size=45, opacity=0.7, style="accent")
+    return Drawing(sized(marks.encode(x=across, y=up, tooltip=told), HEIGHT), {"rows": rows})
+
+
+def _across(rows: Rows, x: Ruler) -> alt.X:
+    import altair as alt
+
+    if x.names:
+        scale = alt.X("at:N").sort(list(x.names)).scale(domain=list(x.names), type="point", padding=0.4)
+        angle = 0 if len(x.names) * max(map(len, x.names)) < 36 else -40
+        return scale.title(x.title).axis(labelAngle=angle, labelLimit=110, labelOverlap=False, grid=True)
+    if x.rounds:
+        axis = alt.X("at:Q").title(x.title).axis(tickMinStep=1, format="d", tickCount=TICKS)
+        return axis.scale(nice=False, zero=False)
+    places = sorted({float(row["at"]) for row in rows})
+    wide = places[0] > 0 and places[-1] / places[0] >= _DECADE
+    axis = alt.X("at:Q").title(x.title).axis(values=places, format="~g", grid=False, labelOverlap="greedy")
+    return axis.scale(type="log" if wide else "linear", nice=False, zero=False, padding=14)
+
+
+def _numbers(y: Ruler) -> dict[str, Any]:
+    return {"type": "log"} if y.logarithmic else {"zero": False, "nice": True}
+
+
+def _colour(names: Sequence[str]) -> alt.Color:
+    import altair as alt
+
+    scale = alt.Color("line:N").sort(list(names)).scale(domain=list(names))
+    return scale.legend(_legend(names)) if len(names) > 1 else scale.legend(None)
+
+
+def _dash(names: Sequence[str]) -> alt.StrokeDash:
+    import altair as alt
+
+    dashes = [list(dash_of(place)) for place in range(len(names))]
+    dash = alt.StrokeDash("line:N").sort(list(names)).scale(domain=list(names), range=dashes)
+    return dash.legend(_legend(names)) if len(names) > 1 else dash.legend(None)
+
+
+def _legend(names: Sequence[str]) -> alt.Legend:
+    import altair as alt
+
+    columns = alt.expr(f"max(1, floor(width / {36 + 7 * max(map(len, names))}))")
+    return alt.Legend(
+        orient="bottom", title=None, columns=columns, symbolType="stroke", symbolSize=220, symbolStrokeWidth=2.5,
+        symbolOpacity=1, labelLimit=260,
+    )  # fmt: skip
+
+
+def _published(
+    rows: Rows, base: alt.Chart, across: alt.X, colour: alt.Color, told: list[alt.Tooltip]
+) -> list[alt.Chart]:
+    """Hollow marks, with dashed bars where a spread was published."""
+    import altair as alt
+
+    if all(row["published"] is None for row in rows):
+        return []
+    there = base.transform_filter("isValid(datum.published)")
+    edges = {
+        "below": "datum.published - datum.published_spread",
+        "above": "datum.published + datum.published_spread",
+    }
+    spread = there.transform_filter("isValid(datum.published_spread)").transform_calculate(**edges)
+    return [
+        spread.mark_rule(strokeDash=[2, 2]).encode(
+            x=across, y=alt.Y("below:Q"), y2=alt.Y2("above:Q"), color=colour
+        ),
+        there.mark_point(filled=False, size=70, strokeWidth=1.8, opacity=1).encode(
+            x=across, y=alt.Y("published:Q"), color=colour, tooltip=told
+        ),
+    ]
+
+
+def _heat(scale: Scale, title: str) -> alt.Color:
+    import altair as alt
+
+    domain = [scale.low, scale.high]
+    colour = alt.Color("value:Q").scale(
+        type="log" if scale.logarithmic else "linear", domain=domain, clamp=True, interpolate="rgb",
+        range=_TURNING if scale.diverging else _ONE_WAY,
+    )  # fmt: skip
+    ticks = alt.Legend(
+        title=title, orient="bottom", gradientLength=160, values=scale.ticks(), format="~g", titleLimit=300
+    )
+    return colour.legend(ticks)
+
+
+def _if_any(rows: Rows, column: str, title: str) -> list[alt.Tooltip]:
+    import altair as alt
+
+    told = any(row.get(column) is not None for row in rows)
+    return [alt.Tooltip(f"{column}:Q", title=title, format=".4~g")] if told else []
+
+
+def _single(rows: Rows) -> bool:
+    """Tell whether some line has one point only, which no line would show."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["line"]] = counts.get(row["line"], 0) + 1
+    return min(counts.values(), default=0) == 1
