@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.options import Json, NoReport, Quiet, add_command
-from fedstrata.cli.running import PAGE, stoppable
+from fedstrata.cli.options import FigureFont, Figures, FigureWidth, Json, NoReport, Quiet, add_command
+from fedstrata.cli.running import PAGE, read_figures, stoppable
 from fedstrata.cli.terminal import messages, print_json, telling
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import split_outside
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedstrata.papers.keeping import Kept
     from fedstrata.papers.reading import Paper, Recipe
     from fedstrata.papers.running import Planned
+    from fedstrata.report.paper_figures import FiguresAsked
 
 _WHERE = ("data_root", "device", "engine", "chunk")
 """Keys of an experiment that decide where and how it runs, and no number of a paper."""
@@ -83,6 +84,9 @@ def paper(
         Path | None,
         typer.Option(metavar="DIR", help="Papers of your own: a folder with published.csv and recipes/PAPER/*.toml."),
     ] = None,
+    figures: Figures = None,
+    figure_width: FigureWidth = None,
+    figure_font: FigureFont = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -114,6 +118,7 @@ def paper(
     recipe = chosen[named[0]].part(named[1])
     if not recipe.runs:
         raise FedStrataError(f"Nothing is run for '{recipe.name}': {recipe.note or recipe.title}.")
+    drawn = read_figures(figures, figure_width, figure_font)
     smaller = Smaller(rounds, scale)
     choice = Choice(*map(_listed, (only, method, columns)))
     cells = cells_of(recipe, seeds, smaller, choice, changes)
@@ -125,7 +130,7 @@ def paper(
         _price(planned, json, quiet)
         return
     failed = _perform(planned, jobs, folder, quiet)
-    _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet)
+    _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet, drawn)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
@@ -193,13 +198,13 @@ def _keep(planned: Planned, folder: Path) -> list[Kept]:
 
 def _show(
     paper: Paper, recipe: Recipe, planned: Planned, failed: dict[str, str], smaller: Smaller, folder: Path,
-    no_report: bool, json: bool, quiet: bool,
+    no_report: bool, json: bool, quiet: bool, figures: FiguresAsked | None,
 ) -> None:  # fmt: skip
     from fedstrata.cli import papers_shown
     from fedstrata.papers.deriving import with_derived
     from fedstrata.papers.judging import LINE, judge
     from fedstrata.papers.keeping import RESULTS, write_csv
-    from fedstrata.papers.page import write_page
+    from fedstrata.papers.page import write_page, write_part_figures
 
     kept = _keep(planned, folder)
     judged = with_derived(judge(recipe, planned.cells, kept, {**planned.problems, **failed}))
@@ -208,6 +213,9 @@ def _show(
     if not no_report:
         with telling("writing the page", quiet):
             places["report"] = write_page(paper, judged, planned.cells, planned.folder, folder / PAGE, smaller.words())
+    if figures is not None:
+        with telling("drawing figures", quiet):
+            places["figures"] = write_part_figures(paper, judged, planned.cells, planned.folder, figures)
     if json:
         print_json(
             {**judged.told(), "remark": smaller.words(), "files": {key: str(path) for key, path in places.items()}}

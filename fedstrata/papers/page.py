@@ -17,6 +17,7 @@ from fedstrata.report.document import document
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.opening import read_runs
 from fedstrata.report.page import contents
+from fedstrata.report.paper_figures import FiguresAsked, write_drawings
 from fedstrata.report.tables import Cell as TableCell
 from fedstrata.report.tables import Column, table
 from fedstrata.report.view import Section
@@ -43,6 +44,15 @@ def write_page(
     files.make_folder(output.parent)
     files.write_atomically(output, text)
     return output
+
+
+def write_part_figures(
+    paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, asked: FiguresAsked
+) -> Path:
+    """Write the redrawn figure, or the picture of a table, as files for a paper, a file for each panel."""
+    sections = sections_of(paper, judged, cells, folder, "", with_charts=True)
+    drawn = {name: chart for one in sections for name, chart in one.charts.items()}
+    return write_drawings(drawn, asked, f"{paper.title}: {judged.recipe.part}")
 
 
 def sections_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedstrata.papers.figures.kinds import Figure, Panel, axis_title
-from fedstrata.papers.figures.marks import Ruler
+from fedstrata.papers.figures.marks import NUMBERS, Ruler
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
 from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, sized
 from fedstrata.report.series import Rows, short
@@ -44,8 +44,8 @@ def cells_at_a_glance(judged: Judged) -> Figure | None:
             panels.append(Panel(column, _dumbbells(rows, Ruler(title)), []))
     if not panels:
         return None
-    words = f"○ published; filled, ours: {SIGNS}. Bars: one standard deviation over seeds."
-    return Figure("Published and ours at a glance", words, tuple(panels))
+    words = f"○ published; filled, ours: {SIGNS}. Bars: one standard deviation over seeds, of the paper as it gives it."
+    return Figure("glance", "Published and ours at a glance", words, tuple(panels))
 
 
 def _row(one: JudgedCell) -> dict[str, object]:
@@ -67,7 +67,7 @@ def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
     names = [str(row["row"]) for row in rows]
     base = alt.Chart(alt.NamedData("rows"))
     down = alt.Y("row:N").title(None).sort(names).scale(domain=names).axis(labelLimit=LABEL_LIMIT, grid=True)
-    across = alt.X("ours:Q").title(x.title).axis(format="~g", tickCount=TICKS).scale(zero=False, nice=True, padding=8)
+    across = alt.X("ours:Q").title(x.title).axis(format=NUMBERS, tickCount=TICKS).scale(zero=False, nice=True, padding=8)
     told = [
         alt.Tooltip("row:N", title="row"),
         alt.Tooltip("published:Q", title="published", format=".4~g"),
@@ -115,11 +115,11 @@ def claims_at_a_glance(judged: Judged) -> Figure | None:
         return None
     unit = "points" if judged.recipe.unit == "percent" else axis_title(judged.recipe.number, judged.recipe.unit)
     words = (
-        f"Ours, as the mean over seeds with its 95 % interval: {_CLAIM_SIGNS}. ○ the published difference; the line is "
-        "zero, right of which the claim holds."
+        f"Ours, as the mean over seeds with its 95 % interval: {_CLAIM_SIGNS}. ○ the published difference; the upright "
+        "line is zero, right of which the claim holds."
     )
     drawing = _intervals(rows, Ruler(f"by how much one beats the other, {unit}"))
-    return Figure("The claims at a glance", words, (Panel("Who beats whom", drawing, []),))
+    return Figure("claims", "The claims at a glance", words, (Panel("Who beats whom", drawing, []),))
 
 
 def _claim(judged: Judged, claim: JudgedClaim) -> dict[str, object] | None:
@@ -157,7 +157,7 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
     base = alt.Chart(alt.NamedData("rows"))
     down = alt.Y("claim:N").title(None).sort(names).scale(domain=names).axis(None)
     ends = _ends(rows)
-    across = alt.X("ours:Q").title(x.title).axis(format="~g", tickCount=TICKS)
+    across = alt.X("ours:Q").title(x.title).axis(format=NUMBERS, tickCount=TICKS)
     across = across.scale(domain=ends, nice=True)
     told = [
         alt.Tooltip("claim:N", title="claim"),
@@ -170,7 +170,9 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
     ]
     offset = 9
     layers = [
-        alt.Chart(alt.NamedData("zero")).mark_rule(strokeWidth=1.5, style="faint").encode(x=alt.X("zero:Q")),
+        base.transform_calculate(zero="0")
+        .mark_tick(thickness=1.5, size=24, orient="vertical", style="faint", yOffset=offset)
+        .encode(x=alt.X("zero:Q"), y=down),
         base.mark_text(align="left", dy=-offset, fontSize=12, style="contrast", limit=alt.expr("width")).encode(
             x=alt.value(0), y=down, text="claim:N", tooltip=told
         ),
@@ -189,7 +191,7 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
                     x=across, y=down, tooltip=told
                 ),
             ]
-    return Drawing(sized(alt.layer(*layers), _CLAIM * len(names)), {"rows": rows, "zero": [{"zero": 0}]})
+    return Drawing(sized(alt.layer(*layers), _CLAIM * len(names)), {"rows": rows})
 
 
 def _ends(rows: Sequence[Mapping[str, object]]) -> list[float]:

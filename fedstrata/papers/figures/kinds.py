@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class Panel:
 class Figure:
     """One thing that a recipe asks for: what it shows in words, and its panels."""
 
+    name: str
     title: str
     caption: str
     panels: tuple[Panel, ...]
@@ -59,16 +60,25 @@ def axis_title(metric: str, unit: str | None = None) -> str:
     >>> axis_title("client_after.accuracy.mean"), axis_title("global.loss"), axis_title("oracle.error")
     ('accuracy, %', 'loss', 'Error of the masks against the oracle')
     """
-    words = UNIT_WORDS.get(unit_of(metric) if unit is None else unit, "")
+    unit_words = UNIT_WORDS.get(unit_of(metric) if unit is None else unit, "")
+    quantity = plain_quantity(metric)
+    words = ", ".join(filter(None, (quantity.unit, unit_words)))
+    return named(metric) + (f", {words}" if words else "")
+
+
+def named(metric: str) -> str:
+    """Name a metric in a few words.
+
+    >>> named("client_after.accuracy.worst10")
+    'accuracy, mean of the worst 10 % of clients'
+    """
     label, *rest = metric.split(".")
     if label not in MODELS:
-        quantity = plain_quantity(metric)
-        return quantity.title + (f", {quantity.unit}" if quantity.unit else "") + (f", {words}" if words else "")
+        return plain_quantity(metric).title
     if rest and rest[-1] == "mean":
         rest = rest[:-1]
     *names, last = rest or [metric]
-    said = f"{' '.join(names)}, {STATISTICS[last]}" if last in STATISTICS else " ".join(rest)
-    return said + (f", {words}" if words else "")
+    return f"{' '.join(names)}, {STATISTICS[last]}" if last in STATISTICS else " ".join(rest or [metric])
 
 
 def _curves(material: Material, asked: Asked) -> Iterator[Figure]:
@@ -91,20 +101,33 @@ def _curves(material: Material, asked: Asked) -> Iterator[Figure]:
             if rows:
                 drawing = marks.lines(rows, _in_order(rows), Ruler("round", rounds=True), Ruler(axis_title(metric)), False)
                 panels.append(Panel(title, drawing, _last_of_each(rows)))
-        yield Figure(f"{_sentence(axis_title(metric))} over rounds", _metric_words(metric), tuple(panels))
+        yield Figure(metric, f"{_sentence(named(metric))} over rounds", _metric_words(metric), tuple(panels))
 
 
 def _sweep(material: Material, asked: Asked) -> Iterator[Figure]:
+    """A figure for each number and key; where all have one panel, they are the panels of one figure."""
+    figures = []
     for key in asked.of:
         axis = axis_of(material.recipe, asked, key)
         if axis is None:
-            material.missing.setdefault(f"nothing of the recipe sets '{key}' to several numbers", []).append(key)
+            material.missing.setdefault(f"nothing of the recipe sets '{key}' to several numbers", []).append(("", key))
             continue
         for y in asked.y or ("",):
             panels = [panel for panel in _sweep_panels(material, asked, axis, key, y) if panel is not None]
             name = y or material.recipe.number
-            said = "Gain over the first row" if y == GAIN else _sentence(axis_title(name, _unit(material, y)))
-            yield Figure(f"{said} over {_short_key(key)}", "" if y == GAIN else _metric_words(name), tuple(panels))
+            said = f"Gain over {next(iter(material.recipe.rows))}" if y == GAIN else _sentence(named(name))
+            words = _GAIN_WORDS if y == GAIN else _metric_words(name)
+            figures.append(Figure(f"{key}-{name}", f"{said} over {_short_key(key)}", words, tuple(panels)))
+    drawn = [figure for figure in figures if figure.panels]
+    if len(drawn) < 2 or any(len(figure.panels) > 1 or figure.panels[0].title for figure in drawn):
+        yield from figures
+        return
+    together = tuple(replace(figure.panels[0], title=figure.title) for figure in drawn)
+    captions = " ".join(dict.fromkeys(figure.caption for figure in drawn))
+    yield Figure("", f"Over {' and '.join(dict.fromkeys(map(_short_key, asked.of)))}", captions, together)
+
+
+_GAIN_WORDS = "The difference of the means over seeds."
 
 
 def _sweep_panels(material: Material, asked: Asked, axis: Axis, key: str, y: str) -> Iterator[Panel | None]:
@@ -190,7 +213,7 @@ def _layers(material: Material, asked: Asked) -> Iterator[Figure]:
         for (row, column), view in views.items():
             title = ", ".join(filter(None, (column, row if len({one for one, _ in views}) > 1 else "")))
             panels.append(_layer_panel(title, view, scale, quantity.title))
-        yield Figure(f"{_sentence(quantity.title)}, by layer and round", quantity.explanation, tuple(panels))
+        yield Figure(metric, f"{_sentence(quantity.title)}, by layer and round", quantity.explanation, tuple(panels))
 
 
 def _layer_panel(title: str, view: MetricView, scale: Scale, words: str) -> Panel:
@@ -232,7 +255,7 @@ def _layers_last(material: Material, asked: Asked) -> Iterator[Figure]:
                 wide = min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM
                 drawing = marks.lines(rows, _in_order(rows), Ruler("layer", tuple(layers)), Ruler(quantity.title, logarithmic=wide), True)
                 panels.append(Panel(title, drawing, rows))
-        yield Figure(f"{_sentence(quantity.title)}, layer by layer", quantity.explanation, tuple(panels))
+        yield Figure(f"last-{metric}", f"{_sentence(quantity.title)}, layer by layer", quantity.explanation, tuple(panels))
 
 
 def _layer_views(material: Material, asked: Asked, metric: str) -> dict[Pair, MetricView]:
@@ -263,7 +286,7 @@ def _bars(material: Material, asked: Asked) -> Iterator[Figure]:
             if any(row["value"] is not None for row in rows):
                 unit = _unit(material, metric)
                 panels.append(Panel(title, marks.bars(rows, _in_order(rows), Ruler(axis_title(metric, unit))), rows))
-        yield Figure(_sentence(axis_title(metric, _unit(material, metric))), _metric_words(metric), tuple(panels))
+        yield Figure(metric, _sentence(named(metric)), _metric_words(metric), tuple(panels))
 
 
 def _histogram(material: Material, asked: Asked) -> Iterator[Figure]:
@@ -280,7 +303,7 @@ def _histogram(material: Material, asked: Asked) -> Iterator[Figure]:
             x, y = Ruler("weight", rounds=False), Ruler("part of all weights, %", logarithmic=False)
             panels.append(Panel(title, marks.steps(rows, _in_order(rows), x, y), []))
     words = "Where the weights of the whole merged model lie after the last round; of the first seed."
-    yield Figure("The weights in the end", words, tuple(panels))
+    yield Figure("weights", "The weights in the end", words, tuple(panels))
 
 
 def _clients(material: Material, asked: Asked) -> Iterator[Figure]:
@@ -291,28 +314,33 @@ def _clients(material: Material, asked: Asked) -> Iterator[Figure]:
                 runs = material.runs(pair)
                 if not runs:
                     continue
-                named = title if len(members) == 1 or metric == LABELS else ", ".join(filter(None, (title, line)))
+                heading = title if len(members) == 1 or metric == LABELS else ", ".join(filter(None, (title, line)))
                 if metric == LABELS and "label_counts" in runs[0].data:
                     counts = np.asarray(runs[0].data["label_counts"], dtype=np.int64)
                     classes = [str(one) for one in runs[0].data["class_names"]]
                     rows = skew_rows(counts, classes, split="")
-                    panels.append(Panel(named, skew(rows, len(counts), classes, ""), []))
+                    panels.append(Panel(heading, skew(rows, len(counts), classes, ""), []))
                 elif metric in runs[0].clients:
                     factor = 100.0 if unit_of(metric) == "percent" else 1.0
                     sizes = runs[0].data.get("sizes", ())
+                    unequal = len(set(sizes)) > 1
                     rows = [
-                        {"client": int(client), "at": sizes[int(client)], "value": short(factor * float(value))}
+                        {
+                            "client": int(client),
+                            "at": sizes[int(client)] if unequal else int(client),
+                            "value": short(factor * float(value)),
+                        }
                         for client, value in zip(*runs[0].clients[metric], strict=True)
                     ]
-                    x = Ruler("training samples of the client")
-                    panels.append(Panel(named, marks.clients(rows, Ruler(axis_title(metric)), x), []))
+                    x = Ruler("training samples of the client" if unequal else "client")
+                    panels.append(Panel(heading, marks.clients(rows, Ruler(axis_title(metric)), x), []))
                 else:
                     material.lacks(f"its run holds no '{metric}' of clients", pair)
         if metric == LABELS:
-            yield Figure("Who holds which classes", "Training samples; of the first seed.", tuple(panels))
+            yield Figure("labels", "Who holds which classes", "Training samples; of the first seed.", tuple(panels))
         else:
             words = f"{_metric_words(metric)} In the last round; of the first seed."
-            yield Figure(f"{_sentence(axis_title(metric))}, client by client", words, tuple(panels))
+            yield Figure(f"clients-{metric}", f"{_sentence(named(metric))}, client by client", words, tuple(panels))
 
 
 def _matrices(material: Material, asked: Asked) -> Iterator[Figure]:
@@ -325,7 +353,7 @@ def _matrices(material: Material, asked: Asked) -> Iterator[Figure]:
                 material.lacks(f"its run holds no '{metric}' of pairs of clients", pair)
         panels = tuple(Panel(plain_quantity(metric).title, drawing, []) for metric, drawing in found.items())
         title = "Pair by pair of clients" + (f": {', '.join(pair)}" if len(pairs) > 1 else "")
-        yield Figure(title, "In the last round that has them; of the first seed, all layers together.", panels)
+        yield Figure("pairs", title, "In the last round that has them; of the first seed, all layers together.", panels)
 
 
 _KINDS: Mapping[str, Callable[[Material, Asked], Iterator[Figure]]] = {
@@ -377,8 +405,13 @@ def _sentence(text: str) -> str:
 
 
 def _short_key(key: str) -> str:
-    """Name a key of an experiment beside an axis: alpha for ``partition.alpha``."""
-    return key.rsplit(".", 1)[-1].replace("_", " ")
+    """Name a key of an experiment beside an axis.
+
+    >>> _short_key("partition.per_client"), _short_key("method.lips.every")
+    ('per client', 'every (lips)')
+    """
+    _, *owner, last = key.split(".") if "." in key else ("", key)
+    return last.replace("_", " ") + (f" ({owner[0]})" if owner else "")
 
 
 def _metric_words(metric: str) -> str:

@@ -6,18 +6,21 @@ seeds, and the ``published`` number with its own. Published numbers are hollow, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, dash_of, sized
-from fedstrata.report.layer_scales import Scale
+from fedstrata.report.layer_scales import Scale, round_step
 from fedstrata.report.series import Rows
 
 if TYPE_CHECKING:
     import altair as alt
 
 HEIGHT = 230
+NUMBERS = ".6~g"
+"""How axes write numbers; without digits of its own, d3 would write 20 as 2e+1 where there is room for few."""
 _DECADE = 10
 _TURNING: Literal["ramp"] = "ramp"
 _ONE_WAY: Literal["heatmap"] = "heatmap"
@@ -42,7 +45,7 @@ def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool) -> D
     base = alt.Chart(alt.NamedData("rows"))
     across = _across(rows, x)
     colour, dash = _colour(names), _dash(names)
-    up = alt.Y("value:Q").title(y.title).scale(**_numbers(y)).axis(format="~g", tickCount=5, **LEFT_TITLE)
+    up = alt.Y("value:Q").title(y.title).scale(**_numbers(y)).axis(**_ticks(rows, y), **LEFT_TITLE)
     told = [
         alt.Tooltip("line:N", title="line"),
         alt.Tooltip("at:N", title=x.title),
@@ -70,7 +73,7 @@ def bars(rows: Rows, names: Sequence[str], x: Ruler) -> Drawing:
 
     base = alt.Chart(alt.NamedData("rows"))
     down = alt.Y("line:N").title(None).sort(list(names)).scale(domain=list(names)).axis(labelLimit=LABEL_LIMIT)
-    across = alt.X("value:Q").title(x.title).axis(format="~g", grid=True, tickCount=TICKS)
+    across = alt.X("value:Q").title(x.title).axis(format=NUMBERS, grid=True, tickCount=TICKS)
     told = [
         alt.Tooltip("line:N", title="row"),
         alt.Tooltip("value:Q", title="ours", format=".4~g"),
@@ -97,8 +100,8 @@ def steps(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler) -> Drawing:
     """Histograms over each other, as outlines."""
     import altair as alt
 
-    across = alt.X("at:Q").title(x.title).axis(format="~g", tickCount=TICKS).scale(nice=False)
-    up = alt.Y("value:Q").title(y.title).axis(format="~g", tickCount=5, **LEFT_TITLE)
+    across = alt.X("at:Q").title(x.title).axis(format=NUMBERS, tickCount=TICKS).scale(nice=False)
+    up = alt.Y("value:Q").title(y.title).axis(format=NUMBERS, tickCount=5, **LEFT_TITLE)
     told = [alt.Tooltip("line:N"), alt.Tooltip("at:Q", title=x.title), alt.Tooltip("value:Q", title=y.title)]
     base = alt.Chart(alt.NamedData("rows"))
     layers = [
@@ -116,9 +119,9 @@ def heat(rows: Rows, names: Sequence[str], scale: Scale, title: str) -> Drawing:
 
     base = alt.Chart(alt.NamedData("rows")).transform_calculate(begins="datum.at - 0.5", ends="datum.until + 0.5")
     down = alt.Y("line:N").title(None).sort(list(names)).scale(domain=list(names))
-    down = down.axis(labelLimit=LABEL_LIMIT, labelOverlap="greedy")
+    down = down.axis(labelLimit={"expr": "max(90, 0.42 * (containerSize()[0] || 380))"}, labelOverlap="greedy")
     across = alt.X("begins:Q").title("round").scale(nice=False, zero=False)
-    across = across.axis(tickMinStep=1, format="d", tickCount=TICKS, grid=False)
+    across = across.axis(values=round_values(rows[0]["at"], rows[-1]["until"]), format="d", grid=False)
     told = [
         alt.Tooltip("line:N", title="layer"),
         alt.Tooltip("at:Q", title="round"),
@@ -154,8 +157,8 @@ def clients(rows: Rows, y: Ruler, x: Ruler) -> Drawing:
     """A dot for each client."""
     import altair as alt
 
-    up = alt.Y("value:Q").title(y.title).scale(zero=False).axis(format="~g", tickCount=5, **LEFT_TITLE)
-    across = alt.X("at:Q").title(x.title).scale(zero=False).axis(format="~g", tickCount=TICKS)
+    up = alt.Y("value:Q").title(y.title).scale(zero=False).axis(format=NUMBERS, tickCount=5, **LEFT_TITLE)
+    across = alt.X("at:Q").title(x.title).scale(zero=False).axis(format=NUMBERS, tickCount=TICKS)
     told = [alt.Tooltip("client:N"), alt.Tooltip("at:Q", title=x.title), alt.Tooltip("value:Q", format=".4~g")]
     marks = alt.Chart(alt.NamedData("rows")).mark_circle(size=45, opacity=0.7, style="accent")
     return Drawing(sized(marks.encode(x=across, y=up, tooltip=told), HEIGHT), {"rows": rows})
@@ -169,16 +172,41 @@ def _across(rows: Rows, x: Ruler) -> alt.X:
         angle = 0 if len(x.names) * max(map(len, x.names)) < 36 else -40
         return scale.title(x.title).axis(labelAngle=angle, labelLimit=110, labelOverlap=False, grid=True)
     if x.rounds:
-        axis = alt.X("at:Q").title(x.title).axis(tickMinStep=1, format="d", tickCount=TICKS)
-        return axis.scale(nice=False, zero=False)
+        noted = [int(row["at"]) for row in rows]
+        values = round_values(min(noted), max(noted))
+        return alt.X("at:Q").title(x.title).axis(values=values, format="d").scale(nice=False, zero=False)
     places = sorted({float(row["at"]) for row in rows})
-    wide = places[0] > 0 and places[-1] / places[0] >= _DECADE
-    axis = alt.X("at:Q").title(x.title).axis(values=places, format="~g", grid=False, labelOverlap="greedy")
-    return axis.scale(type="log" if wide else "linear", nice=False, zero=False, padding=14)
+    gaps = [after - before for before, after in zip(places, places[1:], strict=False)]
+    even = bool(gaps) and max(gaps) <= (1 + 1e-6) * min(gaps)
+    wide = places[0] > 0 and places[-1] / places[0] >= _DECADE and not even
+    axis = alt.X("at:Q").title(x.title).axis(values=places, format=NUMBERS, grid=False, labelOverlap="greedy")
+    return axis.scale(**({"type": "log"} if wide else {"zero": False}), nice=False, padding=14)
 
 
 def _numbers(y: Ruler) -> dict[str, Any]:
     return {"type": "log"} if y.logarithmic else {"zero": False, "nice": True}
+
+
+def _ticks(rows: Rows, y: Ruler) -> dict[str, Any]:
+    """Powers of ten alone where an axis is logarithmic; all others would be a thicket of lines."""
+    values = [float(row["value"]) for row in rows if row["value"] is not None]
+    if not y.logarithmic or min(values) <= 0:
+        return {"format": NUMBERS, "tickCount": 5}
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    step = max(1, math.ceil((high - low) / 5))
+    return {"format": ".1~e" if low < -3 or high > 5 else NUMBERS, "values": [float(f"1e{one}") for one in range(low, high + 1, step)]}
+
+
+def round_values(first: int, last: int) -> list[int]:
+    """The rounds that are written along an axis: all of a few, else round numbers.
+
+    >>> round_values(2, 4), round_values(2, 300)
+    ([2, 3, 4], [100, 200, 300])
+    """
+    if last - first < 6:
+        return list(range(first, last + 1))
+    step = int(round_step((last - first) / 5))
+    return list(range(step * math.ceil(first / step), last + 1, step))
 
 
 def _colour(names: Sequence[str]) -> alt.Color:
@@ -199,7 +227,8 @@ def _dash(names: Sequence[str]) -> alt.StrokeDash:
 def _legend(names: Sequence[str]) -> alt.Legend:
     import altair as alt
 
-    columns = alt.expr(f"max(1, floor(width / {36 + 7 * max(map(len, names))}))")
+    # Not by what is left beside the axis, which is known too late.
+    columns = alt.expr(f"max(1, floor(((containerSize()[0] || 380) - 50) / {40 + 6.6 * max(map(len, names)):.0f}))")
     return alt.Legend(
         orient="bottom", title=None, columns=columns, symbolType="stroke", symbolSize=220, symbolStrokeWidth=2.5,
         symbolOpacity=1, labelLimit=260,
@@ -239,7 +268,7 @@ def _heat(scale: Scale, title: str) -> alt.Color:
         range=_TURNING if scale.diverging else _ONE_WAY,
     )  # fmt: skip
     ticks = alt.Legend(
-        title=title, orient="bottom", gradientLength=160, values=scale.ticks(), format="~g", titleLimit=300
+        title=title, orient="bottom", gradientLength=150, values=scale.ticks(), format=NUMBERS, titleLimit={"expr": "max(150, width)"}
     )
     return colour.legend(ticks)
 

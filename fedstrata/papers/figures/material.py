@@ -29,7 +29,7 @@ class Material:
     judged: Judged
     cells: Sequence[Cell]
     folder: Path
-    missing: dict[str, list[str]] = field(default_factory=dict)
+    missing: dict[str, list[Pair]] = field(default_factory=dict)
     """Why something is not drawn, and of which rows and columns."""
     _runs: dict[Pair, tuple[Run, ...]] = field(default_factory=dict)
 
@@ -44,13 +44,15 @@ class Material:
 
     def pairs(self, asked: Asked) -> list[Pair]:
         """The rows and columns that a chart is about, in the order of the recipe."""
-        there = dict.fromkeys((cell.row, cell.column) for cell in self.cells)
-        return [
-            (row, column)
-            for row in asked.rows or self.recipe.rows
-            for column in asked.columns or self.recipe.columns
-            if (row, column) in there
-        ]
+        there = {(cell.row, cell.column) for cell in self.cells}
+        found = []
+        for row in asked.rows or self.recipe.rows:
+            for column in asked.columns or self.recipe.columns:
+                if (row, column) in there:
+                    found.append((row, column))
+                elif self.recipe.has_run(row, column):
+                    self.lacks("it was not asked for", (row, column))
+        return found
 
     def runs(self, pair: Pair) -> tuple[Run, ...]:
         """The finished runs of a cell, seed by seed; where there are none it is noted."""
@@ -73,10 +75,9 @@ class Material:
 
     def lacks(self, reason: str, pair: Pair) -> None:
         """Note that something is not drawn of a cell."""
-        named = ", ".join(filter(None, pair))
         told = self.missing.setdefault(reason, [])
-        if named not in told:
-            told.append(named)
+        if pair not in told:
+            told.append(pair)
 
     def number(self, pair: Pair, name: str = "") -> Estimate | None:
         """A number over seeds: that of the recipe, or another one of the runs in their last round."""
@@ -145,6 +146,8 @@ def axis_of(recipe: Recipe, asked: Asked, key: str) -> Axis | None:
         if len(swept) > 1:
             others = {name: _others(chosen[name], key) for name in swept}
             alike = [[name for name in swept if others[name] == kind] for kind in _distinct(others.values())]
+            if all(len(names) == 1 for names in alike):
+                alike = [list(swept)]  # something else is always changed with it, such as rounds with steps
             if named and len(alike) == 1:
                 alike = [[*alike[0], *(name for name in chosen if name not in swept)]]
             groups = {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count
 
 from fedstrata.papers.figures.glance import cells_at_a_glance, claims_at_a_glance
 from fedstrata.papers.figures.kinds import Figure, draw
-from fedstrata.papers.figures.material import Material
+from fedstrata.papers.figures.material import Material, Pair
 from fedstrata.papers.judging import Judged
 from fedstrata.report.charts import HOW_TO_GET_CHARTS, Drawing
 from fedstrata.report.figures import figure
@@ -17,7 +18,11 @@ from fedstrata.report.tables import Cell, Column, table
 from fedstrata.report.view import Section
 from fedstrata.significance import Estimate
 
-SHOWN = "Ours are lines and filled marks, the mean over seeds with one standard deviation; hollow marks are published."
+OURS = "Lines and filled marks are ours, the mean over seeds with one standard deviation"
+PUBLISHED = "hollow marks are published, at the last round where the axis is that of rounds."
+ALONE = "The paper's text has no numbers of this figure to set beside ours."
+_WITHOUT_SEEDS = ("clients", "matrices", "histogram")
+"""Kinds of charts that show one run each."""
 _LINES_OF_A_TABLE = 200
 
 
@@ -32,7 +37,9 @@ def redrawn_section(material: Material, with_charts: bool) -> Section | None:
         return Section("redrawn", title, said)
     figures = [figure for one in asked for figure in draw(material, one)]
     charts = _Charts(material.recipe.part)
-    body = [element("p", f"{material.recipe.title}. {SHOWN}"), *(_shown(one, charts) for one in figures)]
+    of_seeds = any(one.kind not in _WITHOUT_SEEDS for one in asked)
+    shown = f"{OURS}; {PUBLISHED}" if material.recipe.published else f"{OURS}. {ALONE}" if of_seeds else ALONE
+    body = [element("p", f"{material.recipe.title}. {shown}"), *(_shown(one, charts) for one in figures)]
     if not figures:
         body = [element("p", f"{material.recipe.title}. Nothing of it could be drawn.")]
     body.append(_said(missing_words(material)))
@@ -51,7 +58,22 @@ def glance(judged: Judged, with_charts: bool) -> tuple[Markup | None, dict[str, 
 
 def missing_words(material: Material) -> list[str]:
     """Say what is not drawn, and why."""
-    return [f"Not drawn: {_listed(names)}, because {reason}." for reason, names in material.missing.items()]
+    return [f"Not drawn: {_listed(_named_cells(material, pairs))}: {reason}." for reason, pairs in material.missing.items()]
+
+
+def _named_cells(material: Material, pairs: Sequence[Pair]) -> list[str]:
+    """Name cells, and rows and columns of which all are among them by themselves."""
+    recipe = material.recipe
+    left = list(pairs)
+    named = []
+    for place, names in ((1, recipe.columns), (0, recipe.rows)):
+        for name in names:
+            own = [(row, column) for row in recipe.rows for column in recipe.columns if (row, column)[place] == name]
+            run = [pair for pair in own if recipe.has_run(*pair)]
+            if len(run) > 1 and all(pair in left for pair in run):
+                named.append(name)
+                left = [pair for pair in left if pair not in run]
+    return [*named, *(", ".join(filter(None, pair)) for pair in left)]
 
 
 class _Charts:
@@ -63,9 +85,10 @@ class _Charts:
 
     def add(self, words: Sequence[str], drawing: Drawing) -> str:
         """Name a chart by words."""
-        name = "-".join([self.part, *filter(None, (re.sub(r"[^a-z0-9]+", "-", one.lower()).strip("-") for one in words))])
-        while name in self.drawn:
-            name += "-more"
+        plain = (re.sub(r"[^a-z0-9]+", "-", one.lower()).strip("-") for one in words)
+        first = "-".join([self.part, *filter(None, plain)])
+        further = (f"{first}-{place}" for place in count(2))
+        name = next(one for one in chain([first], further) if one not in self.drawn)
         self.drawn[name] = drawing
         return name
 
@@ -74,12 +97,12 @@ def _shown(one: Figure, charts: _Charts) -> Markup:
     panels = []
     for panel in one.panels:
         title = panel.title or one.title
-        name = charts.add((one.title.split(",")[0], panel.title), panel.drawing)
+        name = charts.add((one.name, panel.title), panel.drawing)
         alt = one.title + (f": {panel.title}" if panel.title else "")
         panels.append(figure(name, title, alt, ""))
     return join(
         (
-            element("h3", one.title),
+            element("h3", one.title) if one.panels[0].title else None,
             element("p", one.caption, class_="hint") if one.caption else None,
             element("div", *panels, class_="panels"),
             _numbers(one),
