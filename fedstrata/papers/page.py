@@ -46,9 +46,7 @@ def write_page(
     return output
 
 
-def write_part_figures(
-    paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, asked: FiguresAsked
-) -> Path:
+def write_part_figures(paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, asked: FiguresAsked) -> Path:
     """Write the redrawn figure, or the picture of a table, as files for a paper, a file for each panel."""
     sections = sections_of(paper, judged, cells, folder, "", with_charts=True)
     drawn = {name: chart for one in sections for name, chart in one.charts.items()}
@@ -70,7 +68,10 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
     numeric = {"published", "ours", "seeds", "difference"}
     columns = [Column(head, numeric=head in numeric) for head in CELL_HEADS]
     rows = [
-        [TableCell(text, hint=one.reason if head == "verdict" else "") for head, text in zip(CELL_HEADS, line, strict=True)]
+        [
+            TableCell(text, hint=one.reason if head == "verdict" else "")
+            for head, text in zip(CELL_HEADS, line, strict=True)
+        ]
         for one in judged.cells
         for line in [cell_line(one, digits)]
     ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from fedstrata.papers.figures.kinds import Figure, Panel, axis_title
 from fedstrata.papers.figures.marks import NUMBERS, Ruler
+from fedstrata.papers.figures.panels import Figure, Panel, axis_title
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
 from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, sized
 from fedstrata.report.series import Rows, short
+
+if TYPE_CHECKING:
+    import altair as alt
 
 SHAPES: Mapping[str, tuple[str, str]] = {
     "agrees": ("circle", "accent"),
@@ -67,7 +71,9 @@ def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
     names = [str(row["row"]) for row in rows]
     base = alt.Chart(alt.NamedData("rows"))
     down = alt.Y("row:N").title(None).sort(names).scale(domain=names).axis(labelLimit=LABEL_LIMIT, grid=True)
-    across = alt.X("ours:Q").title(x.title).axis(format=NUMBERS, tickCount=TICKS).scale(zero=False, nice=True, padding=8)
+    across = (
+        alt.X("ours:Q").title(x.title).axis(format=NUMBERS, tickCount=TICKS).scale(zero=False, nice=True, padding=8)
+    )
     told = [
         alt.Tooltip("row:N", title="row"),
         alt.Tooltip("published:Q", title="published", format=".4~g"),
@@ -79,12 +85,10 @@ def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
     ]
     both = base.transform_filter("isValid(datum.ours) && isValid(datum.published)")
     layers = [
-        both.mark_rule(strokeWidth=4, opacity=0.45, style="muted").encode(
-            y=down, x=across, x2=alt.X2("published:Q")
-        ),
-        _bar(base, "published", "published_spread", down).mark_rule(strokeWidth=1.2, style="contrast").encode(
-            y=down, x=alt.X("low:Q"), x2=alt.X2("high:Q")
-        ),
+        both.mark_rule(strokeWidth=4, opacity=0.45, style="muted").encode(y=down, x=across, x2=alt.X2("published:Q")),
+        _bar(base, "published", "published_spread")
+        .mark_rule(strokeWidth=1.2, style="contrast")
+        .encode(y=down, x=alt.X("low:Q"), x2=alt.X2("high:Q")),
         base.transform_filter("isValid(datum.published)")
         .mark_point(filled=False, size=80, strokeWidth=1.8, style="contrast")
         .encode(y=down, x=alt.X("published:Q"), tooltip=told),
@@ -93,9 +97,9 @@ def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
         if any(row["verdict"] == verdict for row in rows):
             own = base.transform_filter(f"datum.verdict === '{verdict}'")
             layers += [
-                _bar(own, "ours", "spread", down).mark_rule(strokeWidth=2.4, style=style).encode(
-                    y=down, x=alt.X("low:Q"), x2=alt.X2("high:Q")
-                ),
+                _bar(own, "ours", "spread")
+                .mark_rule(strokeWidth=2.4, style=style)
+                .encode(y=down, x=alt.X("low:Q"), x2=alt.X2("high:Q")),
                 own.mark_point(filled=True, size=75, shape=shape, opacity=1, style=style).encode(
                     y=down, x=across, tooltip=told
                 ),
@@ -103,7 +107,8 @@ def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
     return Drawing(sized(alt.layer(*layers), _ROW * len(names)), {"rows": rows})
 
 
-def _bar(base: alt.Chart, value: str, spread: str, down: alt.Y) -> alt.Chart:  # type: ignore[name-defined] # noqa: F821
+def _bar(base: alt.Chart, value: str, spread: str) -> alt.Chart:
+    """The rows that have a spread, with the ends of its bar."""
     edges = {"low": f"datum.{value} - datum.{spread}", "high": f"datum.{value} + datum.{spread}"}
     return base.transform_filter(f"isValid(datum.{spread}) && isValid(datum.{value})").transform_calculate(**edges)
 
@@ -194,9 +199,9 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
     return Drawing(sized(alt.layer(*layers), _CLAIM * len(names)), {"rows": rows})
 
 
-def _ends(rows: Sequence[Mapping[str, object]]) -> list[float]:
+def _ends(rows: Rows) -> list[float]:
     """From the least to the most that is drawn, zero and a little room included."""
     keys = ("ours", "low", "high", "published")
-    values = [0.0, *(float(row[key]) for row in rows for key in keys if isinstance(row[key], int | float))]
+    values = [0.0, *(row[key] for row in rows for key in keys if row[key] is not None)]
     room = 0.05 * (max(values) - min(values) or 1.0)
     return [min(values) - room, max(values) + room]

@@ -1,7 +1,7 @@
 """The panels of redrawn figures, in Altair. They take plain rows, as the charts of the report do.
 
-A row of lines and bars has the ``line`` that it belongs to, where it is (``at``), our ``value`` with its ``spread`` over
-seeds, and the ``published`` number with its own. Published numbers are hollow, ours are filled.
+A row of lines and bars has the ``line`` that it belongs to, where it is (``at``), our ``value`` with its ``spread``
+over seeds, and the ``published`` number with its own. Published numbers are hollow, ours are filled.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, dash_of, sized
@@ -61,7 +62,7 @@ def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool) -> D
         layers.append(mark.encode(x=across, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=colour))
     ours = base.transform_filter("isValid(datum.value)")
     layers.append(ours.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour, strokeDash=dash))
-    point = {"size": 60, "opacity": 1.0} if dots or _single(rows) else {"size": 90, "opacity": 0.0}
+    point: dict[str, Any] = {"size": 60, "opacity": 1.0} if dots or _single(rows) else {"size": 90, "opacity": 0.0}
     layers.append(ours.mark_circle(**point).encode(x=across, y=up, color=colour, tooltip=told))
     layers += _published(rows, base, across, colour, told)
     return Drawing(sized(alt.layer(*layers), HEIGHT), {"rows": rows})
@@ -127,9 +128,7 @@ def heat(rows: Rows, names: Sequence[str], scale: Scale, title: str) -> Drawing:
         alt.Tooltip("at:Q", title="round"),
         alt.Tooltip("value:Q", title=title, format=".4~g"),
     ]
-    marks = base.mark_rect().encode(
-        x=across, x2=alt.X2("ends:Q"), y=down, color=_heat(scale, title), tooltip=told
-    )
+    marks = base.mark_rect().encode(x=across, x2=alt.X2("ends:Q"), y=down, color=_heat(scale, title), tooltip=told)
     return Drawing(sized(marks, max(8, min(22, 420 // len(names))) * len(names)), {"rows": rows})
 
 
@@ -176,7 +175,7 @@ def _across(rows: Rows, x: Ruler) -> alt.X:
         values = round_values(min(noted), max(noted))
         return alt.X("at:Q").title(x.title).axis(values=values, format="d").scale(nice=False, zero=False)
     places = sorted({float(row["at"]) for row in rows})
-    gaps = [after - before for before, after in zip(places, places[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(places)]
     even = bool(gaps) and max(gaps) <= (1 + 1e-6) * min(gaps)
     wide = places[0] > 0 and places[-1] / places[0] >= _DECADE and not even
     axis = alt.X("at:Q").title(x.title).axis(values=places, format=NUMBERS, grid=False, labelOverlap="greedy")
@@ -194,7 +193,10 @@ def _ticks(rows: Rows, y: Ruler) -> dict[str, Any]:
         return {"format": NUMBERS, "tickCount": 5}
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     step = max(1, math.ceil((high - low) / 5))
-    return {"format": ".1~e" if low < -3 or high > 5 else NUMBERS, "values": [float(f"1e{one}") for one in range(low, high + 1, step)]}
+    return {
+        "format": ".1~e" if low < -3 or high > 5 else NUMBERS,
+        "values": [float(f"1e{one}") for one in range(low, high + 1, step)],
+    }
 
 
 def round_values(first: int, last: int) -> list[int]:
@@ -250,9 +252,7 @@ def _published(
     }
     spread = there.transform_filter("isValid(datum.published_spread)").transform_calculate(**edges)
     return [
-        spread.mark_rule(strokeDash=[2, 2]).encode(
-            x=across, y=alt.Y("below:Q"), y2=alt.Y2("above:Q"), color=colour
-        ),
+        spread.mark_rule(strokeDash=[2, 2]).encode(x=across, y=alt.Y("below:Q"), y2=alt.Y2("above:Q"), color=colour),
         there.mark_point(filled=False, size=70, strokeWidth=1.8, opacity=1).encode(
             x=across, y=alt.Y("published:Q"), color=colour, tooltip=told
         ),
@@ -268,7 +268,12 @@ def _heat(scale: Scale, title: str) -> alt.Color:
         range=_TURNING if scale.diverging else _ONE_WAY,
     )  # fmt: skip
     ticks = alt.Legend(
-        title=title, orient="bottom", gradientLength=150, values=scale.ticks(), format=NUMBERS, titleLimit={"expr": "max(150, width)"}
+        title=title,
+        orient="bottom",
+        gradientLength=150,
+        values=scale.ticks(),
+        format=NUMBERS,
+        titleLimit={"expr": "max(150, width)"},
     )
     return colour.legend(ticks)
 

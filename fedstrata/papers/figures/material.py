@@ -59,9 +59,7 @@ class Material:
         if pair not in self._runs:
             own = [cell for cell in self.cells if (cell.row, cell.column) == pair]
             places = {cell.settings: self.folder / cell.settings for cell in own}
-            self._runs[pair] = tuple(
-                read_run(place) for place in places.values() if (place / "summary.json").exists()
-            )
+            self._runs[pair] = tuple(read_run(place) for place in places.values() if (place / "summary.json").exists())
         if not self._runs[pair]:
             one = self.judged_at(pair)
             kept = one is not None and one.ours is not None
@@ -151,9 +149,7 @@ def axis_of(recipe: Recipe, asked: Asked, key: str) -> Axis | None:
             if named and len(alike) == 1:
                 alike = [[*alike[0], *(name for name in chosen if name not in swept)]]
             groups = {
-                shared_name(names, key): {
-                    name: Place(swept.get(name), _own_name(name, key)) for name in names
-                }
+                shared_name(names, key): {name: Place(swept.get(name), _own_name(name, key)) for name in names}
                 for names in alike
             }
             return Axis(by, groups)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 
 from fedstrata.papers.figures.glance import cells_at_a_glance, claims_at_a_glance
-from fedstrata.papers.figures.kinds import Figure, draw
+from fedstrata.papers.figures.kinds import draw
 from fedstrata.papers.figures.material import Material, Pair
+from fedstrata.papers.figures.panels import Figure
 from fedstrata.papers.judging import Judged
 from fedstrata.report.charts import HOW_TO_GET_CHARTS, Drawing
 from fedstrata.report.figures import figure
@@ -39,7 +40,10 @@ def redrawn_section(material: Material, with_charts: bool) -> Section | None:
     charts = _Charts(material.recipe.part)
     of_seeds = any(one.kind not in _WITHOUT_SEEDS for one in asked)
     shown = f"{OURS}; {PUBLISHED}" if material.recipe.published else f"{OURS}. {ALONE}" if of_seeds else ALONE
-    body = [element("p", f"{material.recipe.title}. {shown}"), *(_shown(one, charts) for one in figures)]
+    body: list[Markup | None] = [
+        element("p", f"{material.recipe.title}. {shown}"),
+        *(_shown(one, charts) for one in figures),
+    ]
     if not figures:
         body = [element("p", f"{material.recipe.title}. Nothing of it could be drawn.")]
     body.append(_said(missing_words(material)))
@@ -58,7 +62,9 @@ def glance(judged: Judged, with_charts: bool) -> tuple[Markup | None, dict[str, 
 
 def missing_words(material: Material) -> list[str]:
     """Say what is not drawn, and why."""
-    return [f"Not drawn: {_listed(_named_cells(material, pairs))}: {reason}." for reason, pairs in material.missing.items()]
+    return [
+        f"Not drawn: {_listed(_named_cells(material, pairs))}: {reason}." for reason, pairs in material.missing.items()
+    ]
 
 
 def _named_cells(material: Material, pairs: Sequence[Pair]) -> list[str]:
