@@ -245,6 +245,7 @@ def test_a_table_at_a_glance(table: Judged) -> None:
     figure = cells_at_a_glance(table)
     assert figure is not None
     assert [panel.title for panel in figure.panels] == [".1"]
+    assert figure.caption.endswith("Nothing was run of .5.")
     assert rows(figure) == [
         {"row": "FedBN", "published": 90.5, "published_spread": 0.5, "ours": 91.0, "spread": 1.0, "seeds": 3,
          "verdict": "agrees"},

@@ -55,9 +55,7 @@ def test_mistakes_are_sentences(given: Any, words: str) -> None:
     assert words in str(caught.value)
 
 
-FIGURES = [
-    part for paper in PAPERS.values() for part in paper.parts.values() if part.kind == "figure" and part.runs
-]
+FIGURES = [part for paper in PAPERS.values() for part in paper.parts.values() if part.kind == "figure" and part.runs]
 
 
 @pytest.mark.parametrize("recipe", FIGURES, ids=lambda recipe: recipe.name.replace(" ", "-"))

@@ -32,6 +32,8 @@ _WORDS: Mapping[str, tuple[str, str]] = {
 _CLAIM_SIGNS = "● shown, ▼ not shown, ◆ undecided, ■ not comparable"
 _ROW, _CLAIM = 26, 46
 """The heights of a row and of a claim, in pixels."""
+_RING, _MARK = 150, 70
+"""The sizes of hollow and of filled marks: a ring stays to be seen around a mark at the same place."""
 
 
 def cells_at_a_glance(judged: Judged) -> Figure | None:
@@ -49,6 +51,8 @@ def cells_at_a_glance(judged: Judged) -> Figure | None:
     if not panels:
         return None
     words = f"○ published; filled, ours: {SIGNS}. Bars: one standard deviation over seeds, of the paper as it gives it."
+    empty = [one for one in dict.fromkeys(cell.column for cell in judged.cells) if one not in {p.title for p in panels}]
+    words += f" Nothing was run of {', '.join(empty)}." if empty else ""
     return Figure("glance", "Published and ours at a glance", words, tuple(panels))
 
 
@@ -89,9 +93,6 @@ def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
         _bar(base, "published", "published_spread")
         .mark_rule(strokeWidth=1.2, style="contrast")
         .encode(y=down, x=alt.X("low:Q"), x2=alt.X2("high:Q")),
-        base.transform_filter("isValid(datum.published)")
-        .mark_point(filled=False, size=80, strokeWidth=1.8, style="contrast")
-        .encode(y=down, x=alt.X("published:Q"), tooltip=told),
     ]
     for verdict, (shape, style) in SHAPES.items():
         if any(row["verdict"] == verdict for row in rows):
@@ -100,11 +101,20 @@ def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
                 _bar(own, "ours", "spread")
                 .mark_rule(strokeWidth=2.4, style=style)
                 .encode(y=down, x=alt.X("low:Q"), x2=alt.X2("high:Q")),
-                own.mark_point(filled=True, size=75, shape=shape, opacity=1, style=style).encode(
+                own.mark_point(filled=True, size=_size(shape), shape=shape, opacity=1, style=style).encode(
                     y=down, x=across, tooltip=told
                 ),
             ]
+    hollow = base.transform_filter("isValid(datum.published)").mark_point(
+        filled=False, size=_RING, strokeWidth=1.6, style="contrast"
+    )
+    layers.append(hollow.encode(y=down, x=alt.X("published:Q"), tooltip=told))
     return Drawing(sized(alt.layer(*layers), _ROW * len(names)), {"rows": rows})
+
+
+def _size(shape: str) -> int:
+    """Triangles look smaller than they are."""
+    return _MARK + 40 if shape.startswith("triangle") else _MARK
 
 
 def _bar(base: alt.Chart, value: str, spread: str) -> alt.Chart:
@@ -181,9 +191,6 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
         base.mark_text(align="left", dy=-offset, fontSize=12, style="contrast", limit=alt.expr("width")).encode(
             x=alt.value(0), y=down, text="claim:N", tooltip=told
         ),
-        base.transform_filter("isValid(datum.published)")
-        .mark_point(filled=False, size=80, strokeWidth=1.8, style="contrast", yOffset=offset)
-        .encode(x=alt.X("published:Q"), y=down, tooltip=told),
     ]
     for word, (shape, style) in _WORDS.items():
         if any(row["word"] == word for row in rows):
@@ -192,10 +199,14 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
                 own.transform_filter("isValid(datum.low)")
                 .mark_rule(strokeWidth=2.4, style=style, yOffset=offset)
                 .encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"), y=down, tooltip=told),
-                own.mark_point(filled=True, size=75, shape=shape, opacity=1, style=style, yOffset=offset).encode(
+                own.mark_point(filled=True, size=_size(shape), shape=shape, opacity=1, style=style, yOffset=offset).encode(
                     x=across, y=down, tooltip=told
                 ),
             ]
+    hollow = base.transform_filter("isValid(datum.published)").mark_point(
+        filled=False, size=_RING, strokeWidth=1.6, style="contrast", yOffset=offset
+    )
+    layers.append(hollow.encode(x=alt.X("published:Q"), y=down, tooltip=told))
     return Drawing(sized(alt.layer(*layers), _CLAIM * len(names)), {"rows": rows})
 
 

@@ -54,7 +54,8 @@ def named(metric: str) -> str:
     """
     label, *rest = metric.split(".")
     if label not in MODELS:
-        return plain_quantity(metric).title
+        title = plain_quantity(metric).title
+        return title.replace(".", " ") if title == metric else title
     if rest and rest[-1] == "mean":
         rest = rest[:-1]
     *names, last = rest or [metric]
