@@ -174,6 +174,22 @@ def test_layers_over_rounds_and_in_the_last_one(drawn: Drawn) -> None:
     assert len(told) == 2 * len(layers)
 
 
+def test_rows_together_and_layers_relative_to_the_first(material: Material) -> None:
+    [figure] = draw(material, Asked("layers", ("update",), together=True, columns=("alpha 0.1",)))
+    assert [panel.title for panel in figure.panels] == ["alpha 0.1"]
+    assert {(row["line"], row["kind"]) for row in rows(figure)} == {
+        (layer, row) for layer in ("stages.0.linear", "head") for row in ("FedAvg", "FedProx")
+    }
+    specification = figure.panels[0].drawing.specification()
+    [dash] = [part["encoding"]["strokeDash"] for part in specification["layer"] if "strokeDash" in part["encoding"]]
+    assert (dash["field"], dash["scale"]["range"][0]) == ("kind", [1, 0])
+    asked = Asked("layers_last", ("update",), columns=("alpha 0.1",), rows=("FedAvg",))
+    [plain], [relative] = draw(material, asked), draw(material, replace(asked, relative=True))
+    first, last = (row["value"] for row in rows(plain))
+    assert [row["value"] for row in rows(relative)] == pytest.approx([100, 100 * last / first], rel=1e-3)
+    assert axis(relative, "y")["title"] == "Size of the update, % of the first layer"
+
+
 def test_bars_have_the_published_number_beside_them(drawn: Drawn) -> None:
     [figure] = drawn("bars")
     assert [(row["line"], row["published"]) for row in rows(figure)] == [("FedAvg", 70.5), ("FedProx", None)]

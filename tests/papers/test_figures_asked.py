@@ -27,6 +27,10 @@ def test_one_table_may_ask_for_several_kinds() -> None:
 
 
 def test_tables_of_their_own_show_other_rows_and_columns() -> None:
+    assert read({"layers": "cosine", "layers_last": "update", "together": True}) == (
+        Asked("layers", ("cosine",), together=True),
+        Asked("layers_last", ("update",)),
+    )
     given = [{"sweep": "clients", "y": "gain", "rows": ["B"]}, {"layers": "cosine", "columns": ["y"], "lines": "rows"}]
     assert read(given) == (
         Asked("sweep", ("clients",), ("gain",), ("B",)),
@@ -44,6 +48,11 @@ def test_tables_of_their_own_show_other_rows_and_columns() -> None:
         ({"curves": "global.loss", "columns": ["A"]}, "one of the columns in 'own/figure1.toml'"),
         ({"curves": "global.loss", "lines": "cells"}, "lines of charts"),
         ({"curves": "global.loss", "y": "gain"}, "have a 'y', but no 'sweep'"),
+        (
+            {"curves": "global.loss", "relative": True},
+            "'relative' in the [charts] of 'own/figure1.toml' is true",
+        ),
+        ({"layers": "cosine", "together": 1}, "only goes with 'layers'"),
         ({"rows": ["A"]}, "name no chart; there are curves, sweep"),
         ({"histogram": "biases"}, "a histogram of biases; there is one of 'weights'"),
         ("curves", "are no table: 'curves'"),

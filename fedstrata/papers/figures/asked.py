@@ -36,7 +36,10 @@ GAIN = "gain"
 LABELS = "labels"
 WEIGHTS = "weights"
 LINES = ("rows", "columns")
-_OPTIONS = ("y", "rows", "columns", "lines")
+_OPTIONS = ("y", "rows", "columns", "lines", "together", "relative")
+
+_FLAGS: Mapping[str, str] = {"together": "layers", "relative": "layers_last"}
+"""Options that are true or false, and the kind of chart that has them."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ class Asked:
     """Only these; nothing: all."""
     lines: str = "rows"
     """What the lines of a panel are; the others have panels of their own."""
+    together: bool = False
+    """Whether the layers of all rows stand in one panel, by dashes, where they are lines."""
+    relative: bool = False
+    """Whether layers in the last round are shown as a percentage of the first one."""
 
 
 def read_charts(given: object, rows: Sequence[str], columns: Sequence[str], where: str) -> tuple[Asked, ...]:
@@ -81,11 +88,22 @@ def _read(table: object, rows: Sequence[str], columns: Sequence[str], where: str
         raise FedStrataError(f"The {of} name no chart; there are {', '.join(KINDS)}.")
     if named["y"] and "sweep" not in kinds:
         raise FedStrataError(f"The {of} have a 'y', but no 'sweep' that would be drawn with it.")
+    flags = {key: table.get(key, False) for key in _FLAGS}
+    for key, kind in _FLAGS.items():
+        if not isinstance(flags[key], bool) or (flags[key] and kind not in kinds):
+            raise FedStrataError(f"'{key}' in the {of} is true or false, and only goes with '{kind}'.")
     found = [
-        Asked(kind, _texts(table[kind], kind, of), named["y"] if kind == "sweep" else (), named["rows"],
-              named["columns"], lines)
+        Asked(
+            kind,
+            _texts(table[kind], kind, of),
+            named["y"] if kind == "sweep" else (),
+            named["rows"],
+            named["columns"],
+            lines,
+            *(flag and kind == _FLAGS[key] for key, flag in flags.items()),
+        )
         for kind in kinds
-    ]  # fmt: skip
+    ]
     for one in found:
         if one.kind == "histogram" and one.of != (WEIGHTS,):
             raise FedStrataError(f"The {of} ask for a histogram of {', '.join(one.of)}; there is one of '{WEIGHTS}'.")

@@ -199,9 +199,9 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
                 own.transform_filter("isValid(datum.low)")
                 .mark_rule(strokeWidth=2.4, style=style, yOffset=offset)
                 .encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"), y=down, tooltip=told),
-                own.mark_point(filled=True, size=_size(shape), shape=shape, opacity=1, style=style, yOffset=offset).encode(
-                    x=across, y=down, tooltip=told
-                ),
+                own.mark_point(
+                    filled=True, size=_size(shape), shape=shape, opacity=1, style=style, yOffset=offset
+                ).encode(x=across, y=down, tooltip=told),
             ]
     hollow = base.transform_filter("isValid(datum.published)").mark_point(
         filled=False, size=_RING, strokeWidth=1.6, style="contrast", yOffset=offset

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from fedstrata.papers.figures.swept import sweep
 from fedstrata.papers.reading import unit_of
 from fedstrata.report.charts import skew
 from fedstrata.report.layer_scales import Scale, scale_of
-from fedstrata.report.layer_view import LayerView, MetricView, plain_quantity
+from fedstrata.report.layer_view import ROLES, LayerView, MetricView, Table, plain_quantity
 from fedstrata.report.series import Rows, curve_rows, short, skew_rows
 
 LINES_OF_LAYERS = 12
@@ -79,29 +80,43 @@ def _layers(material: Material, asked: Asked) -> Iterator[Figure]:
         every = [part for view in views.values() for table in view.tables.values() for part in (table.mean, table.last)]
         quantity = plain_quantity(metric)
         scale = scale_of(quantity, np.concatenate([part.ravel() for part in every])) if every else Scale(0, 1)
-        panels = []
+        several = len({row for row, _ in views}) > 1
+        panels: dict[str, list[tuple[str, MetricView]]] = {}
         for (row, column), view in views.items():
-            title = ", ".join(filter(None, (column, row if len({one for one, _ in views}) > 1 else "")))
-            panels.append(_layer_panel(title, view, scale, quantity.title))
-        yield Figure(metric, f"{sentence(quantity.title)}, by layer and round", quantity.explanation, tuple(panels))
+            shared = asked.together and len(_layers_with(view)) <= LINES_OF_LAYERS
+            title = column if shared or not several else ", ".join(filter(None, (column, row)))
+            panels.setdefault(title, []).append((row, view))
+        drawn = tuple(_layer_panel(title, members, scale, quantity.title) for title, members in panels.items())
+        yield Figure(metric, f"{sentence(quantity.title)}, by layer and round", quantity.explanation, drawn)
 
 
-def _layer_panel(title: str, view: MetricView, scale: Scale, words: str) -> Panel:
-    [table] = view.tables.values()
-    layers = [(line, layer) for line, layer in enumerate(view.layers) if np.isfinite(table.mean[line]).any()]
+def _layer_panel(title: str, members: Sequence[tuple[str, MetricView]], scale: Scale, words: str) -> Panel:
     rows: Rows = []
-    for line, layer in layers:
-        for place, (first, last) in enumerate(view.columns):
-            if math.isfinite(table.mean[line, place]):
-                spread = None if table.spread is None else short(float(table.spread[line, place]))
-                row = new_row(layer, first, short(float(table.mean[line, place])), spread)
-                rows.append({**row, "until": last})
-    told = [new_row(layer, view.columns[-1][1], short(float(table.last[line])), None) for line, layer in layers]
-    names = [layer for _, layer in layers]
+    told: Rows = []
+    layers: dict[str, None] = {}
+    for kind, view in members:
+        [table] = view.tables.values()
+        for line, layer in _layers_with(view):
+            layers.setdefault(layer)
+            for place, (first, last) in enumerate(view.columns):
+                if math.isfinite(table.mean[line, place]):
+                    spread = None if table.spread is None else short(float(table.spread[line, place]))
+                    row = new_row(layer, first, short(float(table.mean[line, place])), spread)
+                    rows.append({**row, "until": last, "kind": kind})
+            named_line = f"{layer}, {kind}" if len(members) > 1 else layer
+            told.append(new_row(named_line, view.columns[-1][1], short(float(table.last[line])), None))
+    names = list(layers)
     if len(names) <= LINES_OF_LAYERS:
         y = Ruler(words, logarithmic=scale.logarithmic and all((row["value"] or 0) > 0 for row in rows))
-        return Panel(title, marks.lines(rows, names, Ruler("round", rounds=True), y, False), told)
+        dashed = [kind for kind, _ in members] if len(members) > 1 else []
+        return Panel(title, marks.lines(rows, names, Ruler("round", rounds=True), y, False, dashed), told)
     return Panel(title, marks.heat(rows, names, scale, words), told)
+
+
+def _layers_with(view: MetricView) -> list[tuple[int, str]]:
+    """The layers that have a number, with their places."""
+    [table] = view.tables.values()
+    return [(line, layer) for line, layer in enumerate(view.layers) if np.isfinite(table.mean[line]).any()]
 
 
 def _layers_last(material: Material, asked: Asked) -> Iterator[Figure]:
@@ -113,19 +128,24 @@ def _layers_last(material: Material, asked: Asked) -> Iterator[Figure]:
             rows: Rows = []
             layers: dict[str, None] = {}
             for line, pair in members:
-                if pair in views:
-                    [table] = views[pair].tables.values()
-                    for place, layer in enumerate(views[pair].layers):
-                        if math.isfinite(table.last[place]):
-                            spread = None if table.last_spread is None else short(float(table.last_spread[place]))
-                            layers.setdefault(layer)
-                            rows.append(new_row(line, layer, short(float(table.last[place])), spread))
+                if pair not in views:
+                    continue
+                [table] = views[pair].tables.values()
+                if asked.relative and not table.last[0]:
+                    material.lacks(f"'{metric}' of its first layer is 0, of which others have no percentage", pair)
+                    continue
+                factor = 100 / float(table.last[0]) if asked.relative else 1.0
+                for place, layer in enumerate(views[pair].layers):
+                    if math.isfinite(factor * table.last[place]):
+                        of_seeds = table.last_spread
+                        spread = None if of_seeds is None else short(abs(factor) * float(of_seeds[place]))
+                        layers.setdefault(layer)
+                        rows.append(new_row(line, layer, short(factor * float(table.last[place])), spread))
             if rows:
                 values = [float(row["value"]) for row in rows]
                 wide = min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM
-                drawing = marks.lines(
-                    rows, in_order(rows), Ruler("layer", tuple(layers)), Ruler(quantity.title, logarithmic=wide), True
-                )
+                y = Ruler(quantity.title + (", % of the first layer" if asked.relative else ""), logarithmic=wide)
+                drawing = marks.lines(rows, in_order(rows), Ruler("layer", tuple(layers)), y, True)
                 panels.append(Panel(title, drawing, rows))
         yield Figure(
             f"last-{metric}", f"{sentence(quantity.title)}, layer by layer", quantity.explanation, tuple(panels)
@@ -142,8 +162,22 @@ def _layer_views(material: Material, asked: Asked, metric: str) -> dict[Pair, Me
         if view is None:
             material.lacks(f"its run holds no '{metric}' of layers", pair)
         else:
-            views[pair] = view.metrics[metric]
+            views[pair] = _with_weights(view, view.metrics[metric])
     return views
+
+
+def _with_weights(view: LayerView, found: MetricView) -> MetricView:
+    """Leave norm layers out, as papers do, where layers with weights have numbers."""
+    kept = [line for line, layer in _layers_with(found) if view.layers[layer].role in ROLES]
+    if not kept:
+        return found
+    [(method, table)] = found.tables.items()
+    parts = (table.mean, table.spread, table.last, table.last_spread)
+    mean, spread, last, last_spread = (None if part is None else part[kept] for part in parts)
+    assert mean is not None
+    assert last is not None
+    layers = tuple(found.layers[line] for line in kept)
+    return replace(found, layers=layers, tables={method: Table(mean, spread, last, last_spread)})
 
 
 def _bars(material: Material, asked: Asked) -> Iterator[Figure]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, dash_of, sized
+from fedstrata.report.charts import COLOURS, LABEL_LIMIT, TICKS, Drawing, dash_of, sized
 from fedstrata.report.layer_scales import Scale, round_step
 from fedstrata.report.series import Rows
 
@@ -39,16 +39,21 @@ class Ruler:
     logarithmic: bool = False
 
 
-def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool) -> Drawing:
-    """A line for each name, with a band or bars of one deviation over seeds; ``dots`` marks each of its points."""
+def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool, dashed: Sequence[str] = ()) -> Drawing:
+    """A line for each name, with a band or bars of one deviation over seeds; ``dots`` marks each of its points.
+
+    Where there are several lines of a name, ``dashed`` are the values of ``kind`` by which they differ.
+    """
     import altair as alt
 
     base = alt.Chart(alt.NamedData("rows"))
     across = _across(rows, x)
-    colour, dash = _colour(names), _dash(names)
+    colour, dash = _colour(names), _dash(dashed, "kind", apart=True) if dashed else _dash(names)
+    several: dict[str, Any] = {"detail": "kind:N"} if dashed else {}
     up = alt.Y("value:Q").title(y.title).scale(**_numbers(y)).axis(**_ticks(rows, y), **LEFT_TITLE)
     told = [
         alt.Tooltip("line:N", title="line"),
+        *([alt.Tooltip("kind:N", title="row")] if dashed else []),
         alt.Tooltip("at:N", title=x.title),
         alt.Tooltip("value:Q", title="ours", format=".4~g"),
         *_if_any(rows, "spread", "± over seeds"),
@@ -59,7 +64,7 @@ def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool) -> D
         edges = {"low": "datum.value - datum.spread", "high": "datum.value + datum.spread"}
         spread = base.transform_filter("isValid(datum.spread)").transform_calculate(**edges)
         mark = spread.mark_rule(opacity=0.7) if dots else spread.mark_area(opacity=0.14)
-        layers.append(mark.encode(x=across, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=colour))
+        layers.append(mark.encode(x=across, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=colour, **several))
     ours = base.transform_filter("isValid(datum.value)")
     layers.append(ours.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour, strokeDash=dash))
     point: dict[str, Any] = {"size": 60, "opacity": 1.0} if dots or _single(rows) else {"size": 90, "opacity": 0.0}
@@ -218,11 +223,12 @@ def _colour(names: Sequence[str]) -> alt.Color:
     return scale.legend(_legend(names)) if len(names) > 1 else scale.legend(None)
 
 
-def _dash(names: Sequence[str]) -> alt.StrokeDash:
+def _dash(names: Sequence[str], field: str = "line", apart: bool = False) -> alt.StrokeDash:
+    """Dashes that go with the colours of lines, or such that tell lines of one colour ``apart``."""
     import altair as alt
 
-    dashes = [list(dash_of(place)) for place in range(len(names))]
-    dash = alt.StrokeDash("line:N").sort(list(names)).scale(domain=list(names), range=dashes)
+    dashes = [list(dash_of(COLOURS * place if apart else place)) for place in range(len(names))]
+    dash = alt.StrokeDash(f"{field}:N").sort(list(names)).scale(domain=list(names), range=dashes)
     return dash.legend(_legend(names)) if len(names) > 1 else dash.legend(None)
 
 
