@@ -102,6 +102,9 @@ def paper(
         from fedstrata.papers.writing import write_reproduction
 
     named = names or []
+    drawn = read_figures(figures, figure_width, figure_font)
+    if drawn is not None and (len(named) < 2 or write is not None or dry_run):
+        raise FedStrataError("'--figures' does nothing here: figures are drawn of the runs of one PAPER and PART.")
     papers = read_papers(recipes or PAPERS)
     if write is not None:
         write_reproduction(write, papers, [Path(name) for name in named])
@@ -118,7 +121,6 @@ def paper(
     recipe = chosen[named[0]].part(named[1])
     if not recipe.runs:
         raise FedStrataError(f"Nothing is run for '{recipe.name}': {recipe.note or recipe.title}.")
-    drawn = read_figures(figures, figure_width, figure_font)
     smaller = Smaller(rounds, scale)
     choice = Choice(*map(_listed, (only, method, columns)))
     cells = cells_of(recipe, seeds, smaller, choice, changes)

@@ -164,6 +164,8 @@ def test_a_document_is_written_from_results(call: Call) -> None:
         (("tiny", "figure2"), "Nothing is run for 'tiny figure2': an illustration"),
         (("tiny", "table1", "--seeds", "0"), "0 seeds make no table"),
         (("tiny", "table1", "figure1"), "One paper and one of its parts"),
+        (("tiny", "--figures", "f"), "'--figures' does nothing here"),
+        (("tiny", "table1", "--figure-width", "page"), "does nothing without --figures DIR"),
     ],
 )
 def test_mistakes_are_sentences(call: Call, words: tuple[str, ...], sentence: str) -> None:

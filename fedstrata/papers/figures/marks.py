@@ -48,8 +48,9 @@ def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool, dash
 
     base = alt.Chart(alt.NamedData("rows"))
     across = _across(rows, x)
-    colour, dash = _colour(names), _dash(dashed, "kind", apart=True) if dashed else _dash(names)
+    colour, dash = _colour(names, thick=not dashed), _dash(dashed, "kind", apart=True) if dashed else _dash(names)
     several: dict[str, Any] = {"detail": "kind:N"} if dashed else {}
+    width: dict[str, Any] = {"strokeWidth": _width(names)} if dashed else {}
     up = alt.Y("value:Q").title(y.title).scale(**_numbers(y)).axis(**_ticks(rows, y), **LEFT_TITLE)
     told = [
         alt.Tooltip("line:N", title="line"),
@@ -66,7 +67,11 @@ def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool, dash
         mark = spread.mark_rule(opacity=0.7) if dots else spread.mark_area(opacity=0.14)
         layers.append(mark.encode(x=across, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=colour, **several))
     ours = base.transform_filter("isValid(datum.value)")
-    layers.append(ours.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour, strokeDash=dash))
+    layers.append(
+        ours.mark_line(**({} if dashed else {"strokeWidth": 2})).encode(
+            x=across, y=up, color=colour, strokeDash=dash, **width
+        )
+    )
     point: dict[str, Any] = {"size": 60, "opacity": 1.0} if dots or _single(rows) else {"size": 90, "opacity": 0.0}
     layers.append(ours.mark_circle(**point).encode(x=across, y=up, color=colour, tooltip=told))
     layers += _published(rows, base, across, colour, told)
@@ -216,11 +221,11 @@ def round_values(first: int, last: int) -> list[int]:
     return list(range(step * math.ceil(first / step), last + 1, step))
 
 
-def _colour(names: Sequence[str]) -> alt.Color:
+def _colour(names: Sequence[str], thick: bool = True) -> alt.Color:
     import altair as alt
 
     scale = alt.Color("line:N").sort(list(names)).scale(domain=list(names))
-    return scale.legend(_legend(names)) if len(names) > 1 else scale.legend(None)
+    return scale.legend(_legend(names, thick=thick)) if len(names) > 1 else scale.legend(None)
 
 
 def _dash(names: Sequence[str], field: str = "line", apart: bool = False) -> alt.StrokeDash:
@@ -229,16 +234,28 @@ def _dash(names: Sequence[str], field: str = "line", apart: bool = False) -> alt
 
     dashes = [list(dash_of(COLOURS * place if apart else place)) for place in range(len(names))]
     dash = alt.StrokeDash(f"{field}:N").sort(list(names)).scale(domain=list(names), range=dashes)
-    return dash.legend(_legend(names)) if len(names) > 1 else dash.legend(None)
+    return dash.legend(_legend(names, apart, thick=True)) if len(names) > 1 else dash.legend(None)
 
 
-def _legend(names: Sequence[str]) -> alt.Legend:
+def _width(names: Sequence[str]) -> alt.StrokeWidth:
+    """Thinner lines where colours begin again, for lines whose dashes tell something else."""
+    import altair as alt
+
+    widths = [2.4 if place < COLOURS else 1.1 for place in range(len(names))]
+    width = alt.StrokeWidth("line:N").sort(list(names)).scale(domain=list(names), range=widths)
+    return width.legend(_legend(names)) if len(names) > 1 else width.legend(None)
+
+
+def _legend(names: Sequence[str], above: bool = False, thick: bool = False) -> alt.Legend:
+    """A legend of strokes below the chart or above it, as thick as the lines or all ``thick``."""
     import altair as alt
 
     # Not by what is left beside the axis, which is known too late.
     columns = alt.expr(f"max(1, floor(((containerSize()[0] || 380) - 50) / {40 + 6.6 * max(map(len, names)):.0f}))")
+    strokes: dict[str, Any] = {"symbolStrokeWidth": 2.5} if thick else {}
+    place: dict[str, Any] = {"orient": "top", "offset": 34} if above else {"orient": "bottom"}
     return alt.Legend(
-        orient="bottom", title=None, columns=columns, symbolType="stroke", symbolSize=220, symbolStrokeWidth=2.5,
+        **place, **strokes, title=None, columns=columns, symbolType="stroke", symbolSize=220 if not above else 500,
         symbolOpacity=1, labelLimit=260,
     )  # fmt: skip
 
