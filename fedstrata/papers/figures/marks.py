@@ -67,11 +67,8 @@ def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool, dash
         mark = spread.mark_rule(opacity=0.7) if dots else spread.mark_area(opacity=0.14)
         layers.append(mark.encode(x=across, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=colour, **several))
     ours = base.transform_filter("isValid(datum.value)")
-    layers.append(
-        ours.mark_line(**({} if dashed else {"strokeWidth": 2})).encode(
-            x=across, y=up, color=colour, strokeDash=dash, **width
-        )
-    )
+    line = ours.mark_line() if dashed else ours.mark_line(strokeWidth=2)
+    layers.append(line.encode(x=across, y=up, color=colour, strokeDash=dash, **width))
     point: dict[str, Any] = {"size": 60, "opacity": 1.0} if dots or _single(rows) else {"size": 90, "opacity": 0.0}
     layers.append(ours.mark_circle(**point).encode(x=across, y=up, color=colour, tooltip=told))
     layers += _published(rows, base, across, colour, told)
