@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedstrata.callbacks import Callbacks
 from fedstrata.data import Dataset, Split, datasets, read_data
-from fedstrata.engines.planning import ENGINES, Plan, SharedMemory
+from fedstrata.engines.planning import Plan, SharedMemory
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.loggers import LoggedRun, Logger, keep_log, make_loggers
@@ -23,7 +23,7 @@ from fedstrata.loggers.logging import Given as Log
 from fedstrata.methods import Method, Part, methods
 from fedstrata.models import ModelSpec, models
 from fedstrata.optimisers import with_learning_rate
-from fedstrata.plugins import IMPORTS_FOLDER, load_imports
+from fedstrata.plugins import load_imports
 from fedstrata.progress import Progress, show_if_wanted
 from fedstrata.report.summary import accuracies_as_html, summary_line
 from fedstrata.runs.driver import Driver
@@ -32,6 +32,7 @@ from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.models import load_model
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.runs.recalling import experiment_as_run, plan_of
 from fedstrata.runs.same_data import refuse_other_data
 from fedstrata.scores import Function, Metric, make_metrics
 from fedstrata.spec import Registry
@@ -237,16 +238,13 @@ def carry_on(
     with RunFolder.resume(out) as folder:
         if folder.finished:
             raise FedStrataError(f"The run in '{out}' is finished already; 'fedstrata report {out}' shows it.")
-        environment = folder.environment()
-        resolved = environment["resolved"]
-        if resolved["engine"] not in ENGINES:
+        plan = plan_of(folder)
+        if plan is None:
             raise FedStrataError(
                 f"The run in '{out}' was made on a network of sites; to go on, start the same 'fedstrata server' or "
                 "'fedstrata deploy' command again."
             )
-        plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
-        experiment = load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
-        experiment = experiment.with_changes({"device": environment["device"]})
+        experiment = experiment_as_run(folder)
         simulation = Driver.prepare(experiment, given, plan, shown.show_doing, shared)
         if simulation.experiment.metrics != experiment.metrics:
             raise FedStrataError(

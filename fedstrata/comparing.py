@@ -33,7 +33,10 @@ from fedstrata.plugins import load_imports
 from fedstrata.progress import Progress, show_if_wanted
 from fedstrata.report import rich_table
 from fedstrata.report.formats import plural
+from fedstrata.report.groups import group_runs
+from fedstrata.report.notes import notes
 from fedstrata.report.results import comparison_table
+from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 from fedstrata.runs.devices import choose_device
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData, divide
@@ -44,7 +47,7 @@ from fedstrata.side_by_side.how_many import as_many_as_fit, read_jobs, usable_co
 from fedstrata.side_by_side.travelling import obstacle
 from fedstrata.side_by_side.workers import Job
 from fedstrata.side_by_side.workers import perform as side_by_side
-from fedstrata.significance import Estimate, Row, accuracy_or_nothing, comparison_rows, group_runs, notes
+from fedstrata.significance import Estimate
 from fedstrata.spec import split_outside
 
 ALL = "all"
@@ -364,13 +367,17 @@ def perform(
     """Do what is still to do of the runs, in their order, so many at a time, and return the results of all."""
     if at_a_time == 1:
         return _one_after_another(planned, shown, callbacks, log)
-    jobs = [
+    side_by_side(jobs_of(planned, log), at_a_time, shown, planned[0].given)
+    return [api.read_result(run.path) for run in planned if run.path is not None]
+
+
+def jobs_of(planned: Sequence[PlannedRun], log: Sequence[Logger] = ()) -> list[Job]:
+    """Write down what is still to do of the runs, for other processes."""
+    return [
         Job(run.name, run.experiment, run.path, run.state == "new", run.rounds_left, log=tuple(map(str, log)))
         for run in planned
         if run.state != "finished" and run.path is not None
     ]
-    side_by_side(jobs, at_a_time, shown, planned[0].given)
-    return [api.read_result(run.path) for run in planned if run.path is not None]
 
 
 def _one_after_another(

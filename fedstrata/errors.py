@@ -13,8 +13,28 @@ class FedStrataError(Exception):
     """
 
 
+class NotHereError(FedStrataError):
+    """What a run needs is not on this machine: files, weights or a package.
+
+    ``brief`` says what, and how to get it, for a list of many such things: where one looked is said once for all.
+    """
+
+    def __init__(self, message: str, brief: str) -> None:
+        super().__init__(message)
+        self.brief = brief
+
+
 class FedStrataWarning(UserWarning):
     """Something works, but not in the way that its name suggests."""
+
+
+def first_line(error: Exception) -> str:
+    r"""Take from the error of another library what fits into a sentence.
+
+    >>> first_line(OSError("It failed.\nMore about it.")), first_line(OSError())
+    ('It failed', 'OSError')
+    """
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:

@@ -51,8 +51,13 @@ def under(group: str, tensors: Mapping[str, Tensor]) -> Stack:
 
 
 def take(stack: Mapping[str, Tensor], rows: Tensor | None) -> Stack:
-    """Pick clients by their rows; ``None`` means all of them, without a copy."""
-    return Stack(stack if rows is None else {name: tensor.index_select(0, rows) for name, tensor in stack.items()})
+    """Pick clients by their rows; ``None`` means all of them, without a copy, and so it is for what all share."""
+    return Stack(stack if rows is None else {name: _rows_of(tensor, rows) for name, tensor in stack.items()})
+
+
+def _rows_of(tensor: Tensor, rows: Tensor) -> Tensor:
+    shared = len(tensor) > 1 and tensor.stride(0) == 0
+    return tensor[:1].expand(len(rows), *tensor.shape[1:]) if shared else tensor.index_select(0, rows)
 
 
 def put_(stack: Tensors, rows: Tensor | None, values: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ by: a single seed decides no claim.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +21,8 @@ __all__ = [
     "cell_verdict",
     "claim_verdict",
     "critical_difference",
+    "deviation_of",
+    "difference_of_groups",
     "friedman",
     "mean_ranks",
     "rank_correlation",
@@ -27,6 +30,11 @@ __all__ = [
 
 CellWord = Literal["agrees", "above", "below", "not run"]
 ClaimWord = Literal["shown", "not shown", "undecided"]
+Spread = Literal["deviation", "interval95", "error", "layers"]
+"""What a paper writes behind ±: the standard deviation over runs, half of the 95 % confidence interval of the number
+before it, the standard error of that number, or a deviation over layers, which says nothing of runs."""
+Middle = Literal["mean", "median"]
+"""What a paper takes of its runs."""
 
 PRACTICAL = 1.0
 """The size below which a difference is none in practice: one point of a percentage."""
@@ -50,8 +58,68 @@ class Claim:
     seeds: int
 
 
+def variance_of_middle(middle: Middle, runs: int) -> float:
+    r"""The variance of a mean or a median of so many runs, in units of the variance of one run.
+
+    That of a mean is 1 / n. That of a median of normal numbers is close to :math:`\pi / (2 (n - 1) + \pi)`: exactly 1
+    for one, 0.440 for three (0.449 is right), and :math:`\pi / 2` times that of the mean for many.
+
+    >>> variance_of_middle("mean", 4), round(variance_of_middle("median", 3), 3)
+    (0.25, 0.44)
+    """
+    return 1 / runs if middle == "mean" else math.pi / (2 * (runs - 1) + math.pi)
+
+
+def deviation_of(spread: float | None, kind: Spread, runs: int, middle: Middle = "mean") -> float | None:
+    r"""Find the standard deviation of single runs behind what a paper writes after ±; none where it does not tell.
+
+    Half of an interval of 95 % is :math:`t_{n - 1} \, s / \sqrt n` around a mean. Around a median it comes from a
+    bootstrap, whose percentiles lie 1.96 standard errors of the median from it. A single run has no deviation.
+
+    >>> deviation_of(1.2, "deviation", 3), round(deviation_of(1.2, "error", 4), 3)
+    (1.2, 2.4)
+    >>> round(deviation_of(1.4, "interval95", 10), 3), round(deviation_of(1.4, "interval95", 10, "median"), 3)
+    (1.957, 1.853)
+    """
+    if spread is None or math.isnan(spread) or runs < 2 or kind == "layers":
+        return None
+    if kind == "deviation":
+        return spread
+    error = spread / (1 if kind == "error" else t_quantile(runs - 1) if middle == "mean" else _NORMAL_95)
+    return error / math.sqrt(variance_of_middle(middle, runs))
+
+
+_NORMAL_95 = 1.959964
+
+
+def difference_of_groups(
+    one: tuple[float, float | None, int], other: tuple[float, float | None, int], middle: Middle = "mean"
+) -> tuple[float, float | None]:
+    r"""Tell how far two published numbers are apart, and half of the 95 % interval of that by their own spreads.
+
+    Each is a mean (or a median), the standard deviation and the number of the runs behind it. Which runs belong
+    together is not published, so the interval is that of two independent groups with the pooled deviation,
+    :math:`t_\nu \, s \sqrt{1 / m + 1 / n}`; there is none where a deviation is missing.
+
+    >>> difference_of_groups((47.84, 0.47, 3), (43.08, 0.45, 3))  # doctest: +ELLIPSIS
+    (4.76..., 1.04...)
+    """
+    difference = one[0] - other[0]
+    if one[1] is None or other[1] is None or min(one[2], other[2]) < 2:
+        return difference, None
+    degrees = one[2] + other[2] - 2
+    pooled = math.sqrt(((one[2] - 1) * one[1] ** 2 + (other[2] - 1) * other[1] ** 2) / degrees)
+    variance = variance_of_middle(middle, one[2]) + variance_of_middle(middle, other[2])
+    return difference, t_quantile(degrees) * pooled * math.sqrt(variance)
+
+
 def cell_verdict(
-    mean: float, std: float | None, ours: Sequence[float], published_seeds: int = 3, margin: float = PRACTICAL
+    mean: float,
+    std: float | None,
+    ours: Sequence[float],
+    published_seeds: int = 3,
+    margin: float = PRACTICAL,
+    middle: Middle = "mean",
 ) -> CellWord:
     r"""Tell whether our runs agree with a published mean, or lie above or below it.
 
@@ -60,6 +128,8 @@ def cell_verdict(
     seeds behind the published mean and n that of ours; s pools both standard deviations, weighted by their degrees of
     freedom, or is the one that there is; :math:`\nu` is the sum of those degrees. At least two are assumed, because
     with one (two seeds, no published spread) the interval reaches 12.7 standard errors and nearly everything agrees.
+    Where the paper has a ``median``, ours is one too, and 1 / m and 1 / n become the variances of medians.
+    ``std`` is a standard deviation over runs: see :func:`deviation_of` where a paper gives something else.
 
     The margin is there because two correct programs (other libraries, preprocessing, splits) differ by about a point
     with spreads over seeds that are much smaller; it alone decides where neither side has a spread. It is in the unit
@@ -77,7 +147,7 @@ def cell_verdict(
         return "not run"
     if not math.isfinite(summary.mean):
         return "below"  # a run that diverged
-    difference = summary.mean - mean
+    difference = middle_of(ours, middle) - mean
     known = [
         (spread, count - 1)
         for spread, count in ((std, published_seeds), (summary.std, summary.count))
@@ -87,11 +157,21 @@ def cell_verdict(
     reach = 0.0
     if known:
         pooled = math.sqrt(sum(freedom * spread**2 for spread, freedom in known) / degrees)
-        reach = t_quantile(max(degrees, 2)) * pooled * math.sqrt(1 / published_seeds + 1 / summary.count)
+        variance = sum(variance_of_middle(middle, count) for count in (published_seeds, summary.count))
+        reach = t_quantile(max(degrees, 2)) * pooled * math.sqrt(variance)
     # Published numbers are rounded: what equals the margin but for the last bit is within it.
     if abs(difference) <= max(reach, margin) + 1e-9:
         return "agrees"
     return "above" if difference > 0 else "below"
+
+
+def middle_of(values: Sequence[float], middle: Middle) -> float:
+    """Take the mean or the median of some runs, as a paper does.
+
+    >>> middle_of([1.0, 2.0, 6.0], "mean"), middle_of([1.0, 2.0, 6.0], "median")
+    (3.0, 2.0)
+    """
+    return statistics.median(values) if middle == "median" else sum(values) / len(values)
 
 
 def claim_verdict(

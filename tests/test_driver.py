@@ -13,8 +13,9 @@ from fedstrata.diagnostics import layer_cosines, layer_updates
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
 from fedstrata.runs import pacing
+from fedstrata.runs.describing import describe_environment
 from fedstrata.runs.driver import Driver
-from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.folder import RunFolder
 
 LAYERS = LayerMap.read(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1, bias=False)), (2,))
 EXPERIMENT = Experiment(

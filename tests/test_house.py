@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -42,3 +44,28 @@ def test_mechanisms_know_no_method():
     for path in (PACKAGE / "methods" / "mechanisms").glob("*.py"):
         used = set(re.findall(r"from fedstrata\.methods\.(\w+)[. ]", path.read_text()))
         assert not used & methods, path.name
+
+
+def test_what_docstrings_refer_to_exists():
+    for path in PACKAGE.rglob("*.py"):
+        for name in re.findall(r":\w+:`~?(fedstrata(?:\.\w+)+)`", path.read_text()):
+            assert _exists(name), f"{path.relative_to(ROOT)} refers to {name}"
+
+
+def _exists(name: str) -> bool:
+    """Tell whether a name is a module, or stands in one, in a class of one, or among a class's fields."""
+    parts = name.split(".")
+    depth = next(depth for depth in range(len(parts), 0, -1) if _is_module(".".join(parts[:depth])))
+    found: object = importlib.import_module(".".join(parts[:depth])) if depth < len(parts) else None
+    for part in parts[depth:]:
+        if not hasattr(found, part):
+            return part in getattr(found, "__dataclass_fields__", ())
+        found = getattr(found, part)
+    return True
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

@@ -12,7 +12,7 @@ from fedstrata.cli import main
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.report import read_runs, write_report
-from fedstrata.significance import comparison_rows
+from fedstrata.report.rows import comparison_rows
 
 RESULTS = Path(__file__).parents[1] / "results"
 COMPARISONS = sorted(folder for folder in RESULTS.iterdir() if folder.is_dir())

@@ -26,8 +26,9 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
-from fedstrata.runs import folder as run_folders
-from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs import checkpoints
+from fedstrata.runs.describing import describe_environment
+from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog, TimingLog
 from fedstrata.trained import Card
 
@@ -399,8 +400,8 @@ def test_a_checkpoint_of_another_version_is_not_called_damaged(
     two_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shutil.copytree(two_checkpoints, tmp_path / "run")
-    now = run_folders._CHECKPOINT_VERSION
-    monkeypatch.setattr(run_folders, "_CHECKPOINT_VERSION", now + 1)
+    now = checkpoints._CHECKPOINT_VERSION
+    monkeypatch.setattr(checkpoints, "_CHECKPOINT_VERSION", now + 1)
     sentence = f"has the checkpoint format {now}, but FedStrata .* reads the format {now + 1}; go on with the version"
     with RunFolder.resume(path) as run:
         with pytest.raises(FedStrataError, match=sentence):

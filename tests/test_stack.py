@@ -116,6 +116,15 @@ def test_take_everybody_copies_nothing(stack):
     assert "weight" in stack
 
 
+def test_what_all_clients_share_is_not_copied_for_some_of_them(stack):
+    shared = repeat({"weight": torch.arange(4.0)}, 3)
+    taken = take(shared | stack, torch.tensor([2, 0]))
+    assert taken["weight"].tolist() == [[[8, 9], [10, 11]], [[0, 1], [2, 3]]]
+    taken = take(shared, torch.tensor([2, 0]))
+    assert taken["weight"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert taken["weight"].data_ptr() == shared["weight"].data_ptr()
+
+
 def test_put_leaves_autograd_behind(stack):
     put_(stack, torch.tensor([1]), {"scale": torch.tensor([5.0], requires_grad=True)})
     assert stack["scale"].tolist() == [1, 5, 3]

@@ -12,11 +12,13 @@ import fedstrata
 from fedstrata import Experiment, FedStrataError
 from fedstrata.cli import main
 from fedstrata.comparing import plan
+from fedstrata.report.groups import group_runs
+from fedstrata.report.notes import notes, reference_name
 from fedstrata.report.opening import read_runs
+from fedstrata.report.rows import Row, comparison_rows
 from fedstrata.report.sweeps import axes, inertia, sweep_rows
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.sweeping import cells, read_sweeps, swept_methods, with_parameter
-from fedstrata.significance import Row, comparison_rows, group_runs, notes, reference_name
 
 TINY = Experiment(
     model="mlp(hidden=4-4)", clients=2, rounds=3, epochs=1, batch_size=256, engine="stacked", evaluate_every=3,

@@ -19,11 +19,11 @@ from fedstrata.experiment import Experiment
 from fedstrata.files import from_safetensors
 from fedstrata.models import build_model
 from fedstrata.report import read_run
+from fedstrata.report.rows import comparison_rows
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import divide
 from fedstrata.runs.signals import Interrupted
-from fedstrata.significance import comparison_rows
 from fedstrata.stack import clone
 
 BUMPY = Experiment(
@@ -201,6 +201,29 @@ def test_each_client_keeps_its_own_best_model(engine: str, tmp_path: Path) -> No
     [row] = comparison_rows([read_run(tmp_path / "run")])
     assert row.validated is not None
     assert row.validated.mean == pytest.approx(np.mean(own))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_clients_also_judge_what_they_have_just_trained(engine: str) -> None:
+    """The models that would be merged, each alone on the samples that its client holds out."""
+    found = {}
+
+    def judge(view: RoundView) -> None:
+        driver = view.models
+        assert isinstance(driver, Driver)
+        evaluator, trained = driver.engine.evaluator, driver.engine.models(range(4), view.round)
+        found[view.round] = evaluator.pending_judgement(driver.engine.forward, trained, range(4))()
+
+    result = fedstrata.run(AT_CLIENTS.with_changes({"method": "local", "engine": engine}), callbacks=[judge])
+    assert sorted(found) == [1, 2, 3, 4, 5]
+    for number, scores in found.items():
+        for client in range(4):  # alone, what is trained is what is used afterwards
+            for metric, values in (("accuracy", scores.accuracy), ("loss", scores.loss)):
+                noted = result.metrics.of_client(client, f"client_before_validation.{metric}", number)
+                assert noted == pytest.approx(values[client], rel=1e-6)
+        values = result.metrics.of_round(number)
+        assert values["client_before_validation.loss.mean"] == pytest.approx(scores.loss.mean(), rel=1e-6)
+        assert values["client_before_validation.accuracy.mean"] == values["client_validation.accuracy.mean"]
 
 
 def driver_of(result: fedstrata.Result) -> Driver:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.errors import FedStrataError
-from fedstrata.verdicts import cell_verdict, claim_verdict
+from fedstrata.verdicts import cell_verdict, claim_verdict, deviation_of, difference_of_groups, variance_of_middle
 
 numbers = st.floats(-100, 100)
 
@@ -49,6 +49,49 @@ def test_two_seeds_without_a_published_spread_do_not_agree_with_everything() -> 
 def test_a_margin_in_another_unit() -> None:
     assert cell_verdict(0.50, None, [0.55]) == "agrees"
     assert cell_verdict(0.50, None, [0.55], margin=0.01) == "above"
+
+
+def test_what_stands_behind_a_number_becomes_a_deviation_of_runs() -> None:
+    assert deviation_of(1.3, "deviation", 3) == 1.3
+    # A standard error over 4 runs: 2 x 0.5.
+    assert deviation_of(0.5, "error", 4) == pytest.approx(1.0)
+    # Half of an interval around a mean of 10: t_9 = 2.26216, and 1.4 x sqrt(10) / 2.26216 = 1.95704.
+    assert deviation_of(1.4, "interval95", 10) == pytest.approx(1.95704, abs=1e-4)
+    # Around a median of 10: variance pi / (18 + pi) = 0.148597, error 0.385484; 1.4 / (1.95996 x 0.385484) = 1.85299.
+    assert deviation_of(1.4, "interval95", 10, "median") == pytest.approx(1.85299, abs=1e-4)
+    assert deviation_of(0.011, "layers", 5) is None
+    assert deviation_of(None, "deviation", 5) is deviation_of(1.0, "deviation", 1) is None
+
+
+def test_an_interval_is_not_taken_for_a_deviation() -> None:
+    # 79.3 +- 1.4 over 10 runs and ours 81.5 with one: as a deviation 1.4 reaches t_9 x 1.4 x sqrt(1/10 + 1) = 3.32;
+    # as half of an interval of a mean of 50 runs it is a deviation of 1.4 x sqrt(50) / 2.00958 = 4.9262.
+    assert cell_verdict(79.3, 1.4, [82.6], 10) == "agrees"
+    assert cell_verdict(79.3, 1.4, [82.7], 10) == "above"
+    wide = deviation_of(1.4, "interval95", 50)
+    assert wide == pytest.approx(4.9262, abs=1e-3)
+    # t_49 x 4.9262 x sqrt(1/50 + 1) = 9.998.
+    assert cell_verdict(79.3, wide, [89.2], 50) == "agrees"
+    assert cell_verdict(79.3, wide, [89.4], 50) == "above"
+
+
+def test_medians_are_compared_with_medians() -> None:
+    # Median 70 and mean 73; std of (70, 70, 79) = 5.19615, published 5.19615 over 3: t_4 x 5.19615 x sqrt(2 x 0.439901)
+    # = 13.532, and 11.780 for means.
+    ours, std = [70.0, 70.0, 79.0], math.sqrt(27)
+    assert variance_of_middle("median", 3) == pytest.approx(math.pi / (4 + math.pi))
+    for middle, published, word in (
+        ("median", 83.5, "agrees"), ("median", 83.6, "below"), ("mean", 84.7, "agrees"), ("mean", 84.8, "below"),
+    ):  # fmt: skip
+        assert cell_verdict(published, std, ours, 3, middle=middle) == word, (middle, published)
+
+
+def test_what_published_numbers_say_of_their_own_difference() -> None:
+    # LIPS and FedBN on CIFAR-10 at 0.1: pooled sqrt((1.66^2 + 1.28^2) / 2) = 1.48223;
+    # t_4 x 1.48223 x sqrt(2/3) = 3.3601.
+    difference, reach = difference_of_groups((86.21, 1.66, 3), (85.83, 1.28, 3))
+    assert (difference, reach) == (pytest.approx(0.38), pytest.approx(3.3601, abs=1e-3))
+    assert difference_of_groups((64.08, None, 1), (61.04, None, 1)) == (pytest.approx(3.04), None)
 
 
 @given(numbers, st.none() | st.floats(0, 10), st.lists(numbers, min_size=1, max_size=5))

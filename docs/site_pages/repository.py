@@ -8,7 +8,7 @@ from posixpath import dirname, join, normpath, relpath
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    "results/README.md": "reproduction.md",
+    "results/README.md": "results.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
     "CHANGELOG.md": "changes.md",
@@ -27,7 +27,7 @@ def linked(text: str, page: str) -> str:
 
     What is no page of the site becomes plain words.
 
-    >>> linked("[a](../docs/performance.md) [b](../SECURITY.md#files) [c](x.csv)", "reproduction.md")
+    >>> linked("[a](../docs/performance.md) [b](../SECURITY.md#files) [c](x.csv)", "results.md")
     '[a](performance.md) [b](security-policy.md#files) c'
     """
     source = next((source for source, shown in PAGES.items() if shown == page), join("docs", page))

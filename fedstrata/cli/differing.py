@@ -14,7 +14,7 @@ from fedstrata.errors import FedStrataError
 
 if TYPE_CHECKING:
     from fedstrata.report import Run
-    from fedstrata.significance import Group
+    from fedstrata.report.groups import Group
 
 Side = Annotated[Path, typer.Argument(help="The folder of a run, or of the seeds of one method.")]
 
@@ -63,7 +63,7 @@ def _sides(first: Path, second: Path) -> list[Group[Run]]:
     import dataclasses
 
     from fedstrata.report import read_runs
-    from fedstrata.significance import group_runs
+    from fedstrata.report.groups import group_runs
 
     sides = []
     for path in (first, second):

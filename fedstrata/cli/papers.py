@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 
 from fedstrata.cli.options import FigureFont, Figures, FigureWidth, Json, NoReport, Quiet, add_command
 from fedstrata.cli.running import PAGE, read_figures, stoppable
-from fedstrata.cli.terminal import messages, print_json, telling
+from fedstrata.cli.terminal import messages, print_json, telling, telling_all
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import split_outside
 
@@ -64,7 +64,7 @@ def paper(
     jobs: Annotated[str, typer.Option(metavar="N|auto", help="How many runs to do at a time.")] = "1",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Tell what it would cost, after two rounds of each; write nothing."),
+        typer.Option("--dry-run", help="Tell what it would cost, after a few steps; write nothing."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The folder of the results; by default runs/PAPER-PART. Nothing is run twice.")
@@ -97,14 +97,15 @@ def paper(
     """
     with telling("loading PyTorch", quiet):
         from fedstrata.cli import papers_shown
-        from fedstrata.papers.cells import Choice, Smaller, cells_of
+        from fedstrata.papers.availability import Here
+        from fedstrata.papers.cells import Choice, Smaller, cells_behind
         from fedstrata.papers.reading import PAPERS, find_paper, read_papers
         from fedstrata.papers.writing import write_reproduction
 
     named = names or []
     drawn = read_figures(figures, figure_width, figure_font)
-    if drawn is not None and (len(named) < 2 or write is not None or dry_run):
-        raise FedStrataError("'--figures' does nothing here: figures are drawn of the runs of one PAPER and PART.")
+    if drawn is not None and (write is not None or dry_run):
+        raise FedStrataError("'--figures' does nothing here: figures are drawn of finished runs.")
     papers = read_papers(recipes or PAPERS)
     if write is not None:
         write_reproduction(write, papers, [Path(name) for name in named])
@@ -114,25 +115,42 @@ def paper(
         raise FedStrataError(f"One paper and one of its parts at a time, not {len(named)} names: {' '.join(named)}.")
     chosen = {name: find_paper(papers, name) for name in named[:1]} or papers
     if len(named) < 2:
+        _refuse_idle(
+            {
+                "--only": only, "--method": method, "--columns": columns, "--seeds": seeds, "--rounds": rounds,
+                "--scale": scale != 1, "--jobs": jobs != "1", "--dry-run": dry_run, "--out": out, "--runs": runs,
+                "--known": known, "--figures": figures, "--no-report": no_report,
+            },
+            next(iter(chosen)),
+        )  # fmt: skip
         with telling("looking for methods, models and data", quiet):
-            told = papers_shown.describe(chosen, changes)
-        papers_shown.show_papers(told, json, quiet)
+            here = Here()
+            told = papers_shown.describe(chosen, changes, here)
+        papers_shown.show_papers(told, here, changes.get("data_root"), json, quiet)
         return
     recipe = chosen[named[0]].part(named[1])
     if not recipe.runs:
-        raise FedStrataError(f"Nothing is run for '{recipe.name}': {recipe.note or recipe.title}.")
+        raise FedStrataError(f"Nothing is run for '{recipe.name}': {(recipe.note or recipe.title).rstrip('.')}.")
     smaller = Smaller(rounds, scale)
     choice = Choice(*map(_listed, (only, method, columns)))
-    cells = cells_of(recipe, seeds, smaller, choice, changes)
+    cells = cells_behind(chosen[named[0]], recipe, seeds, smaller, choice, changes)
     folder = out or Path("runs") / f"{recipe.paper}-{recipe.part}"
-    if not cells:
-        raise FedStrataError(f"'{recipe.name}' is computed from other parts; run these. {recipe.note}".strip())
     planned = _plan(cells, runs or folder / "runs", folder, known or [], quiet)
     if dry_run:
         _price(planned, json, quiet)
         return
     failed = _perform(planned, jobs, folder, quiet)
     _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet, drawn)
+
+
+def _refuse_idle(options: Mapping[str, object], paper: str) -> None:
+    """Refuse what means nothing where papers are only listed."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise FedStrataError(
+            f"{', '.join(given)} is for a table or a figure, and none is named: write 'fedstrata paper {paper} PART'; "
+            f"'fedstrata paper {paper}' lists them."
+        )
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
@@ -150,16 +168,11 @@ def _plan(cells: Sequence[Cell], runs: Path, folder: Path, known: Sequence[Path]
 
 def _price(planned: Planned, json: bool, quiet: bool) -> None:
     from fedstrata.cli import papers_shown
-    from fedstrata.papers.pricing import price, rounds_to_price
-    from fedstrata.progress import show_progress
+    from fedstrata.papers.pricing import price
 
-    settings, rounds = rounds_to_price(planned)
-    with (
-        stoppable("the same command", planned.folder),
-        show_progress(messages, settings, rounds, quiet or json) as progress,
-    ):
-        prices = price(planned, progress)
-    papers_shown.show_prices(planned, prices, json, quiet)
+    with telling_all(quiet) as tell:
+        prices, refused = price(planned, tell)
+    papers_shown.show_prices(planned, prices, refused, json, quiet)
 
 
 def _perform(planned: Planned, jobs: str, folder: Path, quiet: bool) -> dict[str, str]:
@@ -178,7 +191,7 @@ def _perform(planned: Planned, jobs: str, folder: Path, quiet: bool) -> dict[str
     rounds = sum(run.rounds_left for run in to_do)
     try:
         with (
-            stoppable("the same command", folder),
+            stoppable("the same command", planned.folder),
             show_progress(messages, len(to_do), rounds, quiet, at_a_time) as progress,
         ):
             return perform(planned, progress, at_a_time)
@@ -203,13 +216,13 @@ def _show(
     no_report: bool, json: bool, quiet: bool, figures: FiguresAsked | None,
 ) -> None:  # fmt: skip
     from fedstrata.cli import papers_shown
-    from fedstrata.papers.deriving import with_derived
-    from fedstrata.papers.judging import LINE, judge
+    from fedstrata.papers.deriving import judge_part
+    from fedstrata.papers.judging import LINE
     from fedstrata.papers.keeping import RESULTS, write_csv
     from fedstrata.papers.page import write_page, write_part_figures
 
     kept = _keep(planned, folder)
-    judged = with_derived(judge(recipe, planned.cells, kept, {**planned.problems, **failed}))
+    judged = judge_part(paper, recipe, planned.cells, kept, {**planned.problems, **failed})
     write_csv(folder / "cells.csv", LINE, judged.lines())
     places = {"cells": folder / "cells.csv", "results": folder / RESULTS}
     if not no_report:

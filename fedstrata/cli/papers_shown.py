@@ -10,21 +10,21 @@ from typing import Any
 from rich.text import Text
 
 from fedstrata.cli.terminal import new_table, print_json, results
+from fedstrata.data.datasets.base import ROOT_VARIABLE, data_roots
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import cells_of
 from fedstrata.papers.judging import NOT_RUN, Judged
-from fedstrata.papers.pricing import Price
+from fedstrata.papers.pricing import HOW, Price
 from fedstrata.papers.reading import Paper, Recipe
 from fedstrata.papers.running import Planned
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
+from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line, statistics_line
 from fedstrata.report.formats import data_size, duration, plural
 
 _STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "red", NOT_RUN: "dim"}
 
 
-def describe(papers: Mapping[str, Paper], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+def describe(papers: Mapping[str, Paper], changes: Mapping[str, Any], here: Here) -> list[dict[str, Any]]:
     """Tell of papers as plain data: each part with the number of its cells, and what keeps some from running here."""
-    here = Here()
     return [
         {
             "paper": paper.name,
@@ -54,8 +54,8 @@ def _describe_part(recipe: Recipe, here: Here, changes: Mapping[str, Any]) -> di
     }
 
 
-def show_papers(told: Sequence[Mapping[str, Any]], json: bool, quiet: bool) -> None:
-    """Show the papers with their parts."""
+def show_papers(told: Sequence[Mapping[str, Any]], here: Here, root: str | None, json: bool, quiet: bool) -> None:
+    """Show the papers with their parts, and at the end what is missing here for any of them."""
     if json:
         print_json(told)
         return
@@ -66,25 +66,53 @@ def show_papers(told: Sequence[Mapping[str, Any]], json: bool, quiet: bool) -> N
         results.print(Text(f"{paper['citation']} {paper['link']}", style="dim"), soft_wrap=True)
         table = new_table("part", "cells", "run here", "what", right=("cells", "run here"))
         for part in paper["parts"]:
-            title = part["title"] if part["runs"] else f"{part['title']} (nothing is run: {part['note']})"
-            table.add_row(part["part"], str(part["cells"]), str(part["cells_here"]), Text(title))
+            table.add_row(part["part"], str(part["cells"]), str(part["cells_here"]), Text(_titled(part)))
         results.print(table)
-        missing = dict.fromkeys(text for part in paper["parts"] for text in part["missing"])
-        for text in missing:
-            results.print(Text(f"  missing: {text}", style="yellow"), soft_wrap=True)
         results.print()
+    _show_missing(told, here, root)
 
 
-def show_prices(planned: Planned, prices: Sequence[Price], json: bool, quiet: bool) -> None:
-    """Show what it would cost."""
+def _titled(part: Mapping[str, Any]) -> str:
+    """The title of a part; where nothing is run for it, with the reason."""
+    if part["cells"] or not part["note"]:
+        return str(part["title"])
+    return f"{part['title']} ({'' if part['runs'] else 'nothing is run: '}{part['note'].rstrip('.')})"
+
+
+def _show_missing(told: Sequence[Mapping[str, Any]], here: Here, root: str | None) -> None:
+    """Say each thing that is missing once, with the papers that need it, and where data is looked for."""
+    needed: dict[str, dict[str, None]] = {}
+    for paper in told:
+        for text in dict.fromkeys(text for part in paper["parts"] for text in part["missing"]):
+            needed.setdefault(here.briefs.get(text, text), {})[paper["paper"]] = None
+    if not needed:
+        return
+    table = new_table("missing here", *(["for"] if len(told) > 1 else []))
+    for words, papers in needed.items():
+        table.add_row(Text(words, style="yellow"), *([", ".join(papers)] if len(told) > 1 else []))
+    results.print(table)
+    places = " and ".join(f"'{place}'" for place in data_roots(None if root is None else Path(root)))
+    results.print(
+        Text(
+            f"\nData is looked for in {places}, in a folder of its name or without one; name another place with "
+            f"--data-root or {ROOT_VARIABLE}. 'fedstrata download' needs: pip install 'fedstrata[hub]'."
+        ),
+        soft_wrap=True,
+    )
+
+
+def show_prices(planned: Planned, prices: Sequence[Price], refused: Mapping[str, str], json: bool, quiet: bool) -> None:
+    """Show what it would cost, and what cannot be run: for want of something here, or because it is refused."""
     total = {key: sum(getattr(one, key) for one in prices) for key in ("runs", "rounds", "flops", "bytes", "seconds")}
+    cannot = [*dict.fromkeys(planned.problems.values()), *(f"{name}: {why}" for name, why in refused.items())]
     if json:
         print_json(
             {
                 "cells": len(planned.cells),
                 **total,
                 "settings": [asdict(one) for one in prices],
-                "cannot_run": list(dict.fromkeys(planned.problems.values())),
+                "how": HOW,
+                "cannot_run": cannot,
             }
         )
         return
@@ -97,14 +125,14 @@ def show_prices(planned: Planned, prices: Sequence[Price], json: bool, quiet: bo
             Text(one.setting), str(one.runs), f"{one.rounds:,}", f"{one.flops:.2e}", data_size(one.bytes),
             duration(one.seconds),
         )  # fmt: skip
-    results.print(table)
+    results.print(table if prices else "There is nothing to run here.")
     finished = sum(run.state == "finished" for run in planned.runs.values())
     results.print(
         f"\n{plural(len(planned.cells), 'cell')}, seeds counted; {plural(finished, 'run')} finished already; "
-        f"{plural(len(planned.problems), 'run')} cannot be done here. Time is that of one run after another.",
+        f"{plural(len(planned.problems), 'run')} cannot be done here.{f' {HOW}' * bool(prices)}",
         soft_wrap=True,
     )
-    _show_problems(list(dict.fromkeys(planned.problems.values())))
+    _show_problems(cannot)
 
 
 def show_judged(judged: Judged, remark: str) -> None:
@@ -112,6 +140,8 @@ def show_judged(judged: Judged, remark: str) -> None:
     recipe = judged.recipe
     results.print(Text(f"{recipe.name}: {recipe.title}", style="bold"), soft_wrap=True)
     results.print(Text(f"{recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip(), style="dim"))
+    if recipe.published:
+        results.print(Text(f"Published: {statistics_line(recipe)}.", style="dim"), soft_wrap=True)
     table = new_table(*CELL_HEADS, right=("published", "ours", "seeds", "difference"))
     for one in judged.cells:
         *words, verdict = cell_line(one, digits_of(judged))

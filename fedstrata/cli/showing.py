@@ -17,20 +17,15 @@ from fedstrata.plugins import require_imports
 from fedstrata.report import read_run, read_runs, rich_table, write_report
 from fedstrata.report.formats import data_size, duration, plural
 from fedstrata.report.further import STATISTICS, asked_for
+from fedstrata.report.groups import group_runs
 from fedstrata.report.labels import meaning, short_name
+from fedstrata.report.notes import notes
 from fedstrata.report.paper_figures import INDEX, FiguresAsked, write_figures
 from fedstrata.report.ranking import ranks_as_data
+from fedstrata.report.rows import Row, comparison_rows
 from fedstrata.report.summary import accuracies, took_part
 from fedstrata.report.terminal import BEST
-from fedstrata.significance import (
-    Row,
-    comparison_rows,
-    epsilon_spent,
-    everybody_took_part,
-    group_runs,
-    notes,
-    sites_without_state,
-)
+from fedstrata.runs.summaries import epsilon_spent, everybody_took_part, sites_without_state
 
 
 def show_run(

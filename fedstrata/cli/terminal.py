@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -68,19 +68,25 @@ def _print_line(word: str, sentence: str, style: str) -> None:
 @contextmanager
 def telling(what: str, quiet: bool = False) -> Iterator[None]:
     """Tell on standard error what is being done: at once in a terminal, elsewhere only where it takes long."""
+    with telling_all(quiet) as tell:
+        tell(what)
+        yield
+
+
+@contextmanager
+def telling_all(quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Tell one thing after the other that is being done, as :func:`telling` does: yield what takes the words."""
     if quiet:
-        yield
-        return
-    if messages.is_terminal:
-        with messages.status(what):
-            yield
-        return
-    waiting = Waiting(lambda words: messages.print(Text(words), soft_wrap=True))
-    waiting.begin(what)
-    try:
-        yield
-    finally:
-        waiting.end()
+        yield lambda words: None
+    elif messages.is_terminal:
+        with messages.status("") as status:
+            yield lambda words: status.update(Text(words))
+    else:
+        waiting = Waiting(lambda words: messages.print(Text(words), soft_wrap=True))
+        try:
+            yield waiting.begin
+        finally:
+            waiting.end()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedstrata.data.formats.bounds import refuse_irregular, refuse_large_table, refuse_large_text
 from fedstrata.data.objects import is_hub_dataset, is_transformed
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, first_line
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
 _SEPARATORS = (",", ";", "\t", "|")
@@ -225,8 +225,7 @@ def _read_file(path: Path) -> pa.Table:
             refuse_large_text(path)
         return _read_csv(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise FedStrataError(f"'{path}' cannot be read as a table: {reason}.") from None
+        raise FedStrataError(f"'{path}' cannot be read as a table: {first_line(error)}.") from None
 
 
 def _read_csv(path: Path) -> pa.Table:

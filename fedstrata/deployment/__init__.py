@@ -27,6 +27,8 @@ A site:
 The server:
 
     server.py         a run from its beginning, or from its last round, to its end
+    begun.py          what it writes down of a run that it begins, to go on with it after a restart
+    status.py         how the run stands, in files for those who look on
     engine.py         its rounds, as an engine for :class:`fedstrata.runs.driver.Driver`
     releases.py       the model of a round on its disk, before any site hears of it
     pooling.py        the mean and deviation of all sites' samples

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedstrata.deployment.protocol import Place, ProtocolError, Request, digest
-from fedstrata.significance import WITHOUT_STATE
+from fedstrata.runs.summaries import WITHOUT_STATE
 from fedstrata.stack import Stack
 
 _CHANGING = ("survey", "adopt", "train")

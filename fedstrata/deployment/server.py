@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,18 +18,12 @@ from fedstrata.data.channels import Statistics, with_statistics
 from fedstrata.data.transforms import OTHER_WAYS, normalisation_in
 from fedstrata.deployment.agreement import Agreement, NotBegun
 from fedstrata.deployment.audit import AUDIT_FILE, AuditLog
+from fedstrata.deployment.begun import DEPLOYMENT_FILE, Begun, write_begun
 from fedstrata.deployment.declarations import SUMS, Schema, declared_data
 from fedstrata.deployment.describing import rules_in_words, site_rules_in_words, what_is_refused, what_leaves_a_site
 from fedstrata.deployment.engine import ENGINE, NetworkEngine, deployed_anywhere, global_test
-from fedstrata.deployment.facts import (
-    normalisation_from_facts,
-    normalisation_to_facts,
-    statistics_from_facts,
-    statistics_to_facts,
-)
 from fedstrata.deployment.federation import FAILED, FINISHED, STOPPED, Federation, Network, Standing
 from fedstrata.deployment.pooling import agree
-from fedstrata.deployment.protocol import SECURE_KINDS
 from fedstrata.deployment.releases import RELEASES_FOLDER, Releases
 from fedstrata.deployment.rules import EXACT_BITS, Rules, refuse_matrices
 from fedstrata.deployment.server_audit import ServerAudit
@@ -51,7 +42,6 @@ from fedstrata.runs.devices import DTYPES
 from fedstrata.runs.diagnosing import Diagnosis
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
-from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.preparing import Ingredients, load_data, make_setting, prepare, refuse_misfits
 from fedstrata.runs.same_data import refuse_other_data
 from fedstrata.runs.signals import Interrupted
@@ -61,10 +51,7 @@ from fedstrata.wire import AS_IS
 if TYPE_CHECKING:
     from fedstrata.deployment.secure.rounds import SecureRounds
 
-DEPLOYMENT_FILE = "deployment.json"
-STATUS_FILE = "status.json"
 MASKED_SUM_FILE = "masked-sum.bin"
-LOG_FILE = "deployment.log"
 
 
 @dataclass(frozen=True)
@@ -91,6 +78,18 @@ class Deployment:
     def method(self) -> Method:
         """The method that is run."""
         return self.ingredients.make_method(self.experiment)
+
+    @property
+    def experiment_of_sites(self) -> Experiment:
+        """The experiment as it is run: the sites are the clients, and every round is committed."""
+        return self.experiment.with_changes({"checkpoint_every": 1, "clients": len(self.names)})
+
+    def begun(self) -> Begun | None:
+        """Find the run in ``out`` to go on with, if one was begun; a folder that holds something else is refused."""
+        begun = Begun.find(self.out, self.names, self.ingredients.describe(self.experiment_of_sites))
+        if begun is None:
+            RunFolder.refuse_taken(self.out)
+        return begun
 
     def check(self) -> None:
         """Refuse what cannot run over a network, before anybody connects."""
@@ -232,10 +231,7 @@ class Deployment:
         log: Callable[[str], None],
         lock: files.WriteLock,
     ) -> dict[str, Any]:
-        experiment = self.experiment.with_changes({"checkpoint_every": 1, "clients": len(self.names)})
-        begun = _Begun.find(self.out, self.names, self.ingredients.describe(experiment))
-        if begun is None:
-            RunFolder.refuse_taken(self.out)
+        experiment, begun = self.experiment_of_sites, self.begun()
         audit = self.audit or ServerAudit(AuditLog(self.out / AUDIT_FILE), self.names)
         federation = Federation(
             network=audit.over(network),
@@ -278,7 +274,7 @@ class Deployment:
         self,
         experiment: Experiment,
         federation: Federation,
-        begun: _Begun | None,
+        begun: Begun | None,
         listener: Listener | None,
         audit: ServerAudit,
         lock: files.WriteLock,
@@ -392,17 +388,7 @@ class Deployment:
 
     def _begin(self, driver: Driver, federation: Federation, lock: files.WriteLock) -> RunFolder:
         folder = RunFolder.create(self.out, driver.experiment, driver.dataset, driver.split, driver.environment(), lock)
-        assert federation.schema is not None
-        described = {
-            "run": federation.run,
-            "sites": list(self.names),
-            "rehearsal": self.rehearsal,
-            "statistics": statistics_to_facts(federation.statistics),
-            "input_type": federation.schema.input_type,
-            "columns": federation.schema.columns,
-            "normalises_by": normalisation_to_facts(federation.agreement.normalises_by),
-        }
-        files.write_atomically(self.out / DEPLOYMENT_FILE, files.to_json(described))
+        write_begun(self.out, federation, self.rehearsal)
         return folder
 
     def _noting(self, driver: Driver, federation: Federation) -> Listener:
@@ -416,159 +402,3 @@ class Deployment:
             before.update(carried)
 
         return note
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """A run that was begun in a folder and is not finished."""
-
-    run: str
-    committed: int
-    schema: Schema
-    normalises_by: str | Statistics | None
-    statistics: Statistics | None
-
-    @classmethod
-    def find(cls, out: Path, names: Sequence[str], experiment: Experiment) -> _Begun | None:
-        """Find a run to go on with; one of other sites, or another experiment, is refused."""
-        described = _description(out)
-        if described is None:
-            return None
-        if described["sites"] != list(names):
-            raise FedStrataError(
-                f"The run in '{out}' was begun with the sites {', '.join(described['sites'])}; "
-                "go on with the same ones, or choose another --out."
-            )
-        folder = RunFolder.open(out)
-        differing = [key for key, value in vars(folder.experiment).items() if value != getattr(experiment, key)]
-        if differing:
-            what = "other imported files" if differing[0] == "imports" else f"another {differing[0]}"
-            raise FedStrataError(
-                f"The run in '{out}' was begun with {what}; go on with the same experiment, or choose another --out."
-            )
-        data = folder.data()
-        checkpoint = folder.load_checkpoint()
-        return cls(
-            described["run"],
-            0 if checkpoint is None else checkpoint.round,
-            Schema(
-                tuple(data["input_shape"]),
-                tuple(data["class_names"]),
-                described.get("input_type", "float32"),
-                described.get("columns", ""),
-            ),
-            normalisation_from_facts(described.get("normalises_by")),
-            statistics_from_facts(described.get("statistics")),
-        )
-
-
-def begun_sites(out: Path) -> list[str] | None:
-    """Name the sites of an unfinished run in a folder, in the order of their numbers; None where there is no run."""
-    described = _description(out)
-    return None if described is None else list(described["sites"])
-
-
-def _description(out: Path) -> dict[str, Any] | None:
-    path = out / DEPLOYMENT_FILE
-    return None if not path.exists() or RunFolder(out).finished else files.from_json(files.read_bytes(path), path)
-
-
-class LogFile:
-    """A log for people that is also kept in a file, with the time of each line, as soon as its folder exists."""
-
-    def __init__(self, path: Path, show: Callable[[str], None]) -> None:
-        self.path = path
-        self.show = show
-        self._lines: list[str] = []
-
-    def __call__(self, line: str) -> None:
-        """Show and keep a line."""
-        self.show(line)
-        self._lines.append(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} {' '.join(line.split())}\n")
-        if self.path.parent.is_dir():
-            with files.explained(self.path), self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.writelines(self._lines)
-            self._lines.clear()
-
-
-class StatusFile:
-    """Writes how a run stands where 'fedstrata status' finds it."""
-
-    def __init__(self, out: Path) -> None:
-        self.path = out / STATUS_FILE
-        self.experiment: dict[str, Any] = {}
-        self._last = ""
-
-    @classmethod
-    def begin(cls, deployment: Deployment) -> StatusFile:
-        """Make the folder of a run that is to begin, or to go on, so that it can be looked at while sites are awaited.
-
-        A folder that holds something else is refused.
-        """
-        described = deployment.ingredients.describe(
-            deployment.experiment.with_changes({"checkpoint_every": 1, "clients": len(deployment.names)})
-        )
-        if _Begun.find(deployment.out, deployment.names, described) is None:
-            RunFolder.refuse_taken(deployment.out)
-        files.make_folder(deployment.out)
-        files.WriteLock(deployment.out).release()  # where another server is at work, its status stays
-        status = cls(deployment.out)
-        status.experiment = {"method": described.method, "rounds": described.rounds}
-        waiting = tuple(name for name in deployment.names if name not in deployment.removed)
-        status(Standing("hello 0.0", (), waiting, tuple(deployment.removed)))
-        return status
-
-    def __call__(self, standing: Standing) -> None:
-        """Write a standing that differs from the last one."""
-        text = json.dumps({**dataclasses.asdict(standing), **self.experiment}) + "\n"
-        if text != self._last and self.path.parent.is_dir():
-            files.write_atomically(self.path, text)
-            self._last = text
-
-
-def status_of(out: Path) -> dict[str, Any]:
-    """Tell how a run stands, from its folder alone, from the moment on when its server was started."""
-    path = out / STATUS_FILE
-    standing = files.from_json(files.read_bytes(path), path) if path.exists() else {}
-    if not out.is_dir():
-        raise FedStrataError(f"There is no run folder '{out}'; give the --out folder of 'fedstrata server'.")
-    begun = not standing or (out / "experiment.toml").exists()
-    folder = RunFolder.open(out) if begun else None
-    metrics = MetricLog() if folder is None else folder.metrics()
-    accuracy, done = metrics.series("client_after.accuracy.mean")[1], metrics.series("train.loss")[0]
-    totals = {way: int(metrics.series(f"bytes.{way}")[1].sum()) for way in ("up", "down")}
-    network = {way: int(metrics.series(f"network.{way}")[1].sum()) for way in ("up", "down")}
-    finished = folder is not None and folder.finished
-    return {
-        "method": str(standing.get("method", "")) if folder is None else folder.experiment.method,
-        "state": "finished" if finished else doing(str(standing.get("question", ""))),
-        "rounds_done": int(done[-1]) if len(done) else 0,
-        "rounds": int(standing.get("rounds", 0)) if folder is None else folder.experiment.rounds,
-        "accuracy": float(accuracy[-1]) if len(accuracy) else None,
-        "bytes_up": totals["up"],
-        "bytes_down": totals["down"],
-        "network_up": network["up"],
-        "network_down": network["down"],
-        **{key: list(standing.get(key, ())) for key in ("answered", "waiting", "left_out")},
-    }
-
-
-def doing(question: str) -> str:
-    """Say in words what a server does that has put a question to its sites.
-
-    >>> doing("train 3.0")
-    'training in round 3'
-    """
-    kind, _, place = question.partition(" ")
-    round = int(place.partition(".")[0] or 0)
-    words = {
-        "hello": "waiting for the sites",
-        "statistics": "adding up the statistics of all samples",
-        "survey": f"asking the sites before round {round}",
-        "adopt": f"telling the sites before round {round}",
-        "train": f"training in round {round}",
-        "test": f"testing after round {round - 1}",
-        "adapt": f"adapting after round {round - 1}",
-        **dict.fromkeys(SECURE_KINDS, f"adding up under masks in round {round}"),
-    }
-    return words.get(kind, "not begun")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.contract import WHOLE_MODEL, Diagnostic, Measured, Need, Quantity, Seen, diagnostics
-from fedstrata.diagnostics.drift import Disagreement, disagreement, for_all_participants
-from fedstrata.diagnostics.updates import due_every, no_updates, sent_parameters, shares_of, update_pieces
+from fedstrata.diagnostics.drift import disagreement_of_uploads, for_all_participants
+from fedstrata.diagnostics.updates import due_every, no_updates
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.composition import Method
 from fedstrata.spec import parameter
@@ -122,16 +122,7 @@ class _Against(Diagnostic):
 
     def _updates(self, seen: Seen) -> dict[str, Tensor]:
         """Measure the cosine distance between clients' updates: of each layer, and of the whole model."""
-        shares = shares_of(seen)
-        found = {
-            layer: disagreement(
-                (piece for name in names for piece in update_pieces(seen.uploads, seen.before, name)),
-                shares,
-                self.clients,
-            )
-            for layer, names in sent_parameters(seen.layers, seen.uploads, seen.before).items()
-        }
-        whole: Disagreement = sum(found.values(), start=disagreement([], shares, self.clients))
+        whole, found = disagreement_of_uploads(seen, self.clients)
         return {layer: 1 - one.similarity for layer, one in {WHOLE_MODEL: whole, **found}.items()}
 
     def _measured(self, seen: Seen, data: Tensor, apart: Mapping[str, Tensor], **stored: Tensor) -> Measured:

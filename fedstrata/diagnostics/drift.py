@@ -96,6 +96,18 @@ def disagreement(updates: Iterable[Tensor], shares: Tensor, compared: int | None
     return total
 
 
+def disagreement_of_uploads(seen: Seen, compared: int) -> tuple[Disagreement, dict[str, Disagreement]]:
+    """Compare what clients uploaded in a round: of the whole model, and of each layer of which something was sent."""
+    shares = shares_of(seen)
+    found = {
+        layer: disagreement(
+            (piece for name in names for piece in update_pieces(seen.uploads, seen.before, name)), shares, compared
+        )
+        for layer, names in sent_parameters(seen.layers, seen.uploads, seen.before).items()
+    }
+    return sum(found.values(), start=disagreement([], shares, compared)), found
+
+
 def _cosine(product: Tensor, squares: Tensor) -> Tensor:
     """Divide a product by two lengths, given the product of their squares; rounding does not lead out of [-1, 1]."""
     return torch.where(squares > 0, product / squares.sqrt(), torch.nan).clamp(-1, 1)
@@ -186,18 +198,10 @@ class Drift(Diagnostic):
 
     def compute(self, seen: Seen, memory: Stack) -> Measured:
         """Measure from the uploads of one round."""
-        shares, count = shares_of(seen), len(seen.participants)
-        found = {
-            layer: disagreement(
-                (piece for name in names for piece in update_pieces(seen.uploads, seen.before, name)),
-                shares,
-                self.clients,
-            )
-            for layer, names in sent_parameters(seen.layers, seen.uploads, seen.before).items()
-        }
+        whole, found = disagreement_of_uploads(seen, self.clients)
         if not found:
             return Measured()
-        whole = sum(found.values(), start=disagreement([], shares, self.clients))
+        count = len(seen.participants)
         in_layers = {layer: _of_clients(one) for layer, one in found.items()}
         of_clients = _of_clients(whole)
         by_quantity = {name: {layer: own[name] for layer, own in in_layers.items()} for name in of_clients}

@@ -13,7 +13,6 @@ import json
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import IO
 import torch
 
 from fedstrata.data.cache import cache_directory
+from fedstrata.engines.streams import side_stream
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.files import make_folder, to_json, write_atomically
 
@@ -105,15 +105,9 @@ def quickest(seconds: Mapping[str, float]) -> str:
     return min(seconds, key=seconds.__getitem__)
 
 
-@cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """Return always the same stream: matrix products keep memory for each that they ever ran on."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
 def milliseconds_on_gpu(work: Callable[[], object]) -> float:
     """Time work on the current GPU, from a recording of it, so that what the host needs to launch it does not count."""
-    stream = _side_stream(torch.cuda.current_device())
+    stream = side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()

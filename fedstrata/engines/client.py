@@ -189,6 +189,14 @@ class ClientSide:
         )
         return clients, training, torch.stack(losses).nanmean(0), Cost.total(costs), kept
 
+    def samples(self, ids: Sequence[int], round: int) -> Tensor:
+        """Count the samples that clients would be trained on in a round, each as often as it comes ``[K]``.
+
+        Nothing is trained; phases are taken as they are before anything was.
+        """
+        first = self._view(ids[:1], round, self.first_state(ids[:1]))
+        return torch.stack([self.trainer.samples(ids, phase) for phase in self.setting.method.phases(first)]).sum(0)
+
     def masks_known(self, ids: Sequence[int], state: Stack, round: int) -> Tensors:
         """Return the masks under which the next broadcast may come without sending them."""
         return self.setting.method.masks_known(self._view(ids, round, state), upload=False)

@@ -26,7 +26,8 @@ class RoundReport:
 
     ``participants`` are those who really took part: on a network, those whose replies came and were used. ``sent``
     names what the server sent them. ``loss`` is each participant's mean training loss, ``cost`` what its training took,
-    ``before`` the scores before aggregation, if asked. ``errors`` are the metrics of what was lost by sending values in
+    ``before`` the scores before aggregation, if asked, and ``judged`` those on the samples that clients hold out to
+    choose models by, where they do. ``errors`` are the metrics of what was lost by sending values in
     a narrower type, if anything was. ``aggregation`` knows how long the server took to make the next model of the
     replies, where it was measured.
     """
@@ -38,6 +39,7 @@ class RoundReport:
     bytes_up: int
     bytes_down: int
     before: Scores | None
+    judged: Scores | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     aggregation: Stopwatch | None = None
 

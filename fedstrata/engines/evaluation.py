@@ -1,14 +1,18 @@
 """Accuracy, loss and further metrics of models on test sets, under names that say which model was tested on what.
 
-=====================  =============================================================================================
-``global``             the global model on the global test set
-``validation``         the global model on training samples that nobody got, where an experiment asks for some
-``global_on_clients``  the global model on each client's test set
-``client_before``      each participant's own model, just trained, before aggregation, on its own test set
-``client_after``       each client's own model after aggregation, shared part new, personal part its own, likewise
-``client_validation``  each client's own model after aggregation, on training samples that it holds out to choose by
-``client_adapted``     each client's model after the final adaptation of a method that has one, on its own test set
-=====================  =============================================================================================
+============================  ======================================================================================
+``global``                    the global model on the global test set
+``validation``                the global model on training samples that nobody got, where an experiment asks for some
+``global_on_clients``         the global model on each client's test set
+``client_before``             each participant's own model, just trained, before aggregation, on its own test set
+``client_after``              each client's own model after aggregation, shared part new, personal part its own,
+                              likewise
+``client_validation``         each client's own model after aggregation, on training samples that it holds out to
+                              choose by
+``client_before_validation``  each participant's own model before aggregation, on the same samples
+``client_adapted``            each client's model after the final adaptation of a method that has one, on its own test
+                              set
+============================  ======================================================================================
 
 The first three exist only where nothing of the model is personal: else the server has no whole model.
 
@@ -89,21 +93,33 @@ class Evaluator:
         self.data = data
         self._replayed = ReplayedFunction(setting.device) if setting.replay else None
 
+    @property
+    def judges(self) -> bool:
+        """Whether clients hold samples out to choose models by."""
+        return len(self.data.validation_at_clients) > 0
+
     def own_models(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Scores:
         """Test each client's model, a stack in the order of ``clients``, on its own test set."""
         return self.pending(forward, models, clients)()
 
     def pending(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Callable[[], Scores]:
         """Begin :meth:`own_models`; what is returned waits for the device, and brings the scores."""
-        parts, ids = self.data.split.test_parts, np.array(clients, dtype=np.int64)
+        return self._pending(forward, models, clients, self.data.split.test_parts, bool(self.setting.metrics))
+
+    def pending_judgement(self, forward: Forward, models: Tensors, clients: Sequence[int]) -> Callable[[], Scores]:
+        """Begin to test each client's model on the samples that it holds out to choose by: accuracy and loss."""
+        return self._pending(forward, models, clients, self.data.validation_at_clients, asked=False)
+
+    def _pending(
+        self, forward: Forward, models: Tensors, clients: Sequence[int], parts: Parts, asked: bool
+    ) -> Callable[[], Scores]:
+        ids = np.array(clients, dtype=np.int64)
         tested = np.flatnonzero(parts.sizes[ids])
         if not len(tested):
             return lambda: Scores((), np.empty(0), np.empty(0))
         if len(tested) < len(ids):
             ids, models = ids[tested], take(models, to_device(tested, self.setting.device))
-        correct, losses, chances = _run_own(
-            self.setting, self.data, forward, models, parts, ids, bool(self.setting.metrics), self._replayed
-        )
+        correct, losses, chances = _run_own(self.setting, self.data, forward, models, parts, ids, asked, self._replayed)
         lengths = to_device(parts.sizes[ids], self.setting.device)
         means = torch.stack((_means(correct, lengths), _means(losses, lengths)))
         predictions: list[Predictions] = []

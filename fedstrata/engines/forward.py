@@ -3,7 +3,7 @@
 ``forward(parameters, buffers, inputs, keys, training)`` takes stacks ``[K, ...]`` and inputs ``[K, B, ...]`` and
 returns outputs ``[K, B, classes]`` and the buffers after the pass. Clients do not interact, so the gradient of the
 summed loss is every client's own gradient. ``around`` lets a method compute single torch functions in its own way (see
-:meth:`fedstrata.methods.Part.operations`).
+:attr:`fedstrata.methods.Needs.operations`).
 
 :class:`LoopForward` runs plain PyTorch for one client at a time; :class:`StackedForward` runs all clients as one batch
 of models through ``torch.func.vmap``, with hand-made operations where the generic rule is slow. Both draw dropout from

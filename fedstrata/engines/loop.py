@@ -181,7 +181,7 @@ class LoopEngine:
         """Run one round."""
         sent, messages = self.central.broadcast(participants, round)
         collector = self.central.collector(round)
-        bytes_up, losses, costs, scores, lost = 0, [], [], [], []
+        bytes_up, losses, costs, scores, judged, lost = 0, [], [], [], [], []
 
         def answer(side: ClientSide, asked: tuple[int, bytes]) -> tuple[bytes, Outcome]:
             client, message = asked
@@ -199,6 +199,8 @@ class LoopEngine:
                 lost.append(quantisation_error(outcome.reply, self.setting.upload_values))
             if evaluate:
                 scores.append(self.evaluator.own_models(self.forward, outcome.trained, [client]))
+                if self.evaluator.judges:
+                    judged.append(self.evaluator.pending_judgement(self.forward, outcome.trained, [client])())
         errors = wire_errors(self.setting, lambda: torch.cat(lost), sent)
         self.central.state = collector.finish()
         return RoundReport(
@@ -209,12 +211,13 @@ class LoopEngine:
             bytes_up=bytes_up,
             bytes_down=bytes_sent(map(len, messages)),
             before=Scores.join(scores) if evaluate else None,
+            judged=Scores.join(judged) if judged else None,
             errors=errors,
             aggregation=collector.watch,
         )
 
     def after(self, round: int) -> tuple[Scores, dict[str, float]]:
-        """Test every client's own model after aggregation, and the global one on the global test set."""
+        """Test every client's own model after aggregation, and the global one on sets that nobody owns."""
         messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
         if self.setting.everybody_alike and len(set(messages)) == 1:
             return self.evaluator.common_model(self.forward, take_first(self.members[0].model(messages[0], round)))

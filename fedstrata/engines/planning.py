@@ -19,7 +19,7 @@ from fedstrata.engines.server import ServerSide
 from fedstrata.engines.setting import Setting
 from fedstrata.engines.stacked import StackedEngine
 from fedstrata.engines.threads import SideBySide
-from fedstrata.engines.trying import Candidate, Round, fastest
+from fedstrata.engines.trying import Candidate, Round, fastest, fastest_tried, try_alone
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.methods import Declared
 from fedstrata.stack import repeat
@@ -77,23 +77,61 @@ def make_plan(
     A model that cannot be stacked is looped over, with a warning that names the module. ``free`` is the memory for
     clients, where it is not to be measured.
     """
+    plans = _possible(asked, chunk, setting, model, data, free)
+    if len(plans) == 1:
+        return plans[0]
+    candidates = _candidates(plans, setting, model, data, declared, participants)
+    return fastest(candidates, setting.work, data.split.sizes, participants or setting.clients, setting.rounds)
+
+
+def timed_plan(
+    asked: str,
+    chunk: int | None,
+    setting: Setting,
+    model: nn.Module,
+    data: DeviceData,
+    declared: Declared,
+    participants: int,
+) -> Candidate[Plan]:
+    """Decide as :func:`make_plan` does, and tell by short trials how long a round takes: ``round_seconds`` of it."""
+    plans, sizes = _possible(asked, chunk, setting, model, data), data.split.sizes
+    candidates = _candidates(plans, setting, model, data, declared, participants)
+    if len(candidates) == 1:
+        return try_alone(candidates[0], setting.work, sizes)
+    return fastest_tried(candidates, setting.work, sizes, participants, setting.rounds)
+
+
+def _possible(
+    asked: str, chunk: int | None, setting: Setting, model: nn.Module, data: DeviceData, free: float | None = None
+) -> list[Plan]:
+    """List the plans among which the fastest is to be found; one where there is no choice."""
     if asked == "loop":
-        return Plan("loop", 1)
+        return [Plan("loop", 1)]
     obstacle = stacking_obstacle(setting, model, data)
     if obstacle is not None:
-        warnings.warn(f"The clients are trained one by one: {obstacle}.", FedStrataWarning, stacklevel=2)
-        return Plan("loop", 1)
+        warnings.warn(f"The clients are trained one by one: {obstacle}.", FedStrataWarning, stacklevel=3)
+        return [Plan("loop", 1)]
     at_once = min(chunk or clients_that_fit(setting, model, data, free), setting.clients)
     if asked == "stacked" or setting.device.type == "cuda":
-        return Plan("stacked", at_once)
+        return [Plan("stacked", at_once)]
     plans = [Plan("stacked", at_once, 1), Plan("loop", 1, 1)]
     if _THREADS > 1:  # on a small model or a busy machine, one thread may be far faster than all
         plans += [Plan("loop", _THREADS, 1), Plan("stacked", at_once, _THREADS), Plan("loop", 1, _THREADS)]
+    return plans
+
+
+def _candidates(
+    plans: Sequence[Plan],
+    setting: Setting,
+    model: nn.Module,
+    data: DeviceData,
+    declared: Declared,
+    participants: int | None,
+) -> list[Candidate[Plan]]:
     present = participants or setting.clients
-    candidates = [
+    return [
         Candidate(plan, min(plan.chunk, present), _short_rounds(plan, setting, model, data, declared)) for plan in plans
     ]
-    return fastest(candidates, setting.work, data.split.sizes, present, setting.rounds)
 
 
 def build_engine(plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> Engine:
@@ -202,7 +240,7 @@ def _short_rounds(
         if plan.engine == "stacked":
             side = ClientSide(brief, StackedForward(model, head=setting.head), data)
             state, message = side.first_state(ids), server.side.broadcast(server.state, ids, 1)
-            return lambda: _threaded(plan, lambda: side.round(ids, state, message, 1))
+            return lambda: _timed(plan, setting, lambda: side.round(ids, state, message, 1))
         side = ClientSide(brief, LoopForward(model, setting.head), data)
         sides, clients = SideBySide(side, plan.chunk), [LoopClient(side, client) for client in ids]
         asked = list(zip(clients, server.messages(ids, 1), strict=True))
@@ -215,11 +253,14 @@ def _short_rounds(
             for client, reply in zip(ids, sides.map(answer, asked), strict=True):
                 server.decoded(reply, client, 1)
 
-        return lambda: _threaded(plan, one_round)
+        return lambda: _timed(plan, setting, one_round)
 
     return prepare
 
 
-def _threaded(plan: Plan, one_round: Round) -> None:
+def _timed(plan: Plan, setting: Setting, one_round: Round) -> None:
+    """Do a round with the threads of a plan, to its end: on a GPU, what was begun is waited for."""
     plan.set_threads()
     one_round()
+    if setting.device.type == "cuda":
+        torch.cuda.synchronize(setting.device)

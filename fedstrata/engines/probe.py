@@ -1,5 +1,5 @@
-"""What a client can find out with its own data, for methods that ask before a round (see
-:class:`fedstrata.methods.Probe`).
+"""What a client can find out with its own data, for methods that ask before a round or in it, and for diagnostics that
+ask after it (see :class:`fedstrata.methods.Probe`).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class DataProbe:
                 )
                 flat = features.flatten(2)
                 total = flat.new_zeros(*counts.shape, flat.shape[2]) if total is None else total
-                belongs = torch.nn.functional.one_hot(labels, counts.shape[1]).to(flat.dtype)
+                belongs = F.one_hot(labels, counts.shape[1]).to(flat.dtype)
                 total.index_add_(0, rows, belongs.transpose(1, 2) @ flat)
         assert total is not None
         return total / counts.clamp(min=1)[..., None].to(total.dtype)

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines.recording import Recording
+from fedstrata.engines.streams import side_stream
 from fedstrata.engines.watching import Conditions, HostWatch, WatchedClients, bringing_once, noticing_waits
 from fedstrata.errors import FedStrataWarning
 from fedstrata.layers import LayerMap
@@ -127,7 +128,7 @@ class Record(Protocol):
 
 
 class Graph:
-    """A CUDA graph; all graphs of a process share one pool of memory, since one runs after the other."""
+    """A CUDA graph; all graphs of a process share one pool of memory, and a stream, since one runs after the other."""
 
     spoilt = None
     _alive: ClassVar[weakref.WeakSet[Graph]] = weakref.WeakSet()
@@ -138,7 +139,8 @@ class Graph:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what the step needs comes from the pool from now on
         self._graph: Any = torch.cuda.CUDAGraph()
-        before, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        before = torch.cuda.current_stream(device)
+        stream = side_stream(before.device.index)
         stream.wait_stream(before)
         with torch.cuda.stream(stream):
             self._graph.capture_begin(pool=pool)

@@ -15,6 +15,7 @@ from fedstrata.optimisers import Optimiser
 from fedstrata.schedules import Schedule
 from fedstrata.scores import Metric
 from fedstrata.stack import Tensors
+from fedstrata.wire import AS_IS
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Setting:
     device: torch.device
     late_clients: int = 0
     join_round: int | None = None
-    upload_values: str = "as-is"
-    download_values: str = "as-is"
+    upload_values: str = AS_IS
+    download_values: str = AS_IS
     own_inputs: bool = False
     metrics: tuple[Metric, ...] = ()
     secret: bool = False

@@ -66,7 +66,7 @@ class StackedEngine:
     ) -> RoundReport:
         """Run one round."""
         sent, upload_values = self._broadcast(participants, round), self.setting.upload_values
-        replies, losses, costs, scores = [], [], [], []
+        replies, losses, costs, scores, judged = [], [], [], [], []
         for ids, message in sent.chunks(self.chunk):
             state = self._clients.take(ids)
             outcome = self.client_side.round(ids, state, message, round, losses_so_far, self.observer)
@@ -76,6 +76,8 @@ class StackedEngine:
             costs.append(outcome.cost)
             if evaluate:
                 scores.append(self.evaluator.pending(self.forward, outcome.trained, ids))
+                if self.evaluator.judges:
+                    judged.append(self.evaluator.pending_judgement(self.forward, outcome.trained, ids))
         joined = Message.join(replies)
         known = self.side.masks_known(self.server, participants, round, upload=True)
         uploads = received(joined, upload_values)
@@ -91,12 +93,13 @@ class StackedEngine:
             bytes_up=self._bytes(joined, participants, known, upload_values),
             bytes_down=sent.bytes(),
             before=Scores.join([tested() for tested in scores]) if evaluate else None,
+            judged=Scores.join([tested() for tested in judged]) if judged else None,
             errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), sent.errors),
             aggregation=watch,
         )
 
     def after(self, round: int) -> tuple[Scores, dict[str, float]]:
-        """Test every client's own model after aggregation, and the global one on the global test set."""
+        """Test every client's own model after aggregation, and the global one on sets that nobody owns."""
         sent = self._for_testing(self._everybody, round)
         if sent.common is not None and self.setting.everybody_alike:
             model = self.client_side.deployed_model([0], self._clients.take([0]), sent.common, round)

@@ -146,6 +146,13 @@ def fastest(
     candidates: Sequence[Candidate[Choice]], work: Work, sizes: np.ndarray, participants: int, rounds: int
 ) -> Choice:
     """Find the fastest of some ways to run rounds; the first is taken where several are."""
+    return fastest_tried(candidates, work, sizes, participants, rounds).choice
+
+
+def fastest_tried(
+    candidates: Sequence[Candidate[Choice]], work: Work, sizes: np.ndarray, participants: int, rounds: int
+) -> Candidate[Choice]:
+    """Find the fastest of some ways, with the trials that tell how long its rounds take."""
     began = time.perf_counter()
     steps = _short_steps(min(candidates, key=lambda candidate: candidate.at_once))
     tried: list[Candidate[Choice]] = []
@@ -168,7 +175,15 @@ def fastest(
         for candidate in close if len(close) > 1 else ():
             if left() > 0 and not candidate.look_closer(work, sizes, steps, left() / 4):
                 candidate.again()
-    return min(tried, key=expected).choice
+    return min(tried, key=expected)
+
+
+def try_alone(candidate: Candidate[Choice], work: Work, sizes: np.ndarray) -> Candidate[Choice]:
+    """Try the only way that there is, where its time is to be known."""
+    steps = _short_steps(candidate)
+    candidate.look(work, sizes, steps)
+    candidate.look_closer(work, sizes, steps, _ALL_SECONDS)
+    return candidate
 
 
 def _short_steps(candidate: Candidate[Choice]) -> int:

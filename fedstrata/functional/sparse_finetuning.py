@@ -35,7 +35,7 @@ def fisher(grads_per_sample: Tensor) -> Tensor:
     single samples: squaring the gradient of a batch lets samples cancel each other, and ranks entries differently.
     The sign of the loss does not matter. At least one sample is needed; with one, the result is its squared gradient.
     Further axes ride along: ``[B, K, ...]`` gives one estimate per client, ``[K, ...]``. Estimates of several clients
-    or rounds are averaged with :func:`aggregate_scores`.
+    or rounds are averaged with :func:`fedstrata.functional.aggregate_scores`.
 
     Citation: Del Vecchio et al., "Federated Learning Under the Lens of Task Arithmetic: Mitigating Interference via
     Sparse Fine-Tuning", Politecnico di Torino, Section 3.3.1 (no equation is printed).

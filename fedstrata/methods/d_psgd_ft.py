@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedstrata.methods.contract.declarations import Facts
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Message, Phase, Server
 from fedstrata.methods.d_psgd import DPSGD
 from fedstrata.methods.mechanisms.peers import NO_SERVER
+from fedstrata.methods.mechanisms.shared import equal_shares
 from fedstrata.spec import parameter
 from fedstrata.stack import weighted_mean
 
@@ -38,7 +37,7 @@ class DPSGDFineTuning(DPSGD):
         """Relay the neighbours' models; after the last round, send the mean of all."""
         if server.round <= server.rounds:
             return super().broadcast(server, message)
-        shares = torch.full((server.clients,), 1 / server.clients, dtype=torch.float64, device=server.sizes.device)
+        shares = equal_shares(server.clients, server.sizes.device)
         mean = {name: weighted_mean(stack, shares)[None] for name, stack in server.memory.group("last").items()}
         return message.plus(mean)
 

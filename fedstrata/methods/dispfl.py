@@ -11,10 +11,9 @@ import torch
 from fedstrata.functional import erk_densities, layer_masks, readjust, readjusted_at
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Facts, Matter, Touches
-from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
-from fedstrata.methods.mechanisms.masking import Masked, keep, layer_densities, send_under
+from fedstrata.methods.mechanisms.masking import Masked, keep, send_under
 from fedstrata.methods.mechanisms.peers import NO_SERVER, Peers, first_models, mean_with, noted
 from fedstrata.rng import client_keys, uniform
 from fedstrata.spec import parameter
@@ -139,7 +138,3 @@ class DisPFL(Peers, Masked):
         """Note what the participants sent, and under which masks."""
         _, memory = super().refine(server, model, replies)
         return model, {**memory, **noted(server, "mask", replies.masks)}
-
-    def metrics(self, server: Server) -> Metrics:
-        """Tell which part of each layer the masks keep, in the mean over all clients."""
-        return {"density": layer_densities(server.layers, server.memory.group("mask"))}

@@ -14,7 +14,8 @@ from fedstrata.methods.contract.declarations import Facts
 from fedstrata.methods.contract.part import Kept
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
-from fedstrata.methods.mechanisms.peers import Mixing, first_models, mix, noted, rows_of
+from fedstrata.methods.mechanisms.peers import Mixing, first_models, mix, noted
+from fedstrata.methods.mechanisms.shared import rows_of
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, under
 

@@ -41,9 +41,9 @@ class FedDST(MovingMask):
     :func:`fedstrata.functional.feddst_densities`); RigL, where the name comes from, scales densities, :math:`d_l =
     \epsilon k_l` (``densities=erk``, :func:`fedstrata.functional.erk_densities`).
 
-    Weights of convolutions and linear layers are masked, as far as they are shared. In the released code the gradients
-    that decide what grows are ranked over all entries, so that some that are kept already are put to zero; here only
-    those outside the mask can grow. Only the kept weights and the mask travel, both ways.
+    The weights of all layers are masked, no biases and no norms, as far as they are shared. In the released code the
+    gradients that decide what grows are ranked over all entries, so that some that are kept already are put to zero;
+    here only those outside the mask can grow. Only the kept weights and the mask travel, both ways.
 
     Defaults:
         sparsity, alpha, every: bibikar/feddst, README.md (FedDST on CIFAR-10).

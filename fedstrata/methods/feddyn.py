@@ -14,6 +14,7 @@ from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelA
 from fedstrata.methods.mechanisms.drift import DriftCorrection
 from fedstrata.methods.mechanisms.peers import first_models, noted
 from fedstrata.methods.mechanisms.proximal import proximal_term
+from fedstrata.methods.mechanisms.shared import equal_shares
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, per_client, under, weighted_mean
 
@@ -130,7 +131,7 @@ class FedDyn(DriftCorrection):
             for name, tensor in replies.tensors.items()
         }
         last = noted(server, "last", sent)
-        equal = torch.full((server.clients,), 1 / server.clients, dtype=torch.float64, device=server.sizes.device)
+        equal = equal_shares(server.clients, server.sizes.device)
         mean = {name: weighted_mean(models, equal) for name, models in last.group("last").items()}
         return model, server.memory | last | under("tested", mean)
 

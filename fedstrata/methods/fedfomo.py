@@ -11,7 +11,8 @@ from torch import Tensor
 from fedstrata.methods.contract.declarations import Facts, Needs
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, ModelAndMemory, Server, Training
-from fedstrata.methods.mechanisms.peers import Peers, mix, rows_of
+from fedstrata.methods.mechanisms.peers import Peers, mix
+from fedstrata.methods.mechanisms.shared import rows_of
 from fedstrata.rng import client_keys, permutation, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Stack, Tensors, align, per_client, squared_norm, subtract, under

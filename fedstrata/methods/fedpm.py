@@ -28,7 +28,7 @@ from fedstrata.stack import Tensors, constant
 class FedPM(Reparametrised):
     r"""Random weights stay as they are; clients learn which of them to use, and send one bit for each.
 
-    Every weight and bias of a convolution or linear layer is frozen at :math:`\pm c` with :math:`c = e \sqrt{1 /
+    Every weight and bias of a layer that is no norm is frozen at :math:`\pm c` with :math:`c = e \sqrt{1 /
     n_{in}}`, drawn from the seed, so that it never travels. Clients train a score :math:`s` for each, which begins at
     a draw from N(0, 1): in every forward pass a weight is used with probability :math:`\theta = \sigma(s)`, and the
     gradient passes through the draw as if it were :math:`\theta`, in the authors' code times :math:`\theta` once more
@@ -151,7 +151,7 @@ class FedPM(Reparametrised):
 
 
 def _scored(layers: LayerMap) -> list[str]:
-    """Name what has a score: weights and biases of convolutions and linear layers."""
+    """Name what has a score: the weights and biases of all layers with weights."""
     return [name for layer in layers.weighted for name in layer.parameters]
 
 

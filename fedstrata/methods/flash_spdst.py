@@ -45,10 +45,10 @@ class FlashSPDST(SharedMask):
 
     Stage two is FedAvg from the initial weights, inside that mask, with all participants counting alike.
 
-    The authors leave fully connected layers dense; here all weights of convolutions and linear layers can be masked.
-    Counts are exact where the released code draws each weight by itself; where a tensor is full, the others take over
-    in proportion, where that divides the rest evenly and leaves a hundredth of the room; and stage two begins at the
-    common initial model where that initialises anew.
+    The authors leave fully connected layers dense; here the weights of all layers can be masked. Counts are exact where
+    the released code draws each weight by itself; where a tensor is full, the others take over in proportion, where
+    that divides the rest evenly and leaves a hundredth of the room; and stage two begins at the common initial model
+    where that initialises anew.
 
     Defaults:
         sparsity: paper, SSFL's comparison (Section 4.1 there); the authors' main.py has 0.95.

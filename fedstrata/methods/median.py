@@ -10,7 +10,7 @@ from fedstrata.functional import coordinate_median
 from fedstrata.methods.contract.declarations import Facts
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Message, Outline, Server
-from fedstrata.methods.mechanisms.robust_merging import RobustMerge, medians
+from fedstrata.methods.mechanisms.robust_merging import RobustMerge, median_counters
 from fedstrata.stack import Tensors
 
 PAPER = "Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018"
@@ -38,10 +38,9 @@ class Median(RobustMerge):
 
     def combined(self, server: Server, replies: Message) -> Tensors:
         """Take the median of every entry."""
-        counters = {name: tensor for name, tensor in replies.tensors.items() if not tensor.is_floating_point()}
         middle = {
             name: coordinate_median(tensor, mask=replies.masks.get(name), otherwise=server.model[name])
             for name, tensor in replies.tensors.items()
-            if name not in counters
+            if tensor.is_floating_point()
         }
-        return {**middle, **medians(counters)}
+        return {**middle, **median_counters(replies.tensors)}

@@ -14,7 +14,7 @@ from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Declared, Message, Server
 from fedstrata.methods.mechanisms.masking import keep
-from fedstrata.methods.mechanisms.robust_merging import finite_rows, medians, updates_of
+from fedstrata.methods.mechanisms.robust_merging import finite_rows, median_counters, updates_of
 from fedstrata.methods.mechanisms.shared import equal_weights
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align
@@ -77,9 +77,5 @@ class NormBound(Part):
 
 def _counted(server: Server, replies: Message) -> Tensors:
     """Let every client have counted the median of what all did."""
-    counters = {
-        name: tensor
-        for name, tensor in replies.tensors.items()
-        if name in server.model and not tensor.is_floating_point()
-    }
-    return {name: middle.expand_as(counters[name]) for name, middle in medians(counters).items()}
+    sent = {name: tensor for name, tensor in replies.tensors.items() if name in server.model}
+    return {name: middle.expand_as(sent[name]) for name, middle in median_counters(sent).items()}

@@ -13,8 +13,8 @@ from fedstrata.methods.contract.declarations import Facts, Matter, Touches
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.methods.mechanisms.hypernetwork import HyperNetwork
-from fedstrata.methods.mechanisms.peers import Mixing, rows_of
-from fedstrata.methods.mechanisms.shared import shared_parameters
+from fedstrata.methods.mechanisms.peers import Mixing
+from fedstrata.methods.mechanisms.shared import rows_of, shared_parameters
 from fedstrata.rng import torch_seed
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, under

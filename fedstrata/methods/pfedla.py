@@ -16,7 +16,8 @@ from fedstrata.methods.contract.part import Kept, Metrics
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.methods.mechanisms.masking import send_under
-from fedstrata.methods.mechanisms.peers import Mixing, first_models, mix, noted, rows_of
+from fedstrata.methods.mechanisms.peers import Mixing, first_models, mix, noted
+from fedstrata.methods.mechanisms.shared import rows_of
 from fedstrata.optimisers import SGD, Adam, Optimiser
 from fedstrata.rng import torch_seed
 from fedstrata.spec import parameter

@@ -41,7 +41,7 @@ class RandomK(OwnMasks):
     facts: ClassVar[Facts] = Facts("sparse", PAPER)
 
     sparsity: float = parameter(0.5, "The fraction of weights that are masked.", low=0, below=1)
-    scope: str = parameter("weights", "What is masked: conv and linear weights, or all parameters.", choices=SCOPES)
+    scope: str = parameter("weights", "What is masked: the weights of all layers, or all parameters.", choices=SCOPES)
 
     def masked(self, layers: LayerMap) -> list[str]:
         """Name what is masked."""

@@ -29,7 +29,7 @@ _NEARLY = 1 - 1e-6
 class SparsyFed(Reparametrised):
     r"""Train weights under a power, prune them before sending, and train on sparse activations.
 
-    The model's convolution and linear weights are :math:`w = \mathrm{sign}(v) |v|^\alpha` and clients train v: large
+    The weights of the model's layers are :math:`w = \mathrm{sign}(v) |v|^\alpha` and clients train v: large
     weights move faster than small ones, and a weight at zero has no gradient and stays there, without a mask. It starts
     such that w is the common initial model. After local training a client keeps the :math:`\lfloor (1 - \sigma) d
     \rfloor` largest of all its weights and sends those. The server averages, with zeros for what was pruned, and sends

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import aggregate_scores, mean_saliency, top_mask
@@ -90,7 +89,7 @@ class SSFL(SharedMask):
     )
 
     def __post_init__(self) -> None:
-        """Refuse a new mask before the first one, growth that never happens, and equal clients without scores."""
+        """Refuse a new mask before the first or where each client has its own, vain growth, equality without scores."""
         super().__post_init__()
         if self.adapt_at is not None and self.adapt_at <= self.warmup + 1:
             raise FedStrataError(
@@ -104,9 +103,8 @@ class SSFL(SharedMask):
         if self.topology == "random-per-client" and (self.warmup or self.finds_again()):
             raise FedStrataError(
                 "'ssfl' with topology=random-per-client keeps its masks from the first round on; leave out warmup, "
-                "adapt_at and refresh_every."
+                "adapt_at, adapt_on_joining and refresh_every."
             )
-
         if not self.weighted and self.topology not in ("saliency", "shuffled"):
             raise FedStrataError(
                 f"'ssfl' with topology={self.topology} has no mean of scores in which clients could count alike; leave "
@@ -133,14 +131,15 @@ class SSFL(SharedMask):
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
-        return self._first_memory(super().client_memory(clients, model), model, clients.sizes)
+        return self._first_memory(super().client_memory(clients, model), model)
 
     def server_memory(self, server: Server) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
-        return self._first_memory(super().server_memory(server), server.model, server.sizes[0])
+        found = torch.zeros_like(server.sizes[0], dtype=torch.bool)
+        return self._first_memory(super().server_memory(server), server.model) | {"found": found}
 
-    def _first_memory(self, dense: Tensors, weights: Tensors, like: Tensor) -> Tensors:
-        memory = Stack(dense) | {"found": torch.zeros_like(like, dtype=torch.bool)}
+    def _first_memory(self, dense: Tensors, weights: Tensors) -> Stack:
+        memory = Stack(dense)
         initial = {name: weights[name] for name in memory.group("mask")}
         return memory | under("init", initial) if self.finds_again() else memory
 
@@ -148,11 +147,12 @@ class SSFL(SharedMask):
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send only what the mask keeps, once there is one."""
-        return super().broadcast(server, message) if _found(server.memory) else message
+        return super().broadcast(server, message) if server.memory["found"] else message
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps, once there is one."""
-        return super().upload(clients, training, message) if _found(clients.memory) else message
+        found = self.sparsity > 0 and clients.round > self.warmup
+        return super().upload(clients, training, message) if found else message
 
     def metrics(self, server: Server) -> Metrics:
         """Tell which part of each layer the mask keeps."""
@@ -217,13 +217,3 @@ class Saliency(MaskExchange):
             orders = {name: permutation(keys[name], mask.numel()) for name, mask in masks.items()}
             return {name: mask.flatten()[orders[name]].view(mask.shape) for name, mask in masks.items()}
         return masks
-
-    def adopt(self, clients: Clients, announcement: Message) -> Tensors:
-        """Take the mask over."""
-        found = torch.ones_like(clients.sizes, dtype=torch.bool)
-        return {**super().adopt(clients, announcement), "found": found}
-
-
-def _found(memory: Tensors) -> bool:
-    """Tell whether there is a mask yet."""
-    return bool(memory["found"].all())

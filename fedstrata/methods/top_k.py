@@ -20,7 +20,7 @@ from fedstrata.spec import parameter
 class TopK(Part):
     r"""Each client trains the whole model and sends only its largest weights.
 
-    Of the d weights of convolutions and linear layers that are not zero, ranked by magnitude over the whole model, a
+    Of the d weights of all layers, no biases and no norms, that are not zero, ranked by magnitude over the model, a
     client sends the :math:`\lfloor (1 - \sigma) d \rfloor` largest: beside a mask (``ssfl+top-k``) these are the
     largest of what the mask keeps. An entry of the global model is the mean over those who sent it, by their samples;
     where nobody did, it stays as it is (the paper leaves this open). The global model is dense, and so is what the

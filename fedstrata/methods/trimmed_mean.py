@@ -10,7 +10,7 @@ from fedstrata.functional import trimmed_mean
 from fedstrata.methods.contract.declarations import Facts
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Message, Outline, Server
-from fedstrata.methods.mechanisms.robust_merging import RobustMerge, medians
+from fedstrata.methods.mechanisms.robust_merging import RobustMerge, median_counters
 from fedstrata.methods.median import LINK, PAPER
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
@@ -44,10 +44,9 @@ class TrimmedMean(RobustMerge):
 
     def combined(self, server: Server, replies: Message) -> Tensors:
         """Take the trimmed mean of every entry."""
-        counters = {name: tensor for name, tensor in replies.tensors.items() if not tensor.is_floating_point()}
         middle = {
             name: trimmed_mean(tensor, self.trim, mask=replies.masks.get(name), otherwise=server.model[name])
             for name, tensor in replies.tensors.items()
-            if name not in counters
+            if tensor.is_floating_point()
         }
-        return {**middle, **medians(counters)}
+        return {**middle, **median_counters(replies.tensors)}

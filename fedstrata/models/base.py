@@ -24,6 +24,13 @@ models = Registry["ModelSpec"]("model")
 class ModelSpec(Spec, ABC):
     """A model with its parameters, which builds an ordinary ``nn.Module`` for given data."""
 
+    def find(self) -> object:
+        """Find what :meth:`build` reads or imports besides, such as pretrained weights; what is missing is told.
+
+        It needs no data, and reads nothing. A model of somebody's own may leave it out.
+        """
+        return None
+
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the module, drawing initial weights from PyTorch's global generator, which the caller has seeded.

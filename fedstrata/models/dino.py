@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, NotHereError
 from fedstrata.models.base import ModelSpec, models
 from fedstrata.models.blocks import image_channels
 from fedstrata.models.trial import first_line
@@ -72,6 +73,12 @@ class DinoViTSpec(ModelSpec):
     )
     image_size: int = parameter(224, "The side to which images are resized, a multiple of the patch.", low=1)
 
+    def find(self) -> Path | None:
+        """See that transformers is installed, and find the directory of the weights; none where they are fetched."""
+        if importlib.util.find_spec("transformers") is None:
+            raise _not_installed(self.name)
+        return None if self.weights is None else _found(self.weights, self.download)
+
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of this shape."""
         channels = image_channels(self.name, input_shape, smallest=1)
@@ -97,20 +104,35 @@ def _transformers(model: str) -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError:
-        raise FedStrataError(
-            f"The model '{model}' needs the package transformers; install it with: pip install 'fedstrata[vit]'."
-        ) from None
+        raise _not_installed(model) from None
+
+
+def _not_installed(model: str) -> NotHereError:
+    remedy = "install it with: pip install 'fedstrata[vit]'."
+    return NotHereError(
+        f"The model '{model}' needs the package transformers; {remedy}",
+        f"the package transformers, which the model {model} needs; {remedy}",
+    )
+
+
+def _found(weights: str, download: bool) -> Path | None:
+    """Find the directory of weights; none where they are not here, and may be fetched."""
+    directory = _directory(weights)
+    if directory is None and not download:
+        remedy = (
+            "give the directory where they lie, or download=true to fetch them from the Hugging Face hub, or "
+            "weights=none for random ones."
+        )
+        raise NotHereError(
+            f"The weights '{weights}' are neither a directory nor stored here by an earlier download; {remedy}",
+            f"the weights '{weights}': any run with --model 'dino-vit-s16(download=true)' fetches them, once.",
+        )
+    return directory
 
 
 def _pretrained(transformers: Any, weights: str, download: bool) -> Any:
     """Load a backbone with all its weights, in single precision, from a directory or, if allowed, from the hub."""
-    directory = _directory(weights)
-    if directory is None and not download:
-        raise FedStrataError(
-            f"The weights '{weights}' are neither a directory nor stored here by an earlier download; give the "
-            "directory where they lie, or download=true to fetch them from the Hugging Face hub, or weights=none for "
-            "random ones."
-        )
+    directory = _found(weights, download)
     try:
         with _quiet(transformers), torch.random.fork_rng(devices=[]):
             backbone, report = transformers.ViTModel.from_pretrained(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from torch import nn
@@ -24,7 +25,7 @@ from fedstrata.models.blocks import (
     image_channels,
     kaiming_convolutions,
 )
-from fedstrata.models.weights import WEIGHTS, load_backbone
+from fedstrata.models.weights import WEIGHTS, find_weights, load_backbone
 from fedstrata.spec import parameter
 
 
@@ -111,12 +112,17 @@ class ResNet20Spec(ModelSpec):
 
     weights: str | None = parameter(None, WEIGHTS, local=True)
 
+    def find(self) -> Path | None:
+        """Find the file of the weights, if there is to be one."""
+        return find_weights(self.weights, self.name)
+
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of this shape."""
         channels = image_channels(self.name, input_shape, smallest=3)
         stem = convolution_unit(channels, 16, norm=batch_norm, bias=False)
         model = residual_network(stem, (16, 32, 64), (3, 3, 3), classes, batch_norm)
-        return model if self.weights is None else load_backbone(model, self.weights)
+        weights = self.find()
+        return model if weights is None else load_backbone(model, weights)
 
 
 @models.register("wrn56_4")

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedstrata.errors import FedStrataError, nearest
+from fedstrata.errors import FedStrataError, NotHereError, nearest
 from fedstrata.models.base import ModelSpec, models
 from fedstrata.models.blocks import image_channels
 from fedstrata.models.trial import first_line
-from fedstrata.models.weights import WEIGHTS, load_backbone
+from fedstrata.models.weights import WEIGHTS, find_weights, load_backbone
 from fedstrata.spec import parameter
 
 
@@ -32,6 +34,12 @@ class TimmSpec(ModelSpec):
 
     architecture: str | None = parameter(None, "The name of the model in timm, without that of pretrained weights.")
     weights: str | None = parameter(None, WEIGHTS, local=True)
+
+    def find(self) -> Path | None:
+        """See that timm is installed, and find the file of the weights, if there is to be one."""
+        if importlib.util.find_spec("timm") is None:
+            raise _not_installed()
+        return find_weights(self.weights, self.name)
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of this shape."""
@@ -60,21 +68,27 @@ class TimmSpec(ModelSpec):
                 f"timm cannot build '{self.architecture}' for images of the shape {input_shape} and {classes} classes: "
                 f"{first_line(error)}"
             ) from error
-        return model if self.weights is None else load_backbone(model, self.weights, _heads(model))
+        weights = find_weights(self.weights, self.name)
+        return model if weights is None else load_backbone(model, weights, _heads(model))
 
 
 def _timm() -> Any:
     try:
         return importlib.import_module("timm")
     except ImportError:
-        raise FedStrataError(
-            "The model 'timm' needs the package timm; install it with: pip install 'fedstrata[timm]'."
-        ) from None
+        raise _not_installed() from None
     except Exception as error:  # such as where torchvision, which timm imports, is of another version than PyTorch
         raise FedStrataError(
             f"The package timm is installed, but cannot be imported: {first_line(error)} Install versions of timm, "
             "torchvision and PyTorch that fit each other."
         ) from error
+
+
+def _not_installed() -> NotHereError:
+    brief = "the package timm, which the model 'timm' needs; install it with: pip install 'fedstrata[timm]'."
+    return NotHereError(
+        "The model 'timm' needs the package timm; install it with: pip install 'fedstrata[timm]'.", brief
+    )
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:

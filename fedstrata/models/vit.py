@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from fedstrata.errors import FedStrataError
 from fedstrata.models.base import ModelSpec, models
 from fedstrata.models.blocks import chain, image_channels
-from fedstrata.models.weights import WEIGHTS, load_backbone
+from fedstrata.models.weights import WEIGHTS, find_weights, load_backbone
 from fedstrata.spec import parameter
 
 _EPSILON = 1e-6
@@ -125,15 +126,19 @@ class ViTSpec(ModelSpec):
                 "of the heads as the width."
             )
 
+    def find(self) -> Path | None:
+        """Find the file of the weights, if there is to be one."""
+        return find_weights(self.weights, self.name, ", or of examples/pretrain_vit.py")
+
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of this shape."""
-        shape = patchable(self.name, input_shape, self.patch)
+        shape, weights = patchable(self.name, input_shape, self.patch), self.find()
         hidden = max(round(self.width * self.mlp_ratio), 1)
         stem = PatchEmbedding(shape, self.patch, self.width, self.dropout)
         blocks = [TransformerBlock(self.width, self.heads, hidden, self.dropout) for _ in range(self.depth)]
         model = vision_transformer(stem, blocks, classes)
         _initialise(model)
-        return model if self.weights is None else load_backbone(model, self.weights)
+        return model if weights is None else load_backbone(model, weights)
 
 
 @models.register("fedlws_vit")
@@ -150,11 +155,15 @@ class FedLwsViTSpec(ModelSpec):
     dropout: float = parameter(0.1, "Dropout after the embedding, after attention and in the MLPs.", low=0, below=1)
     weights: str | None = parameter(None, WEIGHTS, local=True)
 
+    def find(self) -> Path | None:
+        """Find the file of the weights, if there is to be one."""
+        return find_weights(self.weights, self.name)
+
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of this shape."""
-        shape = patchable(self.name, input_shape, self.patch)
+        shape, weights = patchable(self.name, input_shape, self.patch), self.find()
         model = fedlws_transformer(shape, classes, patch=self.patch, dropout=self.dropout)
-        return model if self.weights is None else load_backbone(model, self.weights)
+        return model if weights is None else load_backbone(model, weights)
 
 
 def fedlws_transformer(

@@ -9,10 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import files
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, NotHereError
 
 WEIGHTS = "A safetensors file with pretrained weights, such as the model.safetensors of a run; none: drawn at random."
 """What a model's parameter ``weights`` means."""
+
+
+def find_weights(path: str | None, model: str, otherwise: str = "") -> Path | None:
+    """Find the file with pretrained weights of a model, if it has one; where it is missing, say how it is made."""
+    if path is None:
+        return None
+    found = Path(path).expanduser()
+    if not found.is_file():
+        brief = (
+            f"the weights '{path}' of the model {model}: put the model.safetensors of a run there, such as that of "
+            f"'fedstrata run --model {model} --clients 1 --out DIR'{otherwise}"
+        )
+        raise NotHereError(f"'{path}' cannot be read: no such file. Missing are {brief}.", f"{brief}.")
+    return found
 
 
 def load_backbone(model: nn.Module, path: str | Path, heads: Sequence[str] = ("head",)) -> nn.Module:

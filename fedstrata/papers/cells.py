@@ -10,13 +10,21 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
-from fedstrata.errors import FedStrataError
+from fedstrata.data import partitions
+from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
-from fedstrata.papers.reading import Changes, Recipe
+from fedstrata.papers.reading import Changes, Paper, Recipe
 from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
+from fedstrata.spec import format_value
 
 NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic"})
 """Keys that say where and how an experiment is run, not what it is."""
+INCENTIVE = "incentive."
+"""The part of the clients that do better than alone and than with FedAvg, by the metric behind the dot."""
+BASELINES = ("local", "fedavg")
+"""The methods that incentives are measured against."""
+_SAMPLES = ("samples", "test_samples", "most", "minimum")
+"""Parameters of partitions that are numbers of samples of a client."""
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Experiment)}
 
 
@@ -67,10 +75,22 @@ class Smaller:
         if experiment.join_round is not None:
             changes["join_round"] = max(2, self._part(experiment.join_round))
         if self.scale < 1:
-            changes["data"] = f"fraction(of={experiment.data!r}, keep={self.scale:g})"
+            changes["data"] = f"fraction(of={format_value(experiment.data)}, keep={self.scale:g})"
+            changes["partition"] = self._thinned(experiment.partition)
             if experiment.validation is not None:
                 changes["validation"] = self._part(experiment.validation)
-        return experiment.with_changes(changes)
+        return changed(experiment, changes)
+
+    def _thinned(self, partition: str | None) -> str | None:
+        """Let a partition that names numbers of samples name the same part of them; an unknown one stays as it is."""
+        if partition is None:
+            return None
+        try:
+            whole = partitions.make(partition)
+        except FedStrataError:
+            return partition
+        counts = {key: self._part(count) for key in _SAMPLES if (count := getattr(whole, key, None)) is not None}
+        return str(dataclasses.replace(whole, **counts))
 
     def _part(self, count: int) -> int:
         return max(1, round(self.scale * count))
@@ -95,13 +115,41 @@ class Choice:
 
     def takes(self, cell: Cell) -> bool:
         """Tell whether a cell is asked for."""
-        data = cell.experiment.data.split("(")[0]
-        named = (data, cell.column, cell.experiment.model.split("(")[0])
+        named = (_data_of(cell), cell.column, _model_of(cell))
         return (
             _any(self.only, named, within=True)
-            and _any(self.methods, (cell.row, cell.experiment.method, cell.experiment.method.split("(")[0]))
+            and _any(self.methods, (cell.row, cell.experiment.method, _method_of(cell)))
             and _any(self.columns, (cell.column,))
         )
+
+    def refuse_unknown(self, recipe: Recipe, cells: Sequence[Cell]) -> None:
+        """Refuse a word that names nothing in a recipe, instead of leaving out what it was to name."""
+        columns = [cell.column for cell in cells]
+        kinds = {
+            "only": ("data, model or column", [*map(_data_of, cells), *map(_model_of, cells), *columns]),
+            "methods": ("row or method", [name for cell in cells for name in (cell.row, _method_of(cell))]),
+            "columns": ("column", columns),
+        }
+        for key, (kind, names) in kinds.items():
+            for word in getattr(self, key):
+                if not any(Choice(**{key: (word,)}).takes(cell) for cell in cells):
+                    raise unknown_name(f"{kind} of '{recipe.name}' called", word, dict.fromkeys(names))
+
+    def words(self) -> str:
+        """Say what is asked for."""
+        return ", ".join((*self.only, *self.methods, *self.columns))
+
+
+def _data_of(cell: Cell) -> str:
+    return cell.experiment.data.split("(")[0]
+
+
+def _method_of(cell: Cell) -> str:
+    return cell.experiment.method.split("(")[0]
+
+
+def _model_of(cell: Cell) -> str:
+    return cell.experiment.model.split("(")[0]
 
 
 def _any(asked: Sequence[str], names: Sequence[str], within: bool = False) -> bool:
@@ -119,7 +167,10 @@ def cells_of(
     choice: Choice | None = None,
     where: Changes | None = None,
 ) -> list[Cell]:
-    """List the cells of a recipe, seed by seed; ``where`` are keys that decide no number, such as the device."""
+    """List the cells of a recipe, seed by seed; ``where`` are keys that decide no number, such as the device.
+
+    Incentives bring along what they are measured against.
+    """
     if seeds is not None and seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no table; use at least 1.")
     if not recipe.runs:
@@ -129,20 +180,45 @@ def cells_of(
         return []
     _refuse_idle(recipe)
     first = [_cell(recipe, row, column) for row, column in pairs]
-    chosen = [cell for cell in first if (choice or Choice()).takes(cell)]
+    choice = choice or Choice()
+    choice.refuse_unknown(recipe, first)
+    incentives = {cell.column for cell in first if choice.takes(cell) and cell.recipe.number.startswith(INCENTIVE)}
+    chosen = [
+        cell
+        for cell in first
+        if choice.takes(cell) or (cell.column in incentives and cell.experiment.method in BASELINES)
+    ]
     if not chosen:
         raise FedStrataError(
-            f"Nothing of '{recipe.name}' is asked for. Its rows: {', '.join(recipe.rows)}. "
-            f"Its columns: {', '.join(recipe.columns)}."
+            f"No cell of '{recipe.name}' is all of what is asked for: {choice.words()}; ask for less at once."
         )
     change = smaller or Smaller()
     return [_with_seed(cell, seed, change, where or {}) for seed in range(seeds or recipe.seeds) for cell in chosen]
 
 
+def cells_behind(
+    paper: Paper,
+    recipe: Recipe,
+    seeds: int | None = None,
+    smaller: Smaller | None = None,
+    choice: Choice | None = None,
+    where: Changes | None = None,
+) -> list[Cell]:
+    """List the cells of a recipe, and those of the other parts from which it is computed."""
+    parts = (recipe, *(paper.part(name) for name in recipe.sources))
+    return [cell for part in parts for cell in cells_of(part, seeds, smaller, choice, where)]
+
+
 def _with_seed(cell: Cell, further: int, smaller: Smaller, where: Changes) -> Cell:
-    full = cell.experiment.with_changes({"seed": cell.seed + further})
-    own = smaller.change(full).with_changes(dict(where))
+    full = changed(cell.experiment, {"seed": cell.seed + further})
+    own = changed(smaller.change(full), where)
     return dataclasses.replace(cell, experiment=own, wanted=settings_hash(full))
+
+
+def changed(experiment: Experiment, changes: Changes) -> Experiment:
+    """Change some keys; an experiment of which nothing changes passes through, as most of a list of all papers do."""
+    other = {key: value for key, value in changes.items() if getattr(experiment, key) != value}
+    return experiment.with_changes(other) if other else experiment
 
 
 def _cell(recipe: Recipe, row: str, column: str) -> Cell:
@@ -216,6 +292,24 @@ def settings_hash(experiment: Experiment) -> str:
     }
     text = json.dumps({**decisive, "seed": experiment.seed}, sort_keys=True, ensure_ascii=True)
     return sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(experiment: Experiment, paper: Experiment) -> dict[str, Any]:
+    """Name the settings that decide numbers in which an experiment is not the paper's, with its own values."""
+    return {
+        one.name: value
+        for one in dataclasses.fields(Experiment)
+        if one.name not in NOT_DECISIVE
+        and _plain(one.name, value := getattr(experiment, one.name)) != _plain(one.name, getattr(paper, one.name))
+    }
+
+
+def changes_in_words(cell: Cell) -> str:
+    """Say in which settings a cell is not the paper's; nothing where it is."""
+    if cell.comparable:
+        return ""
+    paper = _experiment(cell.recipe, cell.row, cell.column)[0].with_changes({"seed": cell.seed})
+    return "; ".join(f"{key}={value}" for key, value in differences(cell.experiment, paper).items())
 
 
 @cache

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, NOT_RUN, Judged, JudgedCell
-from fedstrata.papers.reading import Recipe
-from fedstrata.ranks import mean_ranks
+from fedstrata.papers.cells import INCENTIVE, Cell
+from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, NOT_RUN, Judged, JudgedCell, judge
+from fedstrata.papers.keeping import Kept
+from fedstrata.papers.reading import Paper, Published, Recipe
+from fedstrata.ranks import Friedman, friedman, mean_ranks
 from fedstrata.runs.metrics import higher_is_better
 from fedstrata.significance import Estimate
 from fedstrata.verdicts import cell_verdict
@@ -15,50 +17,119 @@ RANKS_AGREE = 1.0
 """Mean ranks that differ by less than a place are alike."""
 
 
+def judge_part(
+    paper: Paper, recipe: Recipe, cells: Sequence[Cell], kept: Sequence[Kept], problems: Mapping[str, str] | None = None
+) -> Judged:
+    """Judge a part with all its columns, also those that are made of other parts, whose cells are among these."""
+    others = {name: judge_part(paper, paper.part(name), cells, kept, problems) for name in recipe.sources}
+    own = [cell for cell in cells if cell.recipe.part == recipe.part]
+    return with_derived(judge(recipe, own, kept, problems), others)
+
+
 def with_derived(judged: Judged, others: Mapping[str, Judged] | None = None) -> Judged:
     """Add the columns that are made of others, of the same part or of another one."""
     recipe = judged.recipe
     added: list[JudgedCell] = []
-    rows = list(dict.fromkeys(one.row for one in judged.cells)) or list(recipe.rows)
     for column in recipe.columns:
         told = recipe.told("", column)
         source = judged if "of" not in told else (others or {}).get(told["of"])
-        if "derived" in told and source is not None:
-            numbers = _means(source, rows) if told["derived"] == "mean" else _ranks(source)
-            added += [_cell(recipe, row, column, numbers.get(row), source, told["derived"]) for row in rows]
+        if told.get("derived") == "mean":
+            added += _means(recipe, column, source)
+        elif told.get("derived") == "mean_rank":
+            added += _ranks(recipe, column, source)
     return Judged(recipe, (*judged.cells, *added), judged.claims)
 
 
-def _means(judged: Judged, rows: Sequence[str]) -> dict[str, float]:
+def _rows(recipe: Recipe, column: str, source: Judged | None) -> list[str]:
+    """The rows of a derived column: those that the paper has there, or all where it has no numbers at all."""
+    asked = {one.row for one in source.cells} if source is not None else set()
+    named = [row for row in recipe.rows if row in asked] or list(recipe.rows)
+    return [row for row in named if (row, column) in recipe.published] or named
+
+
+def _means(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCell]:
     """The mean over all columns of a row, where all of them were run."""
-    found = {row: [one.ours.mean for one in judged.cells if one.row == row and one.ours is not None] for row in rows}
-    return {row: sum(numbers) / len(numbers) for row, numbers in found.items() if _whole(judged, row, len(numbers))}
+    cells = []
+    for row in _rows(recipe, column, source):
+        columns = [] if source is None else _common_columns(source, [row])
+        whole = source is not None and columns and len(columns) == _columns_with_runs(source.recipe, row)
+        value = sum(_table(source, [row], columns)[row]) / len(columns) if source is not None and whole else None
+        published = recipe.published_at(row, column)
+        margin = 1.0 if recipe.unit == "percent" else 0.01 * abs(published.mean or 0.0)
+        cells.append(_cell(recipe, row, column, value, source, published, margin))
+    return cells
 
 
-def _whole(judged: Judged, row: str, run: int) -> bool:
-    return run > 0 and run == sum(judged.recipe.has_run(row, column) for column in judged.recipe.columns)
+def _columns_with_runs(recipe: Recipe, row: str) -> int:
+    return sum(recipe.has_run(row, column) for column in recipe.columns)
 
 
-def _ranks(judged: Judged) -> dict[str, float]:
-    """The mean rank of each row over the columns that were run for all rows."""
-    rows = list(dict.fromkeys(one.row for one in judged.cells))
+def _ranks(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCell]:
+    """The mean rank of each row over the columns that were run for all rows.
+
+    Where these are not all columns of the paper, ours is held against the mean rank of the published numbers in the
+    same columns, and the note says so.
+    """
+    rows = _rows(recipe, column, source)
+    columns = [] if source is None else _common_columns(source, rows)
+    if source is None or not columns or len(rows) < 2:
+        return [_cell(recipe, row, column, None, source, recipe.published_at(row, column), 0.0) for row in rows]
+    best_is_high = _more_is_better(source.recipe)
+    ours = mean_ranks(_table(source, rows, columns), best_is_high)
+    published = {row: recipe.published_at(row, column) for row in rows}
+    if len(columns) < max(_columns_with_runs(source.recipe, row) for row in rows):
+        note = f"Mean rank over {', '.join(columns)} alone, in our numbers and in the published ones."
+        numbers = {row: [source.recipe.published_at(row, one).mean for one in columns] for row in rows}
+        known = {row: [number for number in ones if number is not None] for row, ones in numbers.items()}
+        whole = all(len(ones) == len(columns) for ones in known.values())
+        there = mean_ranks(known, best_is_high) if whole else {}
+        published = {row: Published(there.get(row), None, note) for row in rows}
+    return [_cell(recipe, row, column, ours[row], source, published[row], RANKS_AGREE) for row in rows]
+
+
+def _common_columns(judged: Judged, rows: Sequence[str]) -> list[str]:
+    """The columns that were run for all of some rows; those that are made of others are none of them."""
+    recipe, run = judged.recipe, {(one.row, one.column) for one in judged.cells if one.ours is not None}
+    own = [column for column in recipe.columns if "derived" not in recipe.told("", column)]
+    return [column for column in own if all((row, column) in run for row in rows)]
+
+
+def _table(judged: Judged, rows: Sequence[str], columns: Sequence[str]) -> dict[str, list[float]]:
     run = {(one.row, one.column): one.ours.mean for one in judged.cells if one.ours is not None}
-    columns = [column for column in judged.recipe.columns if all((row, column) in run for row in rows)]
-    if len(rows) < 2 or not columns:
-        return {}
-    best_is_high = not judged.recipe.number.endswith(".std") and higher_is_better(judged.recipe.number) is not False
-    return mean_ranks({row: [run[row, column] for column in columns] for row in rows}, best_is_high)
+    return {row: [run[row, column] for column in columns] for row in rows}
 
 
-def _cell(recipe: Recipe, row: str, column: str, value: float | None, source: Judged, kind: str) -> JudgedCell:
-    published = recipe.published_at(row, column)
-    if value is None:
-        return JudgedCell(row, column, published, None, NOT_RUN, published.note)
+def _more_is_better(recipe: Recipe) -> bool:
+    """A variance over clients should be small, an incentive large; of metrics they themselves know."""
+    if recipe.number.startswith(INCENTIVE):
+        return True
+    return not recipe.number.endswith(".std") and higher_is_better(recipe.number) is not False
+
+
+def friedman_of(judged: Judged) -> Friedman | None:
+    """Test whether the rows of a part differ at all over the columns that all of them have; none with too few."""
+    recipe = judged.recipe
+    ranked = [column for column in recipe.columns if recipe.told("", column).get("derived") == "mean_rank"]
+    if not ranked or recipe.sources:
+        return None
+    rows = _rows(recipe, ranked[0], judged)
+    columns = _common_columns(judged, rows)
+    return friedman(_table(judged, rows, columns)) if len(rows) > 2 and len(columns) > 1 else None
+
+
+def _cell(
+    recipe: Recipe, row: str, column: str, value: float | None, source: Judged | None, published: Published,
+    margin: float,
+) -> JudgedCell:  # fmt: skip
+    if value is None or source is None:
+        missing = [] if source is None else [one for one in source.cells if one.ours is None]
+        why = [one.reason.removeprefix(one.published.note).strip() for one in missing]
+        told = " ".join(dict.fromkeys(filter(None, (published.note, *why))))
+        return JudgedCell(row, column, published, None, NOT_RUN, told)
     if any(one.verdict == NOT_COMPARABLE for one in source.cells):
         verdict = NOT_COMPARABLE
     elif published.mean is None:
         verdict = NOT_PUBLISHED
     else:
-        margin = RANKS_AGREE if kind == "mean_rank" or recipe.unit == "percent" else 0.01 * abs(published.mean)
-        verdict = cell_verdict(published.mean, published.std, [value], margin=margin)
-    return JudgedCell(row, column, published, Estimate(value, None, 1), verdict, published.note)
+        verdict = cell_verdict(published.mean, None, [value], recipe.published_seeds, margin)
+    return JudgedCell(row, column, published, Estimate(value, None, 0), verdict, published.note)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedstrata.papers.cells import Cell
@@ -12,7 +13,14 @@ from fedstrata.papers.keeping import Kept
 from fedstrata.papers.reading import Published, Recipe, StatedClaim
 from fedstrata.ranks import RankCorrelation, rank_correlation
 from fedstrata.significance import Estimate, estimate
-from fedstrata.verdicts import Claim, cell_verdict, claim_verdict
+from fedstrata.verdicts import (
+    Claim,
+    cell_verdict,
+    claim_verdict,
+    deviation_of,
+    difference_of_groups,
+    middle_of,
+)
 
 NOT_COMPARABLE = "not comparable"
 NOT_RUN = "not run"
@@ -22,7 +30,7 @@ ROWS_OF_AN_ORDER = 3
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """A cell of a table: what the paper says, what we found over our seeds, and what that means."""
+    """A cell of a table: what the paper says, what we found over our seeds (in its mean or median), what that means."""
 
     row: str
     column: str
@@ -42,12 +50,18 @@ class JudgedCell:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim of the paper, with what seeds that both rows have say of it."""
+    """A claim of the paper, with what seeds that both rows have say of it.
+
+    ``published`` is the difference of the published numbers and half of its 95 % interval by their own spreads; none of
+    the latter where they have none. ``single`` tells that each is a single number, without any deviation over runs.
+    """
 
     stated: StatedClaim
     columns: tuple[str, ...]
     found: Claim | None
     word: str
+    published: tuple[float, float | None] | None = None
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,8 @@ class Judged:
                 **asdict(claim.stated),
                 "columns": list(claim.columns),
                 "verdict": claim.word,
+                "published": claim.published,
+                "published_without_deviation": claim.single,
                 **({} if claim.found is None else {"found": asdict(claim.found)}),
             }
             for claim in self.claims
@@ -118,27 +134,34 @@ LINE = ("paper", "part", "row", "column", "published", "published_std", "ours", 
 
 
 def judge(
-    recipe: Recipe, cells: Sequence[Cell], kept: Iterable[Kept], problems: dict[str, str] | None = None
+    recipe: Recipe, cells: Sequence[Cell], kept: Iterable[Kept], problems: Mapping[str, str] | None = None
 ) -> Judged:
     """Judge the cells that were asked for; only runs with the paper's own settings are called what they show."""
+    pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
+    smaller = {(cell.row, cell.column) for cell in cells if not cell.comparable}
+    why = {(cell.row, cell.column): text for cell in cells if (text := (problems or {}).get(cell.settings))}
+    return judge_pairs(recipe, pairs, kept, smaller, why)
+
+
+def judge_pairs(
+    recipe: Recipe,
+    pairs: Sequence[tuple[str, str]],
+    kept: Iterable[Kept],
+    smaller: Collection[tuple[str, str]],
+    why: Mapping[tuple[str, str], str] | None = None,
+) -> Judged:
+    """Judge cells by their rows and columns; ``smaller`` runs, with other settings than the paper's, show nothing."""
     values: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for one in kept:
         if (one.paper, one.part) == (recipe.paper, recipe.part):
             values[one.row, one.column][one.seed] = one.value
-    pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
-    smaller = {(cell.row, cell.column) for cell in cells if not cell.comparable}
-    ours = {pair: list(values[pair].values()) for pair in pairs}
+    told = why or {}
     judged = tuple(
-        _judge_cell(recipe.of_cell(*pair), pair, ours[pair], pair in smaller, _why(pair, cells, problems or {}))
+        _judge_cell(recipe.of_cell(*pair), pair, list(values[pair].values()), pair in smaller, told.get(pair, ""))
         for pair in pairs
     )
-    claims = tuple(_judge_claim(recipe, claim, pairs, values, bool(smaller)) for claim in recipe.claims)
+    claims = tuple(_judge_claim(recipe, claim, pairs, values, smaller) for claim in recipe.claims)
     return Judged(recipe, judged, tuple(claim for claim in claims if claim.columns))
-
-
-def _why(pair: tuple[str, str], cells: Sequence[Cell], problems: dict[str, str]) -> str:
-    told = (problems.get(cell.settings, "") for cell in cells if (cell.row, cell.column) == pair)
-    return next(filter(None, told), "")
 
 
 def _judge_cell(
@@ -152,9 +175,27 @@ def _judge_cell(
     elif published.mean is None:
         verdict = NOT_PUBLISHED
     else:
-        verdict = cell_verdict(published.mean, published.std, ours, margin=_margin(recipe, published.mean))
+        verdict = cell_verdict(
+            published.mean,
+            published_deviation(recipe, published),
+            ours,
+            recipe.published_seeds,
+            _margin(recipe, published.mean),
+            recipe.middle,
+        )
     note = " ".join(filter(None, (published.note, "" if ours else problem)))
-    return JudgedCell(*pair, published, estimate(ours), verdict, note)
+    return JudgedCell(*pair, published, _summed_up(recipe, ours), verdict, note)
+
+
+def published_deviation(recipe: Recipe, published: Published) -> float | None:
+    """The standard deviation of single runs behind a published number, by what the paper's ± is."""
+    return deviation_of(published.std, recipe.spread, recipe.published_seeds, recipe.middle)
+
+
+def _summed_up(recipe: Recipe, ours: Sequence[float]) -> Estimate | None:
+    """Sum up our runs as the paper does its own; the deviation is that over seeds."""
+    found = estimate(ours)
+    return found if found is None else replace(found, mean=middle_of(ours, recipe.middle))
 
 
 def _margin(recipe: Recipe, mean: float) -> float:
@@ -167,7 +208,7 @@ def _judge_claim(
     claim: StatedClaim,
     pairs: Sequence[tuple[str, str]],
     values: defaultdict[tuple[str, str], dict[int, float]],
-    smaller: bool,
+    smaller: Collection[tuple[str, str]],
 ) -> JudgedClaim:
     """Judge a claim by the differences of the same seed, each the mean over the claim's columns."""
     named = claim.columns or tuple(recipe.columns)
@@ -176,8 +217,36 @@ def _judge_claim(
     seeds = [
         seed for seed in (of_columns[0][0] if columns else ()) if all(seed in a and seed in b for a, b in of_columns)
     ]
+    published, single = _published_claim(recipe, claim, columns)
     if not seeds:
-        return JudgedClaim(claim, columns, None, NOT_RUN)
+        return JudgedClaim(claim, columns, None, NOT_RUN, published, single)
     differences = [sum(a[seed] - b[seed] for a, b in of_columns) / len(columns) for seed in seeds]
     found = claim_verdict(differences, claim.by, practical=1.0 if recipe.unit == "percent" else 0.01)
-    return JudgedClaim(claim, columns, found, NOT_COMPARABLE if smaller else found.word)
+    other = any((row, column) in smaller for row in (claim.row, claim.over) for column in columns)
+    return JudgedClaim(claim, columns, found, NOT_COMPARABLE if other else found.word, published, single)
+
+
+def _published_claim(
+    recipe: Recipe, claim: StatedClaim, columns: Sequence[str]
+) -> tuple[tuple[float, float | None] | None, bool]:
+    """What the paper's own numbers say of its claim, over all its columns, and whether they are single numbers."""
+    found = []
+    for column in columns:
+        pair = [_published_group(recipe.of_cell(row, column), row, column) for row in (claim.row, claim.over)]
+        if pair[0] is None or pair[1] is None:
+            return None, False
+        found.append(difference_of_groups(pair[0], pair[1], recipe.middle))
+    if not found:
+        return None, False
+    reaches = [reach for _, reach in found if reach is not None]
+    mean = sum(difference for difference, _ in found) / len(found)
+    whole = len(reaches) == len(found)
+    return (mean, math.hypot(*reaches) / len(found) if whole else None), not whole
+
+
+def _published_group(recipe: Recipe, row: str, column: str) -> tuple[float, float | None, int] | None:
+    """A published number, the deviation of single runs and their number."""
+    published = recipe.published_at(row, column)
+    if published.mean is None:
+        return None
+    return published.mean, published_deviation(recipe, published), recipe.published_seeds

@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from fedstrata import files
-from fedstrata._version import __version__
 from fedstrata.errors import FedStrataError
-from fedstrata.papers.cells import Cell
+from fedstrata.papers.cells import Cell, changes_in_words
 
 RESULTS = "results.csv"
 
@@ -34,11 +31,15 @@ class Kept:
     at: str
     settings: str
     rounds: int
-    seconds: float
+    seconds: float | None
     bytes: int
     commit: str
     command: str
     device: str
+    software: str = ""
+    flops: float | None = None
+    changes: str = ""
+    """Which settings are not the paper's, as ``rounds=30; precision=bf16``; nothing where all are."""
 
     @property
     def what(self) -> tuple[str, str, str]:
@@ -48,7 +49,12 @@ class Kept:
     def of(self, cell: Cell) -> Kept:
         """The same number as that of another cell that asks for it."""
         return dataclasses.replace(
-            self, paper=cell.recipe.paper, part=cell.recipe.part, row=cell.row, column=cell.column
+            self,
+            paper=cell.recipe.paper,
+            part=cell.recipe.part,
+            row=cell.row,
+            column=cell.column,
+            changes=changes_in_words(cell),
         )
 
 
@@ -57,29 +63,59 @@ def asked(cell: Cell) -> tuple[str, str, str]:
     return cell.settings, f"{cell.recipe.number} ({cell.recipe.unit})", cell.recipe.at
 
 
+_FIELDS = {field.name: field for field in dataclasses.fields(Kept)}
+_KINDS: Mapping[str, type[int] | type[float]] = {
+    "seed": int, "rounds": int, "bytes": int, "value": float, "seconds": float, "flops": float,
+}  # fmt: skip
+_MAY_BE_UNKNOWN = ("seconds", "flops")
+_DIGITS = 8
+
+
 def read_results(paths: Iterable[Path]) -> list[Kept]:
-    """Read what was kept in some files, or in the ``results.csv`` of folders."""
-    return [one for path in paths for one in _read(path / RESULTS if path.is_dir() else path)]
+    """Read what was kept in some files, in the ``results.csv`` of folders, or in those of the folders inside of one."""
+    return [one for path in paths for file in _files(path) for one in _read(file)]
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = [path / RESULTS] if (path / RESULTS).exists() else sorted(path.glob(f"*/{RESULTS}"))
+    if not found:
+        raise FedStrataError(f"There is no '{RESULTS}' in '{path}', nor in a folder in it.")
+    return found
 
 
 def _read(path: Path) -> list[Kept]:
-    hints = get_type_hints(Kept)
-    names = [field.name for field in dataclasses.fields(Kept)]
+    required = [name for name, field in _FIELDS.items() if field.default is dataclasses.MISSING]
     try:
         with path.open(encoding="utf-8", newline="") as file:
             lines = csv.DictReader(file)
-            if lines.fieldnames != names:
-                raise FedStrataError(f"'{path}' holds no results of papers: its columns are not {', '.join(names)}.")
-            return [Kept(**{name: hints[name](line[name]) for name in names}) for line in lines]
+            named = lines.fieldnames or ()
+            if set(required) - set(named) or set(named) - set(_FIELDS):
+                raise FedStrataError(f"'{path}' holds no results of papers: its columns are not {', '.join(_FIELDS)}.")
+            return [Kept(**{name: _value(name, line[name]) for name in named}) for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         raise FedStrataError(f"'{path}' cannot be read: {error}.") from None
     except (ValueError, TypeError) as error:
         raise FedStrataError(f"'{path}' is damaged: {error}.") from None
 
 
+def _value(name: str, text: str) -> Any:
+    if not text and name in _MAY_BE_UNKNOWN:
+        return None
+    return _KINDS.get(name, str)(text)
+
+
 def write_results(path: Path, kept: Sequence[Kept]) -> None:
-    """Write what is kept, one line for each cell and seed, in the order of the tables, so that it diffs well."""
-    write_csv(path, [field.name for field in dataclasses.fields(Kept)], map(dataclasses.asdict, kept))
+    """Write what is kept, one line for each cell and seed, always in the same order and digits: so it diffs well."""
+    order = sorted(kept, key=lambda one: (one.paper, one.part, one.row, one.column, one.number, one.at, one.changes,
+                                          one.seed, one.settings))  # fmt: skip
+    lines = [{name: _written(value) for name, value in dataclasses.asdict(one).items()} for one in order]
+    write_csv(path, list(_FIELDS), lines)
+
+
+def _written(value: Any) -> Any:
+    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else "" if value is None else value
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -90,22 +126,6 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     writer.writerows(rows)
     files.make_folder(path.parent)
     files.write_atomically(path, text.getvalue())
-
-
-@cache
-def commit() -> str:
-    """Name the program: the commit of the checkout that it runs from, marked where files differ, or its version."""
-    place = Path(__file__).parents[2]
-    if not (place / ".git").exists():
-        return __version__
-    try:
-        told = [
-            subprocess.run(["git", *words], cwd=place, capture_output=True, text=True, check=True).stdout.strip()
-            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "fedstrata"])
-        ]
-    except (OSError, subprocess.CalledProcessError):
-        return __version__
-    return told[0] + ("+changed" if told[1] else "")
 
 
 def merged(before: Iterable[Kept], new: Iterable[Kept]) -> list[Kept]:

@@ -9,12 +9,19 @@ from typing import Any
 
 from fedstrata.errors import FedStrataError
 from fedstrata.fairness import incentive_of
+from fedstrata.papers.cells import INCENTIVE
+from fedstrata.papers.of_clients import (
+    BEFORE,
+    chosen_rounds,
+    judged_before,
+    needs_clients,
+    over_clients,
+    values_of_clients,
+)
 from fedstrata.papers.reading import Recipe
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import higher_is_better
 
-INCENTIVE = "incentive."
-"""The part of the clients that do better than alone and than with FedAvg, by the metric behind the dot."""
 _LAYERS = "layers."
 _BYTES_OF_A_WEIGHT = 4
 
@@ -22,8 +29,9 @@ _BYTES_OF_A_WEIGHT = 4
 def number_of(recipe: Recipe, folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None = None) -> float:
     """Find the number of a finished run; ``baselines`` are ``local`` and ``fedavg`` with the same setting and seed.
 
-    It is a metric of rounds, a total of the run, the seconds of a phase in a round (``aggregate.seconds``), a mean over
-    layers and rounds (``layers.gamma``, of some ``layers.gamma:*conv*``), a diagnostic, or an incentive.
+    It is a metric of rounds, or of clients in the rounds of their own models, a total of the run, the seconds of a
+    phase in a round (``aggregate.seconds``), a mean over layers and rounds (``layers.gamma``, of some
+    ``layers.gamma:*conv*``), a diagnostic, or an incentive.
     """
     summary = folder.summary()
     value = in_unit(_find(recipe, summary, folder, baselines), recipe.unit, summary)
@@ -55,7 +63,9 @@ def _find(
     recipe: Recipe, summary: Mapping[str, Any], folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None
 ) -> float:
     if recipe.number.startswith(INCENTIVE):
-        return _incentive(recipe.number.removeprefix(INCENTIVE), folder, baselines)
+        return _incentive(recipe, folder, baselines)
+    if needs_clients(recipe.number, recipe.at):
+        return over_clients(recipe.number, folder, recipe.at)
     rounds = {"last": "final"}.get(recipe.at, recipe.at)
     values = {**summary, **_seconds(folder, summary), **summary.get(rounds, {})}
     value = values.get(recipe.number)
@@ -91,15 +101,27 @@ def _of_layers(number: str, folder: RunFolder) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _incentive(metric: str, folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None) -> float:
+def _incentive(recipe: Recipe, folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None) -> float:
     if baselines is None:
         raise FedStrataError("An incentive needs the runs of 'local' and of 'fedavg' with the same setting and seed.")
-    own, local, fedavg = (_of_clients(metric, one) for one in (folder, *baselines))
-    return incentive_of(own, local, fedavg)
+    metric = recipe.number.removeprefix(INCENTIVE)
+    if recipe.at not in ("last", "validated", BEFORE):
+        raise FedStrataError(f"An incentive is that of the last or the validated models, not at '{recipe.at}'.")
+    if recipe.at != "last" and not chosen_rounds(folder, recipe.at):
+        raise FedStrataError(f"The runs of '{recipe.name}' hold no samples out to choose models by; use at = \"last\".")
+    own = _models_in_use(metric, folder, recipe.at)
+    local, fedavg = (_models_in_use(metric, one, _chosen_at(one, recipe.at)) for one in baselines)
+    return incentive_of(own, local, fedavg, higher_is_better(f"client_after.{metric}.mean") is not False)
 
 
-def _of_clients(metric: str, folder: RunFolder) -> dict[int, float]:
-    """How clients fare with the models that they use; where less is better, with the sign turned."""
-    name = f"{folder.summary()['headline']}.{metric}"
-    sign = -1 if higher_is_better(f"{name}.mean") is False else 1
-    return {client: sign * value for client, value in folder.metrics().of_clients(name).items()}
+def _chosen_at(baseline: RunFolder, at: str) -> str:
+    """Models that were adapted in the end are measured against those that other methods are scored by."""
+    if at != "last":
+        return at
+    return BEFORE if judged_before(baseline) else "validated"
+
+
+def _models_in_use(metric: str, folder: RunFolder, at: str) -> dict[int, float]:
+    """How clients fare with the models that they use: those that were chosen on validation samples, or the last."""
+    label = "client_before" if at == BEFORE else folder.summary()["headline"]
+    return values_of_clients(f"{label}.{metric}", folder, at)

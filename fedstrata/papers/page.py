@@ -57,7 +57,8 @@ def sections_of(
     paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, remark: str, with_charts: bool
 ) -> list[Section]:
     """The sections that stand above the report."""
-    redrawn = redrawn_section(Material(judged, cells, folder), with_charts)
+    own = [cell for cell in cells if cell.recipe.name == judged.recipe.name]
+    redrawn = redrawn_section(Material(judged, own, folder), with_charts)
     return [*filter(None, (redrawn,)), published_section(paper, judged, remark, with_charts)]
 
 

@@ -1,6 +1,6 @@
 """Recipes: the settings of a paper, its tables and figures, and the numbers that it published.
 
-    recipes/PAPER/paper.toml    title, citation, link, and under [experiment] what its parts share
+    recipes/PAPER/paper.toml    title, citation, link, what its ± means, and under [experiment] what its parts share
     recipes/PAPER/PART.toml     a table or a figure: which runs make its rows and columns, and which number is reported
     published.csv               paper, part, row, column, mean, std, note
 
@@ -15,18 +15,19 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.papers.figures.asked import Asked, read_charts
+from fedstrata.verdicts import Middle, Spread
 
 PAPERS = Path(__file__).parent
 RECIPES = "recipes"
 PUBLISHED = "published.csv"
 PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
-WHEN = ("last", "last_ten", "best", "validated")
+WHEN = ("last", "last_ten", "best", "validated", "validated_before")
 UNITS = ("percent", "fraction", "plain", "squared", "MB", "TFLOPs a client", "percent of dense")
 UNIT_WORDS: Mapping[str, str] = {
     "percent": "%",
@@ -36,28 +37,33 @@ UNIT_WORDS: Mapping[str, str] = {
     "percent of dense": "% of dense",
 }
 """Units as they stand behind a name."""
-_PAPER_KEYS = ("title", "citation", "link", "experiment")
+SPREADS: tuple[Spread, ...] = get_args(Spread)
+MIDDLES: tuple[Middle, ...] = get_args(Middle)
+_STATISTICS = ("published_seeds", "spread", "middle")
+"""How many runs are behind a published number, what its ± is, and what was taken of the runs."""
+_PAPER_KEYS = ("title", "citation", "link", "note", *_STATISTICS, "experiment")
 _PART_KEYS = (
     "title", "kind", "like", "number", "at", "unit", "seeds", "runs", "note", "experiment", "rows", "columns", "cells",
-    "claims", "charts",
+    "claims", "charts", *_STATISTICS,
 )  # fmt: skip
-_INHERITED = ("number", "at", "unit", "seeds", "experiment", "rows", "columns", "cells")
-_REPORTED = ("number", "at", "unit")
+_INHERITED = ("number", "at", "unit", "seeds", "experiment", "rows", "columns", "cells", *_STATISTICS)
+_REPORTED = ("number", "at", "unit", *_STATISTICS)
 _OWN_KEYS = (*_REPORTED, "runs", "columns", "derived", "of")
 """What rows, columns and cells may say beside changes of the experiment: their own number, and where there are none."""
 DERIVED = ("mean", "mean_rank")
 """What a column may be made of, instead of runs: the other columns of its part, or those ``of`` another part."""
-_CLAIM_KEYS = ("row", "over", "by", "columns", "note")
+_CLAIM_KEYS = ("row", "over", "by", "columns", "note", "main")
 _COLUMNS_OF_CSV = ("paper", "part", "row", "column", "mean", "std", "note")
 _FRACTIONS = ("accuracy", "f1", "auc", "recall", "precision")
 
+Name = TypeVar("Name", bound=str)
 Changes = Mapping[str, Any]
 """Keys of an experiment, or parameters inside one of its texts (``partition.alpha``), and their values."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number of a paper, in its unit; the note tells what is known to be wrong with it."""
+    """A number of a paper, in its unit, with what stands behind ±; the note tells what is known to be wrong with it."""
 
     mean: float | None
     std: float | None
@@ -66,12 +72,13 @@ class Published:
 
 @dataclass(frozen=True)
 class StatedClaim:
-    """Who beats whom, by about how much, in which columns (none: in all)."""
+    """Who beats whom, by about how much, in which columns (none: in all); the main ones stand for their paper."""
 
     row: str
     over: str
     by: float | None = None
     columns: tuple[str, ...] = ()
+    main: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,12 @@ class Recipe:
     """What single cells change after all others, by row and column."""
     own: Mapping[tuple[str, ...], Changes] = field(default_factory=dict)
     """What rows ``(row, "")``, columns ``("", column)`` and cells say of themselves, such as a number of their own."""
+    published_seeds: int = 1
+    """How many runs are behind each published number."""
+    spread: Spread = "deviation"
+    """What the paper writes behind ±."""
+    middle: Middle = "mean"
+    """What the paper takes of its runs, and we of ours."""
 
     def has_run(self, row: str, column: str) -> bool:
         """Tell whether a cell is a run: not where rows and columns do not meet, and not what is derived from others."""
@@ -124,6 +137,12 @@ class Recipe:
         """The paper and the part, as one writes them in a command."""
         return f"{self.paper} {self.part}"
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The other parts that columns are derived from."""
+        told = (self.told("", column) for column in self.columns)
+        return tuple(dict.fromkeys(one["of"] for one in told if "derived" in one and "of" in one))
+
     def published_at(self, row: str, column: str) -> Published:
         """The published number of a cell; nothing where the paper has none."""
         return self.published.get((row, column), Published(None, None))
@@ -138,6 +157,8 @@ class Paper:
     citation: str
     link: str
     parts: Mapping[str, Recipe]
+    note: str = ""
+    """What of its settings is not the paper's own, and why."""
 
     def part(self, name: str) -> Recipe:
         """Find a table or a figure by its name."""
@@ -206,9 +227,13 @@ def _read_paper(folder: Path, numbers: Mapping[tuple[str, str, str, str], Publis
     files = sorted((path for path in folder.glob("*.toml") if path.name != PAPER_FILE), key=_order)
     parts = {}
     for file in files:
-        parts[file.stem] = _read_part(file, name, shared, numbers)
+        parts[file.stem] = _read_part(file, name, shared, numbers, content)
     texts = [_text(content, key, where) for key in ("title", "citation", "link")]
-    return Paper(name, texts[0], texts[1], texts[2], parts)
+    paper = Paper(name, texts[0], texts[1], texts[2], parts, str(content.get("note", "")))
+    for part in parts.values():
+        for source in part.sources:
+            paper.part(source)
+    return paper
 
 
 def _order(path: Path) -> tuple[str, str, int]:
@@ -219,9 +244,11 @@ def _order(path: Path) -> tuple[str, str, int]:
 
 
 def _read_part(
-    file: Path, paper: str, shared: Changes, numbers: Mapping[tuple[str, str, str, str], Published]
-) -> Recipe:
+    file: Path, paper: str, shared: Changes, numbers: Mapping[tuple[str, str, str, str], Published],
+    of_paper: Mapping[str, Any],
+) -> Recipe:  # fmt: skip
     content, where = _read_whole(file)
+    content = {**{key: of_paper[key] for key in _STATISTICS if key in of_paper}, **content}
     own: dict[tuple[str, ...], Changes] = {}
     rows = {
         name: _row(name, _without_own(given, own, (name, ""), where), where)
@@ -260,6 +287,9 @@ def _read_part(
         published,
         cells,
         own,
+        int(content.get("published_seeds", content.get("seeds", 1))),
+        _one_of(content.get("spread", "deviation"), SPREADS, "spread", where),
+        _one_of(content.get("middle", "mean"), MIDDLES, "middle", where),
     )
     if recipe.runs:
         _refuse_without_method(recipe, where)
@@ -292,7 +322,9 @@ def _without_own(given: object, own: dict[tuple[str, ...], Changes], of: tuple[s
     if not isinstance(given, Mapping):
         return given
     said = {key: value for key, value in given.items() if key in _OWN_KEYS}
-    for key, known in (("at", WHEN), ("unit", UNITS), ("derived", DERIVED)):
+    for key, known in (
+        ("at", WHEN), ("unit", UNITS), ("derived", DERIVED), ("spread", SPREADS), ("middle", MIDDLES),
+    ):  # fmt: skip
         if key in said:
             _one_of(said[key], known, key, where)
     if said:
@@ -328,7 +360,8 @@ def _claim(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str
         if column not in columns:
             raise unknown_name(f"column in {where}, which a claim names, called", column, columns)
     by = given.get("by")
-    return StatedClaim(given["row"], given["over"], None if by is None else float(by), tuple(named))
+    main = bool(given.get("main", False))
+    return StatedClaim(given["row"], given["over"], None if by is None else float(by), tuple(named), main)
 
 
 def _refuse_without_method(recipe: Recipe, where: str) -> None:
@@ -371,10 +404,11 @@ def _text(content: Mapping[str, Any], key: str, where: str) -> str:
     return str(content[key])
 
 
-def _one_of(given: object, known: Sequence[str], key: str, where: str) -> str:
-    if given not in known:
-        raise unknown_name(f"{key}, which {where} asks for, called", str(given), known)
-    return str(given)
+def _one_of(given: object, known: Sequence[Name], key: str, where: str) -> Name:
+    for name in known:
+        if name == given:
+            return name
+    raise unknown_name(f"{key}, which {where} asks for, called", str(given), known)
 
 
 def _refuse_unknown(content: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,14 @@ from fedstrata.comparing import PlannedRun
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.availability import Here
-from fedstrata.papers.cells import Cell, by_settings
-from fedstrata.papers.keeping import Kept, asked, commit
-from fedstrata.papers.numbers import INCENTIVE, number_of
+from fedstrata.papers.cells import BASELINES, INCENTIVE, Cell, by_settings, changes_in_words
+from fedstrata.papers.keeping import Kept, asked
+from fedstrata.papers.numbers import number_of
 from fedstrata.progress import Progress
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData
 from fedstrata.runs.signals import Interrupted, noted_stops
+from fedstrata.side_by_side.workers import perform_what_can_be
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,20 @@ def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: 
     """
     known = {one.what: one for one in kept}
     missing = [cell for cell in cells if asked(cell) not in known]
+    missing += [other for cell in missing for other in _measured_against(cell, cells)]
     shared = given or Ingredients(named=NamedData())
     runs, problems, here = {}, {}, Here(data=shared.dataset is None)
-    for settings, cell in sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data):
+    wanted = sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data)
+    called = Counter((cell.experiment.method, cell.column, cell.seed) for _, cell in wanted)
+    for settings, cell in wanted:
         found = _find(cell.experiment, folder / settings)
+        alone = called[cell.experiment.method, cell.column, cell.seed] == 1
         problem = "" if found.state == "finished" else here.problem(cell)
         if problem:
             problems[settings] = problem
         else:
-            runs[settings] = dataclasses.replace(found, given=shared, setting=cell.column)
+            words = cell.column if alone else f"{cell.row}, {cell.column}"
+            runs[settings] = dataclasses.replace(found, given=shared, setting=words)
     return Planned(cells, folder, known, runs, problems)
 
 
@@ -84,15 +91,12 @@ def perform(planned: Planned, shown: Progress, at_a_time: int = 1) -> dict[str, 
     failed: dict[str, str] = {}
     with noted_stops() as stop:
         if at_a_time > 1:
-            try:
-                comparing.perform(planned.to_do, shown, at_a_time=at_a_time)
-            except FedStrataError as error:
-                failed |= {
-                    settings: str(error)
-                    for settings in planned.runs
-                    if not (planned.folder / settings / "summary.json").exists()
-                }
-            return failed
+            jobs = comparing.jobs_of(planned.to_do)
+            errors = perform_what_can_be(jobs, at_a_time, shown, planned.to_do[0].given)
+            for error in errors.values():
+                if not isinstance(error, FedStrataError):  # nothing that a sentence explains
+                    raise error
+            return {path.name: str(error) for path, error in errors.items()}
         for settings, run in planned.runs.items():
             if run.state == "finished":
                 continue
@@ -117,17 +121,16 @@ def collect(planned: Planned, command: str) -> list[Kept]:
         elif run is not None and (planned.folder / cell.settings / "summary.json").exists():
             folder = RunFolder.open(planned.folder / cell.settings)
             baselines = None
-            program = commit() if run.state != "finished" else str(folder.environment()["fedstrata"])
             if cell.recipe.number.startswith(INCENTIVE) and (baselines := _baselines(cell, planned)) is None:
                 continue
-            found.append(read_cell(cell, folder, program, command, baselines))
+            found.append(read_cell(cell, folder, command, baselines))
     return found
 
 
 def read_cell(
-    cell: Cell, folder: RunFolder, program: str, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
+    cell: Cell, folder: RunFolder, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
 ) -> Kept:
-    """Read the number of a cell off its finished run, which was made with some commit or version of the program."""
+    """Read the number of a cell off its finished run, and with which program and on what that was made."""
     summary, environment, recipe = folder.summary(), folder.environment(), cell.recipe
     settings, number, at = asked(cell)
     return Kept(
@@ -143,19 +146,27 @@ def read_cell(
         int(summary["rounds"]),
         round(float(summary["seconds"]), 1),
         int(summary["bytes_up"]) + int(summary["bytes_down"]),
-        program,
+        str(environment.get("commit") or environment["fedstrata"]),
         command,
         str(environment.get("device_name") or environment["device"]),
+        f"fedstrata {environment['fedstrata']}, torch {environment['torch']}",
+        summary.get("train_flops"),
+        changes_in_words(cell),
     )
 
 
 def _baselines(cell: Cell, planned: Planned) -> tuple[RunFolder, RunFolder] | None:
     """The finished runs of ``local`` and ``fedavg`` in the same column with the same seed, if both are there."""
-    found = {
-        other.experiment.method: planned.folder / other.settings
-        for other in planned.cells
-        if (other.column, other.seed) == (cell.column, cell.seed) and (planned.folder / other.settings).is_dir()
-    }
-    places = [found.get(method) for method in ("local", "fedavg")]
-    finished = [RunFolder.open(place) for place in places if place is not None and RunFolder.open(place).finished]
-    return (finished[0], finished[1]) if len(finished) == 2 else None
+    places = [planned.folder / other.settings for other in _measured_against(cell, planned.cells)]
+    finished = [RunFolder.open(place) for place in places if (place / "summary.json").exists()]
+    return (finished[0], finished[1]) if len(finished) == len(BASELINES) else None
+
+
+def _measured_against(cell: Cell, cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of ``local`` and ``fedavg`` with the same data and seed, which an incentive needs."""
+    if not cell.recipe.number.startswith(INCENTIVE):
+        return []
+    place = (cell.recipe.part, cell.column, cell.seed)
+    alike = [one for one in cells if (one.recipe.part, one.column, one.seed) == place]
+    found = {one.experiment.method: one for one in reversed(alike)}
+    return [found[method] for method in BASELINES if method in found]

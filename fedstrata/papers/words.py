@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim
+from fedstrata.papers.reading import Recipe
 from fedstrata.ranks import RankCorrelation
 from fedstrata.report.formats import ABSENT, number, p_value
 from fedstrata.significance import Estimate
@@ -17,27 +20,95 @@ def digits_of(judged: Judged) -> int:
 
 def cell_line(one: JudgedCell, digits: int) -> tuple[str, ...]:
     """A cell in the words of a table, as :data:`CELL_HEADS` has them."""
+    digits = _enough(digits, one)
     published = None if one.published.mean is None else Estimate(one.published.mean, one.published.std, 0)
     difference = ABSENT if one.difference is None else f"{one.difference:+.{digits}f}".replace("-", "−")
-    seeds = ABSENT if one.ours is None else str(one.ours.count)
+    seeds = str(one.ours.count) if one.ours is not None and one.ours.count else ABSENT
     return one.row, one.column, number(published, digits), number(one.ours, digits), seeds, difference, one.verdict
+
+
+def _enough(digits: int, one: JudgedCell) -> int:
+    """More digits where a number would be nothing but zeros: two that count."""
+    numbers = (one.published.mean, None if one.ours is None else one.ours.mean)
+    small = [abs(number) for number in numbers if number and math.isfinite(number)]
+    return max(digits, 1 - math.floor(math.log10(min(small)))) if small and min(small) < 0.1 else digits
+
+
+def statistics_line(recipe: Recipe) -> str:
+    """What the published numbers of a part are, and what stands behind their ±, in half a sentence."""
+    spread = {
+        "deviation": ", ± their standard deviation",
+        "interval95": ", ± half of the 95 % interval",
+        "error": ", ± the standard error",
+        "layers": ", ± the deviation over layers",
+    }[recipe.spread]
+    some = any(number.std is not None for number in recipe.published.values())
+    counts = {column: recipe.of_cell("", column).published_seeds for column in recipe.columns}
+    if recipe.published_seeds == 1 and set(counts.values()) == {1}:
+        return "single runs" + (spread if some else ", without a deviation")
+    odd = ", ".join(f"{column}: {count}" for column, count in counts.items() if count != recipe.published_seeds)
+    runs = f"{recipe.middle}s of {recipe.published_seeds} runs" + (f" ({odd})" if odd else "")
+    return runs + (spread if some else ", without a deviation")
+
+
+def stated_claim(claim: JudgedClaim) -> str:
+    """Who beats whom, in a few words."""
+    return f"{claim.stated.row} beats {claim.stated.over}"
+
+
+def published_words(claim: JudgedClaim) -> str:
+    """By how much, as the paper has it, with half of the 95 % interval that its own spreads give."""
+    mean = claim.stated.by if claim.published is None else claim.published[0]
+    reach = None if claim.published is None else claim.published[1]
+    if mean is None:
+        return ABSENT
+    return _signed(mean) + ("" if reach is None else f" ± {reach:.2f}")
+
+
+def found_words(claim: JudgedClaim) -> str:
+    """By how much here, with the 95 % interval."""
+    found = claim.found
+    if found is None or found.mean is None:
+        return ABSENT
+    return _signed(found.mean) + (
+        "" if found.interval is None or found.seeds < 2 else f" ({' to '.join(map(_signed, found.interval))})"
+    )
+
+
+def tested_words(claim: JudgedClaim) -> str:
+    """The test behind the word, and whether the size is about the published one."""
+    found = claim.found
+    if found is None:
+        return ABSENT
+    tested = found.test if found.p_value is None else f"{found.test}, {p_words(found.p_value)}"
+    about = "" if found.about is None or claim.word != "shown" else "about as much" if found.about else "not as much"
+    return "; ".join(filter(None, (tested, about)))
+
+
+def p_words(p: float) -> str:
+    """A p-value with its name.
+
+    >>> p_words(0.0004), p_words(0.0312)
+    ('p < 0.001', 'p = 0.031')
+    """
+    text = p_value(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def claim_line(claim: JudgedClaim) -> str:
     """A claim in a sentence: what the paper says, what we found, and by which test."""
     by = "" if claim.stated.by is None else f" by {claim.stated.by:g}"
     where = ", ".join(filter(None, claim.columns))
-    stated = f"{claim.stated.row} beats {claim.stated.over}{by}" + (f" ({where})" if where else "")
+    single = "; published without a deviation" if claim.single else ""
+    stated = f"{stated_claim(claim)}{by}" + (f" ({where})" if where else "")
     found = claim.found
     if found is None or found.mean is None:
-        return f"{stated}: {claim.word}"
+        return f"{stated}: {claim.word}{single}"
     between = "" if found.interval is None else f", 95 % interval {' to '.join(map(_signed, found.interval))}"
-    tested = f"{found.test}, p = {p_value(found.p_value)}" if found.p_value is not None else found.test
+    test, *about = tested_words(claim).split("; ")
     seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
-    about = (
-        "" if found.about is None or claim.word != "shown" else "; about as much" if found.about else "; not as much"
-    )
-    return f"{stated}: {claim.word}; {_signed(found.mean)} over {seeds}{between} ({tested}){about}"
+    size = "".join(f"; {word}" for word in about)
+    return f"{stated}: {claim.word}; {_signed(found.mean)} over {seeds}{between} ({test}){size}{single}"
 
 
 def order_line(column: str, found: RankCorrelation) -> str:

@@ -1,19 +1,50 @@
-"""A document that says, table by table, what of the papers was reproduced, from the CSVs that were kept."""
+"""A document that says, claim by claim and table by table, what of the papers was reproduced, from the kept CSVs."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedstrata import files
-from fedstrata.papers.cells import cells_of
-from fedstrata.papers.deriving import with_derived
-from fedstrata.papers.judging import NOT_RUN, Judged, judge
-from fedstrata.papers.keeping import Kept, asked, read_results
+from fedstrata.papers.costs import cells_named, cost_line
+from fedstrata.papers.deriving import friedman_of
+from fedstrata.papers.gathering import Gathered, OtherSettings, claims_of, gather
+from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
+from fedstrata.papers.keeping import Kept, read_results
+from fedstrata.papers.markdown import commands, items, paragraph, table
 from fedstrata.papers.reading import Paper, Recipe
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
-from fedstrata.report.formats import data_size, duration, plural
+from fedstrata.papers.words import (
+    cell_line,
+    digits_of,
+    found_words,
+    order_line,
+    p_words,
+    published_words,
+    stated_claim,
+    statistics_line,
+    tested_words,
+)
+from fedstrata.report.formats import ABSENT, plural
+
+INTRODUCTION = """\
+This page is written by `fedstrata paper --write docs/reproduction.md results` from the results that are kept in the
+repository, one line for each run, and from nothing else. What was not run is said to be so, and a claim that does not
+show is said as plainly as one that does."""
+WORDS = (
+    "**A claim** (who beats whom) is *shown* where the 95 % interval of the difference, over seeds that both methods "
+    "have, lies above 0; *not shown* where it lies below 0, or below half of the published difference; *undecided* "
+    "where it does neither, and always with one seed.",
+    "**A number** *agrees* where it differs from the published one by no more than two groups of such runs do in 95 % "
+    "of cases, or by no more than a point of a percentage; else it is *above* or *below*.",
+    "**Published differences** have half of the 95 % interval that the paper's own deviations and numbers of runs "
+    "give, taken as independent runs; *single* ones are differences of single numbers, which come without any.",
+    "**Not comparable** are runs with other settings than the paper's, such as fewer rounds. They have tables of their "
+    "own, and decide no claim.",
+)
+COMMANDS = 4
+_CELLS = ("column", "row", "published", "ours", "seeds", "difference", "verdict")
 
 
 def write_reproduction(path: Path, papers: Mapping[str, Paper], results: Sequence[Path]) -> None:
@@ -24,67 +55,299 @@ def write_reproduction(path: Path, papers: Mapping[str, Paper], results: Sequenc
 
 
 def reproduction(papers: Mapping[str, Paper], kept: Sequence[Kept]) -> str:
-    """Say of every table and figure what was run, what came out against the paper, and at what cost."""
-    pieces = [
-        "# Reproduction\n\n"
-        "Written by `fedstrata paper --write` from the results that are kept, and from nothing else. `agrees`, `above` "
-        "and `below` compare a published number with ours, `shown`, `not shown` and `undecided` say whether who beats "
-        "whom in the paper does so here. What was not run is said to be so.\n"
-    ]
+    """Say of every claim, table and figure what was run, what came out against the paper, and at what cost."""
+    gathered = {paper.name: gather(paper, kept) for paper in papers.values()}
+    pieces = ["# Reproduction\n", paragraph(INTRODUCTION), "## The main claims\n", _main_claims(gathered)]
+    pieces += ["How to read it:\n", items(WORDS), _whole(gathered)]
+    seen: set[str] = set()
     for paper in papers.values():
-        pieces.append(f"## {paper.title}\n\n{paper.citation} <{paper.link}>\n")
-        parts = [(part, _judged(part, kept)) for part in paper.parts.values()]
-        pieces += [_part(part, judged, own) for part, (judged, own) in parts if own]
-        pieces += [text for part, _ in parts if (text := _smaller(part, kept))]
-        without = [part for part, (_, own) in parts if not own]
-        if without:
-            pieces.append("Not run: " + "; ".join(_not_run(part) for part in without) + ".\n")
-    return "\n".join(pieces)
+        pieces += _paper(paper, gathered[paper.name], seen)
+    return "\n".join(piece for piece in pieces if piece)
 
 
-def _judged(recipe: Recipe, kept: Sequence[Kept]) -> tuple[Judged, list[Kept]]:
-    """Judge what was run with the paper's settings; seeds are as many as were run."""
-    named = [one for one in kept if (one.paper, one.part) == (recipe.paper, recipe.part)]
-    seeds = max((one.seed for one in named), default=0) + 1
-    cells = cells_of(recipe, max(seeds, recipe.seeds))
-    wanted = {asked(cell) for cell in cells}
-    known = {one.what: one for one in kept if one.what in wanted}
-    own = [known[asked(cell)].of(cell) for cell in cells if asked(cell) in known]
-    return with_derived(judge(recipe, cells, own)), own
+def _main_claims(gathered: Mapping[str, Sequence[Gathered]]) -> str:
+    heads = ("part", "claim", "where", "published", "ours (95 % interval)", "seeds", "so it is")
+    lines = []
+    for part, place in claims_of(gathered):
+        claim = part.judged.claims[place]
+        word = f"**{claim.word}**" if claim.word != NOT_RUN else _elsewhere(part, claim)
+        lines.append(
+            (f"[{part.recipe.name}](#{_anchor(part.recipe)})" if _is_told(part) else part.recipe.name,
+             *_claim_words(claim), found_words(claim), _seeds(claim), word)
+        )  # fmt: skip
+    return table(heads, lines, ("published", "ours (95 % interval)", "seeds"))
 
 
-def _part(recipe: Recipe, judged: Judged, own: Sequence[Kept]) -> str:
-    words = Counter(one.verdict for one in judged.cells)
-    found = ", ".join(f"{count} {word}" for word, count in words.items())
-    runs = {one.settings: one for one in own}
-    cost = (
-        f"{plural(len(runs), 'run')}, {duration(sum(one.seconds for one in runs.values()))} of computing on "
-        f"{', '.join(sorted({one.device for one in own}))}, {data_size(sum(one.bytes for one in runs.values()))} sent"
-    )
-    lines = [
-        f"### {recipe.part}: {recipe.title}\n",
-        f"{found} of {plural(len(judged.cells), 'cell')}. {cost}.\n",
-        f"| {' | '.join(CELL_HEADS)} |",
-        "|---|---|--:|--:|--:|--:|---|",
-        *(f"| {' | '.join(cell_line(one, digits_of(judged)))} |" for one in judged.cells if one.verdict != NOT_RUN),
-        "",
-        *(f"- {claim_line(claim)}" for claim in judged.claims),
-        *(f"- {order_line(*pair)}" for pair in judged.orders.items()),
-        *(f"- {one.row}, {one.column}: {one.published.note}" for one in judged.cells if one.published.note),
+def _claim_words(claim: JudgedClaim) -> tuple[str, str, str]:
+    single = " (single)" if claim.single else ""
+    return stated_claim(claim), ", ".join(filter(None, claim.columns)), published_words(claim) + single
+
+
+def _seeds(claim: JudgedClaim) -> str:
+    return ABSENT if claim.found is None else str(claim.found.seeds)
+
+
+def _elsewhere(part: Gathered, claim: JudgedClaim) -> str:
+    """Say of a claim that was not run where it was tried with other settings."""
+    stated = claim.stated
+    tried = [
+        other for other in part.others for one in other.judged.claims if one.stated == stated and one.found is not None
     ]
-    return "\n".join([*lines, f"- {recipe.note}\n" if recipe.note else ""])
+    return f"{NOT_RUN}; with other settings: [below](#{_anchor(part.recipe)})" if tried else NOT_RUN
 
 
-def _smaller(recipe: Recipe, kept: Sequence[Kept]) -> str:
-    """Tell of runs with other settings than the paper's, which say nothing of its numbers."""
-    wanted = {cell.settings for cell in cells_of(recipe, 1 + max((one.seed for one in kept), default=0))}
-    other = [one for one in kept if (one.paper, one.part) == (recipe.paper, recipe.part) and one.settings not in wanted]
-    if not other:
+def _whole(gathered: Mapping[str, Sequence[Gathered]]) -> str:
+    """What all of it is made of: runs, computing, devices, commits."""
+    kept = [one for parts in gathered.values() for part in parts for one in _all_kept(part)]
+    return paragraph(f"All of it: {cost_line(kept, of='paper')}") if kept else paragraph("Nothing was run.")
+
+
+def _all_kept(part: Gathered) -> list[Kept]:
+    return [*part.kept, *(one for other in part.others for one in other.kept)]
+
+
+def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]:
+    link = f" <{paper.link}>" if paper.link else ""
+    pieces = [f"## {paper.title}\n", paragraph(f"{paper.citation}.{link}".replace("..", "."))]
+    pieces += [paragraph(f"Settings: {paper.note}")] if paper.note else []
+    for part in parts:
+        if _is_told(part):
+            pieces += _part(part, seen)
+    figures = [part for part in parts if _has_results(part) and not _is_told(part)]
+    if figures:
+        told = ", ".join(f"{part.recipe.part} ({_some(part)})" for part in figures)
+        pieces.append(paragraph(f"Runs behind figures: {told}. `fedstrata paper {paper.name} FIGURE` redraws them."))
+    without = [part.recipe for part in parts if not _has_results(part) and part.recipe.runs]
+    if without:
+        pieces.append(paragraph("Not run: " + "; ".join(f"{one.part} ({one.title})" for one in without) + "."))
+    return pieces
+
+
+def _is_told(part: Gathered) -> bool:
+    """Tell whether a part has a section of its own: tables that were run, and figures that claims are made of."""
+    return _has_results(part) and (part.recipe.kind == "table" or bool(part.recipe.claims))
+
+
+def _has_results(part: Gathered) -> bool:
+    return bool(part.others) or any(one.ours is not None for one in part.judged.cells)
+
+
+def _some(part: Gathered) -> str:
+    run = sum(one.ours is not None for one in part.judged.cells)
+    return f"{run} of {plural(len(part.judged.cells), 'cell')}"
+
+
+def _part(part: Gathered, seen: set[str]) -> list[str]:
+    recipe, judged = part.recipe, part.judged
+    published = f" Published: {statistics_line(recipe)}." if recipe.published and not _is_derived(recipe) else ""
+    pieces = [f"### {recipe.name}\n", paragraph(f"**{recipe.title}.**{published}")]
+    if recipe.note:
+        pieces.append(paragraph(f"Settings: {recipe.note}"))
+    run = [one for one in judged.cells if one.ours is not None]
+    if run:
+        words = Counter(one.verdict for one in run)
+        found = ", ".join(f"{count} × {word}" for word, count in words.items())
+        counts = [one.ours.count for one in run if one.ours is not None and one.ours.count]
+        of_seeds = f", {_counts(counts)} each" if counts else ""
+        pieces += [
+            paragraph(
+                f"Run with the paper's settings{_precision(part)}: {_some(part)}{of_seeds}; {found}. "
+                f"{_reported(recipe)}"
+            ),
+            _cells(run, judged),
+            _claims(judged.claims, any(claim.found is not None for claim in judged.claims)),
+            items([*_orders(judged), *_notes(run), *_repeated(part)]),
+            _missing(judged),
+            paragraph(f"Cost: {cost_line(part.kept, seen)}"),
+            commands([_command(part, run)]),
+        ]
+        seen |= {one.settings for one in part.kept}
+    elif judged.cells:
+        pieces.append(paragraph("Nothing of it was run with the paper's settings."))
+    for other in part.others:
+        pieces += _other(part, other, seen)
+    return pieces
+
+
+def _is_derived(recipe: Recipe) -> bool:
+    return all("derived" in recipe.told("", column) for column in recipe.columns)
+
+
+def _reported(recipe: Recipe) -> str:
+    if _is_derived(recipe):
         return ""
-    rounds = sorted({one.rounds for one in other})
-    told = f"{plural(len(other), 'number')} of runs with other settings ({', '.join(map(str, rounds))} rounds)"
-    return f"{recipe.part}: {told} are kept, and are not comparable with the paper's.\n"
+    ours = "" if recipe.middle == "mean" else f" Ours are {recipe.middle}s too, ± the standard deviation over seeds."
+    return f"Reported is `{recipe.number}`, {recipe.at.replace('_', ' ')}, in {recipe.unit}.{ours}"
 
 
-def _not_run(recipe: Recipe) -> str:
-    return f"{recipe.part} ({recipe.title})"
+def _precision(part: Gathered) -> str:
+    known = {one.settings for one in part.kept}
+    found = sorted({cell.experiment.precision for cell in part.cells if cell.settings in known})
+    return f", in {' and '.join(found)}" if found and found != ["fp32"] else ""
+
+
+def _cells(run: Sequence[JudgedCell], judged: Judged) -> str:
+    columns = list(judged.recipe.columns)
+    order = sorted(run, key=lambda one: columns.index(one.column))
+    lines = []
+    for one in order:
+        row, column, *rest = cell_line(one, digits_of(judged))
+        lines.append((column, row, *rest))
+    return table(_CELLS, lines, ("published", "ours", "seeds", "difference"))
+
+
+def _claims(claims: Sequence[JudgedClaim], any_run: bool) -> str:
+    if not any_run:
+        return ""
+    heads = ("claim", "where", "published", "ours (95 % interval)", "seeds", "test", "so it is")
+    lines = [
+        (*_claim_words(claim), found_words(claim), _seeds(claim), tested_words(claim), claim.word)
+        for claim in claims
+        if claim.found is not None
+    ]
+    left = [claim for claim in claims if claim.found is None]
+    rest = f"Claims that were not run: {_listed_claims(left)}." if left else ""
+    made = table(heads, lines, ("published", "ours (95 % interval)", "seeds"))
+    return "\n".join(filter(None, (made, paragraph(rest) if rest else "")))
+
+
+def _listed_claims(claims: Sequence[JudgedClaim]) -> str:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for claim in claims:
+        places[stated_claim(claim)].append(", ".join(filter(None, claim.columns)))
+    return "; ".join(f"{words} ({', '.join(where)})" for words, where in places.items())
+
+
+def _orders(judged: Judged) -> list[str]:
+    lines = [f"{order_line(*pair)}." for pair in judged.orders.items()]
+    tested = friedman_of(judged)
+    if tested is not None:
+        lines.append(
+            f"Friedman test of the {tested.methods} rows over {tested.datasets} columns: {p_words(tested.p_value)}."
+        )
+    return lines
+
+
+def _notes(run: Sequence[JudgedCell]) -> list[str]:
+    """What is known of published numbers, each note once, with the cells that it is of."""
+    cells: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one in run:
+        if one.reason:
+            cells[one.reason].append((one.row, one.column))
+    everything = [(one.row, one.column) for one in run]
+    return [f"{cells_named(where, everything)}: {note}" for note, where in cells.items()]
+
+
+def _repeated(part: Gathered) -> list[str]:
+    lines = []
+    for ones in part.repeated:
+        last = ones[-1]
+        values = ", ".join(f"{one.value:.6g} ({one.device}, {one.commit})" for one in ones)
+        where = f"{last.row}, {last.column}, seed {last.seed}"
+        lines.append(f"{where} was measured more than once, and the last counts: {values}.")
+    return lines
+
+
+def _missing(judged: Judged) -> str:
+    """Name what was not run, column by column."""
+    rows: defaultdict[str, list[str]] = defaultdict(list)
+    run = {one.column for one in judged.cells if one.ours is not None}
+    for one in judged.cells:
+        if one.ours is None:
+            rows[one.column].append(one.row)
+    if not rows:
+        return ""
+    whole = [column for column in rows if column not in run]
+    told = [f"the columns {', '.join(whole)}" if len(whole) > 1 else f"the column {whole[0]}"] if whole else []
+    told += [f"in {column} {', '.join(names)}" for column, names in rows.items() if column in run]
+    return paragraph(f"Not run: {'; '.join(told)}.")
+
+
+def _other(part: Gathered, other: OtherSettings, seen: set[str]) -> list[str]:
+    """A table of runs with other settings, plainly headed; who beats whom in it is no verdict on the paper."""
+    judged = other.judged
+    full = {cell.experiment.rounds for cell in part.cells if any(
+        (cell.row, cell.column) == (one.row, one.column) for one in judged.cells)}  # fmt: skip
+    rounds = f"At {other.rounds} of {_counts(full, '')} rounds" if full != {other.rounds} else "With other settings"
+    numbers = sorted({(one.number, one.at) for one in other.kept})
+    reported = " and ".join(f"`{name}`, {at.replace('_', ' ')}" for name, at in numbers)
+    changed = f"Changed: `{other.changes}`." if other.changes else "Its settings are not those of the recipe."
+    lines = [
+        (one.column, one.row, number_published(one, judged), cell_line(one, digits_of(judged))[3],
+         ABSENT if one.ours is None else str(one.ours.count))
+        for one in judged.cells
+    ]  # fmt: skip
+    told = [
+        f"{stated_claim(claim)}{_where(claim)} in these runs: {found_words(claim)} over {_plural_seeds(claim)} "
+        f"({tested_words(claim)}), so {_at_that_point(claim)}; published {published_words(claim)}."
+        for claim in judged.claims
+        if claim.found is not None
+    ]
+    pieces = [
+        f"#### {rounds}: not comparable with the published numbers\n",
+        paragraph(f"Who beats whom at that point is told, but decides no claim. {changed} Reported is {reported}."),
+        table(("column", "row", "published", "ours", "seeds"), lines, ("published", "ours", "seeds")),
+        items(told),
+        paragraph(f"Cost: {cost_line(other.kept, seen)}"),
+        _first_commands(sorted({one.command for one in other.kept})),
+    ]
+    seen |= {one.settings for one in other.kept}
+    return pieces
+
+
+def number_published(one: JudgedCell, judged: Judged) -> str:
+    """The published number of a cell, as in other tables."""
+    return cell_line(one, digits_of(judged))[2]
+
+
+def _where(claim: JudgedClaim) -> str:
+    where = ", ".join(filter(None, claim.columns))
+    return f" ({where})" if where else ""
+
+
+def _plural_seeds(claim: JudgedClaim) -> str:
+    return plural(0 if claim.found is None else claim.found.seeds, "seed")
+
+
+def _at_that_point(claim: JudgedClaim) -> str:
+    return "undecided" if claim.found is None else claim.found.word
+
+
+def _first_commands(texts: Sequence[str]) -> str:
+    """The commands as they were given; of many, the first."""
+    more = len(texts) - COMMANDS
+    block = commands(shlex.split(one) for one in texts[:COMMANDS])
+    return block if more <= 0 else paragraph(f"The first {COMMANDS} of {len(texts)} commands:") + "\n" + block
+
+
+def _counts(counts: Iterable[int], noun: str = "seed") -> str:
+    found = sorted(set(counts))
+    words = str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    return f"{words} {noun}{'' if found[-1] == 1 else 's'}" if noun else words
+
+
+def _command(part: Gathered, run: Sequence[JudgedCell]) -> list[str]:
+    """The command that repeats what was run; where rows and columns are not all, it names them."""
+    recipe = part.recipe
+    words = ["fedstrata", "paper", recipe.paper, recipe.part]
+    if not recipe.sources:
+        made = [one for one in run if recipe.has_run(one.row, one.column)]
+        for option, names, all_of_them in (
+            ("--method", dict.fromkeys(one.row for one in made), recipe.rows),
+            (
+                "--columns",
+                dict.fromkeys(one.column for one in made),
+                _columns_with_runs(recipe),
+            ),
+        ):
+            if len(names) < len(all_of_them):
+                words += [option, shlex.quote(", ".join(names))]
+    return [*words, "--seeds", str(part.seeds)]
+
+
+def _columns_with_runs(recipe: Recipe) -> list[str]:
+    return [column for column in recipe.columns if any(recipe.has_run(row, column) for row in recipe.rows)]
+
+
+def _anchor(recipe: Recipe) -> str:
+    return recipe.name.replace(" ", "-").lower()

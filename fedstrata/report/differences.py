@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.report import formats
+from fedstrata.report.groups import Group
 from fedstrata.report.labels import STATISTICS, short_name
 from fedstrata.report.reading import Run
 from fedstrata.report.settings import settings_that_differ, written_setting
-from fedstrata.significance import Estimate, Group, estimate, headline_key, metric_value
+from fedstrata.runs.summaries import headline_key, metric_value
+from fedstrata.significance import Estimate, estimate
 
 _COSTS = {
     "bytes_up": ("Bytes up, whole run", "bytes"),

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from fedstrata.report import formats
 from fedstrata.report.labels import short_name
 from fedstrata.report.markup import element
+from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 from fedstrata.report.view import View
-from fedstrata.significance import Comparison, Estimate, Row, accuracy_or_nothing, comparison_rows
+from fedstrata.significance import Comparison, Estimate
 
 LEVEL = 0.05
 """Below this p, after Holm's correction, two methods are told apart."""
@@ -94,7 +95,7 @@ def _listed(names: Sequence[str]) -> str:
     """
     if len(names) > _NAMED:
         return f"{', '.join(names[: _NAMED - 1])} and {len(names) - _NAMED + 1} others"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return formats.listed(names)
 
 
 _NAMED = 4

@@ -1,8 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers and words as people read them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fedstrata.significance import Estimate
 
@@ -84,6 +85,15 @@ def plural(count: int, noun: str) -> str:
     ('1 seed', '1,200 clients')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def listed(words: Sequence[str]) -> str:
+    """Write words in a row.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 _UNITS_OF_TIME = ((1, "s", 100), (60, "min", 100), (3600, "h", math.inf))

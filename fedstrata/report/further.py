@@ -11,6 +11,7 @@ from fedstrata.report import formats
 from fedstrata.report.charts import Drawing
 from fedstrata.report.client_charts import by_class
 from fedstrata.report.figures import figure, menu
+from fedstrata.report.groups import Group
 from fedstrata.report.labels import short_name
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.reading import Run
@@ -18,8 +19,9 @@ from fedstrata.report.series import Rows, short
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import EVERYBODY, POOLED, UNDEFINED
+from fedstrata.runs.summaries import metric_value
 from fedstrata.scores import ALWAYS
-from fedstrata.significance import Group, estimate, metric_value
+from fedstrata.significance import estimate
 
 STATISTICS = {
     POOLED: ("All samples", "Of the test samples of all clients together, each tested by its own client's model"),

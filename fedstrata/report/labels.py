@@ -48,6 +48,11 @@ LABELS = {
         "The model that each client holds at the end of the round, on training samples that this client holds out to "
         "choose a model by; the model of the best round is kept.",
     ),
+    "client_before_validation": Label(
+        "Own model before aggregation, own validation samples",
+        "Each client's model right after its local training, on the training samples that this client holds out; only "
+        "the clients that took part in the round.",
+    ),
     "client_adapted": Label(
         "Own model after fine-tuning",
         "Each client's model after a final fine-tuning on its own training data, on that client's own test set; "

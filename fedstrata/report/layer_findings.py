@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedstrata.report.formats import listed
 from fedstrata.report.layer_view import ROLES, LayerView, MetricView
 
 INERTIA = "cosine"
@@ -58,7 +59,7 @@ def kept_norms(view: LayerView) -> str:
     if not keeping:
         return ""
     everywhere = len(keeping) == len(view.methods) > 1
-    return f"Norm layers stay at the clients in {'all methods' if everywhere else _listed(keeping)}."
+    return f"Norm layers stay at the clients in {'all methods' if everywhere else listed(keeping)}."
 
 
 def _within(view: LayerView, metric: MetricView, method: str) -> str:
@@ -74,7 +75,7 @@ def _within(view: LayerView, metric: MetricView, method: str) -> str:
     if len(found) == 1 or not _apart(metric, low, high):
         return f"{_subject(metric)}: all layers of {method} end alike, near {_number(metric, levels[0].mean)}."
     parts = [f"{words} at {_number(metric, level.mean)}" for words, level in found]
-    return f"{_subject(metric)}: in {method}, after the last round, {_listed(parts)}."
+    return f"{_subject(metric)}: in {method}, after the last round, {listed(parts)}."
 
 
 def _of_role(view: LayerView, metric: MetricView, role: str) -> tuple[list[int], str]:
@@ -119,7 +120,3 @@ def _number(metric: MetricView, value: float) -> str:
 
 def _subject(metric: MetricView) -> str:
     return metric.quantity.title
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

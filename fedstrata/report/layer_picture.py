@@ -15,6 +15,7 @@ from fedstrata.report import formats, layer_charts
 from fedstrata.report.charts import COLOURS, LIGHT, require_charts, theme_config
 from fedstrata.report.document import document, vega_lite_version
 from fedstrata.report.export import FORMATS
+from fedstrata.report.groups import group_runs
 from fedstrata.report.layer_findings import finding, kept_norms
 from fedstrata.report.layer_section import explanation, layers
 from fedstrata.report.layer_view import LayerView, first_metric
@@ -22,7 +23,6 @@ from fedstrata.report.markup import element
 from fedstrata.report.opening import read_runs
 from fedstrata.report.reading import Run
 from fedstrata.report.view import View
-from fedstrata.significance import group_runs
 
 WIDTH = 1100
 _SCALE = 2

@@ -10,12 +10,14 @@ from fedstrata.ranks import Friedman, critical_difference, friedman, mean_ranks
 from fedstrata.report import formats
 from fedstrata.report.charts import Drawing
 from fedstrata.report.figures import figure
+from fedstrata.report.groups import Group, setting_of
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.rank_charts import critical_difference_chart
 from fedstrata.report.reading import Run
+from fedstrata.report.rows import Row
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
-from fedstrata.significance import Estimate, Group, Row, setting_of
+from fedstrata.significance import Estimate
 
 LEAST_METHODS, LEAST_SETTINGS = 3, 2
 

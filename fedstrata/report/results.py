@@ -8,20 +8,13 @@ from collections.abc import Callable, Sequence
 from fedstrata.report import formats
 from fedstrata.report.labels import LABELS, label_of, meaning, short_name
 from fedstrata.report.markup import Markup, element, join
+from fedstrata.report.notes import notes, reference_name
+from fedstrata.report.rows import Row, highest, lowest, some_dropped_out
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import POOLED, UNDEFINED
-from fedstrata.significance import (
-    Estimate,
-    Row,
-    estimate,
-    highest,
-    lowest,
-    metric_value,
-    notes,
-    reference_name,
-    some_dropped_out,
-)
+from fedstrata.runs.summaries import metric_value
+from fedstrata.significance import Estimate, estimate
 
 _STATISTICS = {
     "mean": "mean", "std": "std over clients", "worst10": "worst 10 %", POOLED: "all samples",

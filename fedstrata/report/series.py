@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.report.groups import Group
 from fedstrata.report.reading import Run
-from fedstrata.significance import Group, headline_key
+from fedstrata.runs.summaries import headline_key
 
 Rows = list[dict[str, Any]]
 Groups = Sequence[Group[Run]]

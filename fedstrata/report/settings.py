@@ -16,7 +16,8 @@ from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.reading import Run
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
-from fedstrata.significance import estimate, headline_key, metric_value
+from fedstrata.runs.summaries import headline_value
+from fedstrata.significance import estimate
 
 
 def meanings(view: View) -> Section:
@@ -145,8 +146,7 @@ def _run_list(view: View) -> Markup:
     cells: list[Line] = []
     for group in view.groups:
         for run in group.runs:
-            final = run.summary["final"]
-            value = metric_value(final, headline_key(str(run.summary["headline"]), final))
+            value = headline_value(run.summary)
             found = None if value is None else estimate([value])
             seconds = run.summary.get("seconds")
             cells.append(

@@ -6,9 +6,9 @@ import json
 
 from fedstrata.report.differences import differences, page_data
 from fedstrata.report.markup import Markup, element, join
+from fedstrata.report.rows import accuracy_or_nothing
 from fedstrata.report.tables import Cell, Column, table
 from fedstrata.report.view import Section, View
-from fedstrata.significance import accuracy_or_nothing
 
 
 def side_by_side(view: View) -> Section | None:

@@ -9,7 +9,7 @@ from fedstrata.report.formats import ABSENT, data_size, duration, plural
 from fedstrata.report.labels import LABELS, meaning, short_name
 from fedstrata.report.markup import element, join
 from fedstrata.report.tables import Column, table
-from fedstrata.significance import everybody_took_part, headline_key, metric_value
+from fedstrata.runs.summaries import everybody_took_part, headline_value
 
 
 def accuracies(summary: Mapping[str, Any]) -> dict[str, list[float | None]]:
@@ -31,8 +31,7 @@ def accuracies(summary: Mapping[str, Any]) -> dict[str, list[float | None]]:
 
 def summary_line(summary: Mapping[str, Any]) -> str:
     """Tell a run in a line."""
-    final = summary["final"]
-    accuracy = metric_value(final, headline_key(summary["headline"], final))
+    accuracy = headline_value(summary)
     reached = "no accuracy" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
     stopped = " (stopped early)" if "stopped" in summary else ""
     return (

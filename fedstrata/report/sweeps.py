@@ -15,13 +15,15 @@ import numpy as np
 from fedstrata.errors import FedStrataError
 from fedstrata.report.charts import Drawing
 from fedstrata.report.figures import figure
+from fedstrata.report.groups import NOT_DISTINGUISHING, Group
 from fedstrata.report.labels import short_name
 from fedstrata.report.markup import Markup, join
 from fedstrata.report.reading import Run
 from fedstrata.report.series import Groups, Rows
 from fedstrata.report.view import Section, View
+from fedstrata.runs.summaries import headline_value
 from fedstrata.runs.sweeping import METHOD, parameters_of
-from fedstrata.significance import NOT_DISTINGUISHING, Group, estimate, headline_key, metric_value
+from fedstrata.significance import estimate
 from fedstrata.spec import parse
 
 if TYPE_CHECKING:
@@ -129,16 +131,11 @@ def sweep_rows(axis: Axis, measure: str) -> Rows:
     rows: Rows = []
     for label, points in axis.lines.items():
         for at, group in points.items():
-            measured = [_accuracy(run) if measure == "accuracy" else inertia(run) for run in group.runs]
+            measured = [headline_value(run.summary) if measure == "accuracy" else inertia(run) for run in group.runs]
             found = estimate(value for value in measured if value is not None and math.isfinite(value))
             if found is not None:
                 rows.append({"line": label, "at": at, "value": found.mean, "spread": found.std})
     return rows
-
-
-def _accuracy(run: Run) -> float | None:
-    final = run.summary["final"]
-    return metric_value(final, headline_key(str(run.summary["headline"]), final))
 
 
 def inertia(run: Run) -> float | None:

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.report.formats import data_size, duration, p_value, percent, points
-from fedstrata.significance import ACCURACIES, Estimate, Row, highest, some_dropped_out
+from fedstrata.report.rows import ACCURACIES, Row, highest, some_dropped_out
+from fedstrata.significance import Estimate
 
 _NARROWEST = 12
 
@@ -19,7 +20,7 @@ def rich_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -
 
     The highest accuracy of each column is bold and has a star, which a file or a pipe keeps; a method that is too long
     is shortened. What the columns mean, and which test stands behind p, is told by
-    :func:`fedstrata.significance.notes`.
+    :func:`fedstrata.report.notes.notes`.
     """
     compared = len(rows) > 1
     heads = ["last %", "last\nten", "best", "worst\n10 %", *(["diff", "p"] if compared else []), "up", "down", "time"]

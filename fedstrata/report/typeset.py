@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from fedstrata.report.formats import ABSENT
 from fedstrata.report.results import comparison_cells, comparison_notes
+from fedstrata.report.rows import Row
 from fedstrata.report.tables import Cell, Column
-from fedstrata.significance import Row
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from fedstrata.report import charts
 from fedstrata.report.charts import Drawing
+from fedstrata.report.formats import listed
+from fedstrata.report.groups import Group, group_runs
 from fedstrata.report.markup import Markup
 from fedstrata.report.reading import Run
-from fedstrata.significance import Group, Row, accuracy_or_nothing, comparison_rows, group_runs
+from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 
 
 @dataclass(frozen=True)
@@ -65,5 +67,4 @@ def _default_title(groups: Sequence[Group[Run]]) -> str:
     methods = [group.label for group in groups]
     if len(methods) > 4:
         return f"{len(methods)} methods on {datasets}"
-    listed = methods[0] if len(methods) == 1 else f"{', '.join(methods[:-1])} and {methods[-1]}"
-    return f"{listed} on {datasets}"
+    return f"{listed(methods)} on {datasets}"

@@ -14,14 +14,13 @@ import pyarrow as pa
 from fedstrata.diagnostics import Diagnostic, Seen
 from fedstrata.diagnostics.choosing import ALL, Objection, choose
 from fedstrata.engines.observing import Gathered
-from fedstrata.engines.planning import ENGINES, Plan
 from fedstrata.errors import FedStrataError
-from fedstrata.plugins import IMPORTS_FOLDER, load_imports
 from fedstrata.runs.diagnosing import Diagnosis
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog, TimingLog
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.runs.recalling import experiment_as_run, plan_of
 from fedstrata.runs.same_data import refuse_other_data
 from fedstrata.stack import repeat
 
@@ -67,16 +66,13 @@ def diagnose(path: Path, text: str = ALL, given: Ingredients | None = None) -> D
 def _restored(folder: RunFolder, given: Ingredients | None) -> Driver:
     """Bring a finished run back to where it ended."""
     folder.summary()  # refuses a run that is not finished
-    environment = folder.environment()
-    resolved = environment["resolved"]
-    if resolved["engine"] not in ENGINES:
+    plan = plan_of(folder)
+    if plan is None:
         raise FedStrataError(
             f"The run in '{folder.path}' was made with real sites, whose data and models are not here; diagnose it "
             "while it runs, with --diagnose."
         )
-    plan = Plan(resolved["engine"], resolved["chunk"], environment["threads"])
-    experiment = load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
-    driver = Driver.prepare(experiment.with_changes({"device": environment["device"], "diagnose": None}), given, plan)
+    driver = Driver.prepare(experiment_as_run(folder).with_changes({"diagnose": None}), given, plan)
     refuse_other_data(folder, driver.dataset, driver.split)
     driver.restore(folder)
     if driver.round != folder.summary()["rounds"]:

@@ -26,9 +26,10 @@ from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
 from fedstrata.runs.choosing import Best
+from fedstrata.runs.describing import describe_environment
 from fedstrata.runs.devices import spare_host
 from fedstrata.runs.diagnosing import Diagnosis, look
-from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.layer_facts import layer_facts
 from fedstrata.runs.metrics import AGGREGATE, ANSWERED, EVERYBODY, MetricLog, TimingLog, describe_clients
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
@@ -41,7 +42,8 @@ from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
 from fedstrata.trained import TrainedModel
 
 EVALUATIONS = (
-    "global", "validation", "global_on_clients", "client_before", "client_after", "client_validation", "client_adapted",
+    "global", "validation", "global_on_clients", "client_before", "client_after", "client_validation",
+    "client_before_validation", "client_adapted",
 )  # fmt: skip
 """The labels under which models are tested."""
 
@@ -241,7 +243,7 @@ class Driver:
             self._remark(view)
         self.tested_accuracies = {}
         if evaluate:
-            values |= self._evaluate(report.before, last)
+            values |= self._evaluate(report.before, last, report.judged)
         of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
         for metric, numbers in (self._layer_metrics(before, report) | of_layers).items():
             self.metrics.add_layers(self.round, metric, numbers)
@@ -301,11 +303,13 @@ class Driver:
             return
         self.metrics.add_round(self.round, values)
 
-    def _evaluate(self, before: Scores | None, last: bool) -> dict[str, float]:
+    def _evaluate(self, before: Scores | None, last: bool, judged: Scores | None = None) -> dict[str, float]:
         values: dict[str, float] = {}
         after, everywhere = self.engine.after(self.round)
         if before is not None:
             values |= self._note("client_before", before)
+        if judged is not None:
+            values |= note_scores(self.metrics, self.round, "client_before_validation", judged, (), self.warned)
         values |= self._note("client_after", after)
         values |= everywhere
         for metric, numbers in after.of_all.items():

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Decision, Method
-from fedstrata.plugins import IMPORTS_FOLDER, load_imports
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients
+from fedstrata.runs.recalling import import_experiment
 from fedstrata.schedules import schedules
 
 
@@ -25,7 +25,7 @@ def reopen(folder: RunFolder, rounds: int, given: Ingredients) -> None:
         raise FedStrataError(
             f"The run in '{folder.path}' has {done} rounds already; to go on, give more than that, not {rounds}."
         )
-    experiment = load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
+    experiment = import_experiment(folder)
     method = given.make_method(experiment)
     private = [part for part in method.parts if part.touches and Decision.PRIVACY in part.touches.decides]
     planned = [part for part in private if part.plans_ahead]

@@ -24,70 +24,45 @@ Every file appears whole or not at all, and a checkpoint is one folder that appe
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import re
 import shutil
-import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import torch
 from torch import Tensor
 
 from fedstrata import files
-from fedstrata._version import __version__
-from fedstrata.data.contents import fingerprint
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.split import Parts, Split
-from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.data.split import Split
+from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
+from fedstrata.plugins import IMPORTS_FOLDER
+from fedstrata.runs.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    Checkpoint,
+    Checkpoints,
+    metrics_of_checkpoint,
+    read_checkpoint,
+    timings_of_checkpoint,
+)
+from fedstrata.runs.describing import DESCRIPTION, SPLIT_SCHEMA, describe, split_from_table
 from fedstrata.runs.live_log import LIVE_FILE, LiveLog, read_live_log
-from fedstrata.runs.metrics import METRIC_SCHEMAS, OPTIONAL_SCHEMAS, TIMING_SCHEMA, MetricLog, TimingLog
+from fedstrata.runs.log_files import logs_to_parquet, metrics_from_parquet, timings_from_parquet
+from fedstrata.runs.metrics import METRIC_SCHEMAS, OPTIONAL_SCHEMAS, MetricLog, TimingLog
 from fedstrata.trained.card import Card
 from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
 
-# Written in this order when there is no folder to rename: the experiment comes last and makes the folder a run.
-_DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.toml")
-_SPLIT_SCHEMA = pa.schema([("client", pa.int32()), ("part", pa.string()), ("position", pa.int64())])
 BEFORE_A_RUN = {"status.json", "deployment.log", "audit.jsonl"}
 """What a server of real sites writes while it waits for them, before it can begin a run."""
-CONTENTS = "contents"
-"""Where the fingerprint of all samples stands in the description of the data."""
 LAYERS_FILE = "layers.json"
 """What is known of the layers of the model."""
 _CLIENTS_FILE = "clients.safetensors"
 _LAST = "last-{}"
 _DIAGNOSIS = "diagnosis"
-_CHECKPOINT_VERSION = 2
-_CHECKPOINTS_KEPT = 2
-_CHECKPOINT_NAME = re.compile(r"round-(\d{6,})")
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A run as it stood after a round: all that the next round depends on, and all that was measured so far."""
-
-    round: int
-    state: dict[str, Tensor]
-    facts: dict[str, Any]
-    metrics: MetricLog
-    timings: TimingLog
-
-
-class _OtherFormatError(FedStrataError):
-    """A checkpoint that is not damaged, but of another version."""
 
 
 class RunFolder:
@@ -101,6 +76,7 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self._live: LiveLog | None = None
+        self._checkpoints = Checkpoints(path / CHECKPOINTS_FOLDER)
 
     @classmethod
     def create(
@@ -116,7 +92,7 @@ class RunFolder:
 
         ``lock`` is the right to write it, where the caller has taken it already.
         """
-        description = _describe(experiment, dataset, split, environment)
+        description = describe(experiment, dataset, split, environment)
         with files.explained(path):
             place = path.resolve()
             files.make_folder(place.parent)
@@ -134,7 +110,7 @@ class RunFolder:
                 files.write_atomically(path / name, content)
         except BaseException:
             shutil.rmtree(path / IMPORTS_FOLDER, ignore_errors=True)
-            for name in (*_DESCRIPTION, files.LOCK_FILE):
+            for name in (*DESCRIPTION, files.LOCK_FILE):
                 (path / name).unlink(missing_ok=True)
             lock.release()
             raise
@@ -151,7 +127,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Open a run for reading."""
         with files.explained(path, "read"):
-            missing = [name for name in _DESCRIPTION if not (path / name).exists()]
+            missing = [name for name in DESCRIPTION if not (path / name).exists()]
         if not path.is_dir():
             raise FedStrataError(f"There is no run folder '{path}'; 'fedstrata run --out {path}' would make one.")
         if "experiment.toml" in missing:
@@ -172,7 +148,7 @@ class RunFolder:
         """
         run = cls.open(path)
         run._lock = lock or files.WriteLock(path)
-        for folder in (path, path / "checkpoints", path / "metrics"):
+        for folder in (path, path / CHECKPOINTS_FOLDER, path / "metrics"):
             files.remove_partials(folder)
         return run
 
@@ -211,8 +187,8 @@ class RunFolder:
     def split(self) -> Split:
         """Who holds which samples; checked against the hash that was saved with it."""
         path = self.path / "split.parquet"
-        table = files.from_parquet(files.read_bytes(path), _SPLIT_SCHEMA, path)
-        split = _split_from_table(table)
+        table = files.from_parquet(files.read_bytes(path), SPLIT_SCHEMA, path)
+        split = split_from_table(table)
         if split.hash != (table.schema.metadata or {}).get(b"hash", b"").decode():
             raise FedStrataError(f"'{path}' is damaged: its hash differs from the one that was saved with it.")
         return split
@@ -222,8 +198,8 @@ class RunFolder:
         if self.finished:
             place = self.path / "metrics"
             there = {path.name for path in place.glob("*.parquet")}
-            return _metrics_from_parquet(lambda name: self._read(f"metrics/{name}"), place, there)
-        return self._from_newest_checkpoint(_metrics_of_checkpoint) or MetricLog()
+            return metrics_from_parquet(lambda name: self._read(f"metrics/{name}"), place, there)
+        return self._checkpoints.newest(metrics_of_checkpoint) or MetricLog()
 
     def diagnosis(self) -> dict[str, pa.Table]:
         """The tables of what was computed after the run was finished, by their names."""
@@ -247,8 +223,8 @@ class RunFolder:
     def timings(self) -> TimingLog:
         """How long everything took: in the whole run if it is finished, else up to its newest checkpoint."""
         if self.finished:
-            return _timings_from_parquet(self._read, self.path)
-        return self._from_newest_checkpoint(_timings_of_checkpoint) or TimingLog()
+            return timings_from_parquet(self._read, self.path)
+        return self._checkpoints.newest(timings_of_checkpoint) or TimingLog()
 
     def logs_so_far(self) -> tuple[MetricLog, TimingLog]:
         """All that was measured and how long it took, of a run that goes on up to its last complete round."""
@@ -328,33 +304,13 @@ class RunFolder:
         this round exists already (a signal came right after a regular save), it stays.
         """
         self._require_lock()
-        folder = self.path / "checkpoints"
-        place = folder / f"round-{round:06d}"
-        files.make_folder(folder)
-        if place.exists():
-            if _is_whole(place):
-                return
-            files.remove_folder(place)
-        content: dict[str, bytes] = {
-            "state.safetensors": files.to_safetensors(state),
-            **_logs_to_parquet(metrics, timings),
-        }
-        files.write_folder_atomically(place, {**content, "manifest.json": _manifest(round, facts, content)})
-        checkpoints = self._checkpoints()
-        kept = [number for number in checkpoints if number <= round][:_CHECKPOINTS_KEPT]
-        for number, path in checkpoints.items():
-            if number not in kept:
-                files.remove_folder(path)
-        if self._live is not None:
+        written = self._checkpoints.save(round, state, facts, metrics, timings)
+        if written and self._live is not None:
             self._live.begin(round, metrics, timings)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Load the newest whole checkpoint, or none where the run has not come to its first one.
-
-        A damaged one is passed over with a warning. Where all are damaged, that is an error: beginning again is the
-        user's decision.
-        """
-        return self._from_newest_checkpoint(_read_checkpoint)
+        """Load the newest whole checkpoint, or none where the run has not come to its first one."""
+        return self._checkpoints.newest(read_checkpoint)
 
     def save_last(self, model: Mapping[str, Tensor], clients: Mapping[str, Tensor]) -> None:
         """Write the models of the last round, where others are the results of the run."""
@@ -374,7 +330,7 @@ class RunFolder:
         """Write the results; the summary comes last and marks the run as finished."""
         self._require_lock()
         files.make_folder(self.path / "metrics")
-        for name, content in _logs_to_parquet(metrics, timings).items():
+        for name, content in logs_to_parquet(metrics, timings).items():
             folder = self.path if name == "timings.parquet" else self.path / "metrics"
             files.write_atomically(folder / name, content)
         weights = files.to_safetensors(model)
@@ -393,32 +349,6 @@ class RunFolder:
         (self.path / "summary.json").unlink()
         self.__dict__.pop("experiment", None)
 
-    def _from_newest_checkpoint(self, read: Callable[[Path], T]) -> T | None:
-        checkpoints = self._checkpoints()
-        for path in checkpoints.values():
-            try:
-                return read(path)
-            except _OtherFormatError:
-                raise
-            except FedStrataError as error:
-                warnings.warn(f"A checkpoint is passed over: {error}", FedStrataWarning, stacklevel=3)
-        if checkpoints:
-            folder = self.path / "checkpoints"
-            raise FedStrataError(
-                f"No checkpoint in '{folder}' is whole; delete that folder to begin at the first round again."
-            )
-        return None
-
-    def _checkpoints(self) -> dict[int, Path]:
-        """Find the checkpoints, newest first."""
-        folder = self.path / "checkpoints"
-        found = {
-            int(matched.group(1)): entry
-            for entry in (folder.iterdir() if folder.is_dir() else ())
-            if (matched := _CHECKPOINT_NAME.fullmatch(entry.name))
-        }
-        return dict(sorted(found.items(), reverse=True))
-
     def _require_lock(self) -> None:
         if self._lock is None:
             raise FedStrataError(f"The run in '{self.path}' was opened for reading; use RunFolder.resume to write it.")
@@ -436,53 +366,6 @@ class RunFolder:
         return files.from_json(self._read(name), self.path / name)
 
 
-def describe_environment(device: torch.device | str, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell with which software a run is made and on what, without names of users or machines.
-
-    ``resolved`` is what became of the settings that were left to the program, such as ``engine = "auto"``.
-    """
-    device = torch.device(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "fedstrata": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu_count": os.cpu_count(),
-        "device": device.type,
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-        "resolved": dict(resolved),
-        **({"packages": dict(packages)} if (packages := loaded_packages()) else {}),
-    }
-
-
-def _describe(
-    experiment: Experiment, dataset: Dataset, split: Split, environment: Mapping[str, Any]
-) -> dict[str, bytes | str]:
-    data = {
-        "dataset": dataset.name,
-        "class_names": dataset.class_names,
-        "label_counts": split.label_counts(dataset),
-        "sizes": split.sizes,
-        "test_sizes": split.test_sizes,
-        "split_hash": split.hash,
-        "input_shape": dataset.input_shape,
-        "samples": split.samples(dataset),
-        **({"whole_numbers": True} if dataset.whole_numbers else {}),
-        **({} if (contents := fingerprint(dataset)) is None else {CONTENTS: contents}),
-    }
-    imported = require_imports(experiment.imports)
-    return {
-        **{f"{IMPORTS_FOLDER}/{name}": file.content for name, file in imported.items()},
-        "environment.json": files.to_json(environment),
-        "data.json": files.to_json(data),
-        "split.parquet": files.to_parquet(_split_to_table(split)),
-        "experiment.toml": experiment.to_toml(),
-    }
-
-
 def _refuse_foreign_content(path: Path) -> None:
     """Let only an empty folder pass, or one in which the creation of a run was cut short."""
     if not path.is_dir():
@@ -490,7 +373,7 @@ def _refuse_foreign_content(path: Path) -> None:
     names = {entry.name for entry in path.iterdir() if files.partial_of(entry.name) is None} - BEFORE_A_RUN
     if not names or (
         files.LOCK_FILE in names
-        and names < {files.LOCK_FILE, IMPORTS_FOLDER, *_DESCRIPTION}
+        and names < {files.LOCK_FILE, IMPORTS_FOLDER, *DESCRIPTION}
         and "experiment.toml" not in names
     ):
         return
@@ -503,115 +386,4 @@ def _refuse_foreign_content(path: Path) -> None:
     raise FedStrataError(
         f"'{path}' already holds a run that is not finished; "
         f"go on with it by 'fedstrata resume {path}', or choose another --out."
-    )
-
-
-def _split_to_table(split: Split) -> pa.Table:
-    parts = {"train": split.train_parts, "test": split.test_parts}
-    lengths = [int(part.sizes.sum()) for part in parts.values()]
-    kinds = pa.array(np.repeat(np.arange(len(parts)), lengths), pa.int8())
-    columns = [
-        pa.array(np.concatenate([part.owners() for part in parts.values()]), pa.int32()),
-        pa.DictionaryArray.from_arrays(kinds, pa.array(list(parts), pa.string())).cast(pa.string()),
-        pa.array(np.concatenate([part.joined() for part in parts.values()]), pa.int64()),
-    ]
-    return pa.table(columns, schema=_SPLIT_SCHEMA.with_metadata({"hash": split.hash}))
-
-
-def _split_from_table(table: pa.Table) -> Split:
-    clients, parts, positions = (table.column(name).to_numpy() for name in _SPLIT_SCHEMA.names)
-    count = int(clients.max(initial=-1)) + 1
-    in_part = [(parts == part) & (clients >= 0) for part in ("train", "test")]
-    return Split(*(_parts_of(clients[chosen], positions[chosen], count) for chosen in in_part))
-
-
-def _parts_of(clients: np.ndarray, positions: np.ndarray, count: int) -> Parts:
-    """Collect the positions of each client, in the order in which they stand."""
-    order = np.argsort(clients, kind="stable")
-    return Parts(positions[order], np.bincount(clients, minlength=count))
-
-
-def _logs_to_parquet(metrics: MetricLog, timings: TimingLog) -> dict[str, bytes]:
-    tables = {**metrics.to_tables(), "timings": timings.to_table()}
-    return {f"{name}.parquet": files.to_parquet(table) for name, table in tables.items()}
-
-
-def _metrics_from_parquet(read: Callable[[str], bytes], folder: Path, there: Collection[str]) -> MetricLog:
-    """Read the tables of metrics: those that every run has, and of the others those that are there."""
-    optional = {name: schema for name, schema in OPTIONAL_SCHEMAS.items() if f"{name}.parquet" in there}
-    schemas = {**METRIC_SCHEMAS, **optional}
-    names = {name: f"{name}.parquet" for name in schemas}
-    return MetricLog.from_tables(
-        {name: files.from_parquet(read(file), schemas[name], folder / file) for name, file in names.items()}
-    )
-
-
-def _timings_from_parquet(read: Callable[[str], bytes], folder: Path) -> TimingLog:
-    return TimingLog.from_table(files.from_parquet(read("timings.parquet"), TIMING_SCHEMA, folder / "timings.parquet"))
-
-
-def _manifest(round: int, facts: Mapping[str, Any], content: Mapping[str, bytes]) -> str:
-    """Describe a checkpoint and its files, with checksums for them and for the description itself."""
-    sums = {name: {"sha256": sha256(data).hexdigest(), "size": len(data)} for name, data in content.items()}
-    manifest = {"version": _CHECKPOINT_VERSION, "round": round, "facts": dict(facts), "files": sums}
-    return json.dumps({**manifest, "sha256": _checksum(json.loads(json.dumps(manifest)))}, indent=2) + "\n"
-
-
-def _checksum(manifest: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    manifest = files.from_json(files.read_bytes(path), path)
-    if manifest.pop("sha256", None) != _checksum(manifest):
-        raise FedStrataError(f"'{path}' is damaged: its checksum is wrong.")
-    if manifest["version"] != _CHECKPOINT_VERSION:
-        raise _OtherFormatError(
-            f"'{folder}' has the checkpoint format {manifest['version']}, but FedStrata {__version__} reads the format "
-            f"{_CHECKPOINT_VERSION}; go on with the version that began the run."
-        )
-    return manifest
-
-
-def _read_verified(folder: Path, manifest: Mapping[str, Any], name: str) -> bytes:
-    content = files.read_bytes(folder / name)
-    expected = manifest["files"][name]
-    if (len(content), sha256(content).hexdigest()) != (expected["size"], expected["sha256"]):
-        raise FedStrataError(f"'{folder / name}' is damaged: its checksum is wrong.")
-    return content
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        manifest = _read_manifest(folder)
-        for name in manifest["files"]:
-            _read_verified(folder, manifest, name)
-    except _OtherFormatError:
-        raise
-    except FedStrataError:
-        return False
-    return True
-
-
-def _metrics_of_checkpoint(folder: Path) -> MetricLog:
-    manifest = _read_manifest(folder)
-    return _metrics_from_parquet(lambda name: _read_verified(folder, manifest, name), folder, manifest["files"])
-
-
-def _timings_of_checkpoint(folder: Path) -> TimingLog:
-    manifest = _read_manifest(folder)
-    return _timings_from_parquet(lambda name: _read_verified(folder, manifest, name), folder)
-
-
-def _read_checkpoint(folder: Path) -> Checkpoint:
-    manifest = _read_manifest(folder)
-    return Checkpoint(
-        round=manifest["round"],
-        state=files.from_safetensors(
-            _read_verified(folder, manifest, "state.safetensors"), folder / "state.safetensors"
-        ),
-        facts=manifest["facts"],
-        metrics=_metrics_of_checkpoint(folder),
-        timings=_timings_of_checkpoint(folder),
     )

@@ -331,6 +331,17 @@ class MetricLog:
         own = noted == np.asarray(rounds)[clients] if len(clients) else np.zeros(0, dtype=bool)
         return dict(zip(clients[own].tolist(), values[own].tolist(), strict=True))
 
+    def rounds_of_lowest(self, metric: str) -> list[int]:
+        """Return for each client the first round in which a metric of its own is lowest; nothing, if nobody has it."""
+        columns = self._tables["clients"].columns
+        chosen = np.array(columns["metric"].words) == columns["metric"].texts.get(metric, -1)
+        clients, noted, values = (np.array(columns[name].words)[chosen] for name in ("client", "round", "value"))
+        order = np.lexsort((noted, values, clients))  # a value that is no number comes last
+        rounds = np.zeros(int(clients.max(initial=-1)) + 1, dtype=np.int64)
+        found, first = np.unique(clients[order], return_index=True)
+        rounds[found.astype(np.int64)] = noted[order][first]
+        return [int(round) for round in rounds]
+
     def latest(self) -> dict[str, float]:
         """Return the last value of each metric of the round table."""
         return {metric: float(self.series(metric)[1][-1]) for metric in self._last_round}

@@ -12,9 +12,9 @@ import torch
 from fedstrata.data import parse_transforms
 from fedstrata.data.channels import Statistics, statistics_of_clients
 from fedstrata.errors import FedStrataError, FedStrataWarning
-from fedstrata.plugins import IMPORTS_FOLDER, load_imports
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
+from fedstrata.runs.recalling import import_experiment
 from fedstrata.stack import Tensors, concatenate, take_first
 from fedstrata.trained import Card, TrainedModel, preprocessing_of
 from fedstrata.trained.model import Network, network_of
@@ -121,7 +121,7 @@ def load_model(
             raise FedStrataError(f"'{path}' is not the folder of a run, so that there is no client {client} in it.")
         return TrainedModel.load(path, network)
     folder = RunFolder.open(path)
-    load_imports(folder.experiment, folder.path / IMPORTS_FOLDER)
+    import_experiment(folder)
     card, shared, own = folder.card(), folder.model(last), folder.models_of_clients(last)
     summary, metrics = folder.summary(), folder.metrics()
     if last:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fedstrata.data import Dataset, Split
 from fedstrata.data.contents import fingerprint
 from fedstrata.errors import FedStrataError
-from fedstrata.runs.folder import CONTENTS, RunFolder
+from fedstrata.runs.describing import CONTENTS
+from fedstrata.runs.folder import RunFolder
 
 
 def refuse_other_data(folder: RunFolder, dataset: Dataset, split: Split) -> None:

@@ -75,11 +75,24 @@ def perform(jobs: Sequence[Job], at_a_time: int, shown: Progress, given: Ingredi
 
     Where one fails, the others are done all the same, and its error is raised in the end.
     """
+    with stop_requests() as stop, _workers(jobs, at_a_time, shown, given) as workers:
+        workers.finish(stop)
+
+
+def perform_what_can_be(
+    jobs: Sequence[Job], at_a_time: int, shown: Progress, given: Ingredients
+) -> dict[Path, Exception]:
+    """Do some runs, so many at a time, and return the errors of those that failed, by their folders."""
+    with stop_requests() as stop, _workers(jobs, at_a_time, shown, given) as workers:
+        workers.work(stop)
+        return dict(workers.failed)
+
+
+def _workers(jobs: Sequence[Job], at_a_time: int, shown: Progress, given: Ingredients) -> Workers:
     free = free_memory(choose_device(jobs[0].experiment.device))
     told: set[str] = set()
     planned = _plan_ahead(jobs, SharedMemory(free, lambda needed: None), shown, given, told)
-    with stop_requests() as stop, Workers(planned, min(at_a_time, len(jobs)), free, shown, told) as workers:
-        workers.finish(stop)
+    return Workers(planned, min(at_a_time, len(jobs)), free, shown, told)
 
 
 def _plan_ahead(
@@ -199,7 +212,7 @@ class Workers:
         self.told = told
         self.workers: list[Worker] = []
         self.waiting: deque[Worker] = deque()
-        self.failed: dict[str, Exception] = {}
+        self.failed: dict[Path, Exception] = {}
         self.interrupted: list[tuple[int, Path]] = []
         self.stopping: int | None = None
         self._events: SimpleQueue[tuple[Worker, dict[str, Any] | None]] = SimpleQueue()
@@ -227,7 +240,12 @@ class Workers:
         return [worker for worker in self.workers if worker.job is not None]
 
     def finish(self, stop: Sequence[int]) -> None:
-        """Do all that is to do, unless a signal comes."""
+        """Do all that is to do, unless a signal comes; where runs have failed, the first error is raised."""
+        self.work(stop)
+        self._raise_first()
+
+    def work(self, stop: Sequence[int]) -> None:
+        """Do all that is to do, unless a signal comes; ``failed`` tells what could not be done."""
         while self.active or (self.to_do and self.stopping is None):
             if self.stopping is None:
                 self._give_out()
@@ -238,7 +256,6 @@ class Workers:
         if self.stopping is not None and (self.interrupted or self.to_do):
             first = self.interrupted[0] if self.interrupted else (0, None)
             raise Interrupted(self.stopping, *first, *self.interrupted[1:])
-        self._raise_first()
 
     def _give_out(self) -> None:
         while self.to_do and len(self.active) < self.at_a_time:
@@ -301,7 +318,7 @@ class Workers:
 
     def _fail(self, worker: Worker, error: Exception) -> None:
         assert worker.job is not None
-        self.failed[worker.job.name] = error
+        self.failed[worker.job.out] = error
         self._leave(worker)
         text = str(error)
         if (self.active or self.to_do) and text not in self.told:
@@ -326,7 +343,7 @@ class Workers:
                 worker.send(stop=number)
 
     def _raise_first(self) -> None:
-        failed = [self.failed[job.name] for job in self.jobs if job.name in self.failed]
+        failed = [self.failed[job.out] for job in self.jobs if job.out in self.failed]
         if len(failed) > 1:
             others = f"{len(failed)} of {len(self.jobs)} runs have failed"
             warnings.warn(f"{others}; those that have not are finished.", FedStrataWarning, stacklevel=3)

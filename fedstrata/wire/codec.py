@@ -18,7 +18,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,9 +25,10 @@ from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import Tensors, per_client, subtract
 from fedstrata.wire.frame import FRAME_BYTES, Bytes, Reader, WireError, seal, unseal
-from fedstrata.wire.masks import read_mask, read_truth, true_counts, truth_sizes, write_mask, write_truth
+from fedstrata.wire.masks import read_mask, read_truth, tallies, truth_sizes, write_mask, write_truth
 from fedstrata.wire.support import Support, support_of
 from fedstrata.wire.values import (
+    AS_IS,
     DTYPES,
     VALUES,
     as_received,
@@ -56,7 +56,7 @@ _REMEMBERED, _REMEMBERED_BYTES = 32, 2**16
 
 
 def encode(
-    message: Message, held: Mapping[str, Tensor] | None = None, values: str = "as-is", round: int | None = None
+    message: Message, held: Mapping[str, Tensor] | None = None, values: str = AS_IS, round: int | None = None
 ) -> bytes:
     """Write the message of one client (every leading axis is 1) as bytes.
 
@@ -127,7 +127,7 @@ def _described(data: bytes, round: int | None, most_tensors: int) -> tuple[_Entr
 
 
 def encoded_sizes(
-    message: Message, clients: int, held: Mapping[str, Tensor] | None = None, values: str = "as-is"
+    message: Message, clients: int, held: Mapping[str, Tensor] | None = None, values: str = AS_IS
 ) -> list[int]:
     """Tell how many bytes :func:`encode` would write for each client, without writing them.
 
@@ -135,11 +135,20 @@ def encoded_sizes(
     """
     entries, numbers = _entries(message, values)
     sizes = np.full(clients, FRAME_BYTES + len(_description(entries, numbers)), dtype=np.int64)
-    for entry in entries:
-        mask, known = message.masks.get(entry.name), (held or {}).get(entry.name)
-        sizes += _sizes(entry, message.tensors[entry.name], mask, known)
-    for entry in numbers:
-        sizes += _sizes(entry, message.numbers[entry.name], None, None)
+    tensors = [message.tensors[entry.name] for entry in entries] + [message.numbers[entry.name] for entry in numbers]
+    truths: list[tuple[_Entry, Tensor, Tensor | None]] = []
+    for entry, tensor in zip((*entries, *numbers), tensors, strict=True):
+        if entry.mask_shape is not None:
+            truths.append((entry, message.masks[entry.name], (held or {}).get(entry.name)))
+        elif entry.is_truth:
+            truths.append((entry, tensor, None))
+        else:
+            sizes += byte_count(entry.count, entry.dtype, entry.sent_as)
+    counted = tallies([(truth, known) for _, truth, known in truths])
+    for (entry, truth, _), tally in zip(truths, counted, strict=True):
+        sizes += truth_sizes(truth, tally)
+        if not entry.is_truth:
+            sizes += byte_count(tally.ones * entry.values_per_mask_entry, entry.dtype, entry.sent_as)
     return [int(size) for size in sizes]
 
 
@@ -207,15 +216,6 @@ def _read(reader: Reader, entry: _Entry, support: Support | None = None) -> Tens
     kept = entry.count if support is None else support.count * entry.values_per_mask_entry
     items = read_numbers(reader, kept, entry.dtype, entry.sent_as)
     return tensor_of(items, entry.dtype, entry.shape, support)
-
-
-def _sizes(entry: _Entry, tensor: Tensor, mask: Tensor | None, held: Tensor | None) -> int | npt.NDArray[np.int64]:
-    if entry.is_truth:
-        return truth_sizes(tensor)
-    if mask is None:
-        return byte_count(entry.count, entry.dtype, entry.sent_as)
-    kept = true_counts(mask) * entry.values_per_mask_entry
-    return truth_sizes(mask, held) + byte_count(kept, entry.dtype, entry.sent_as)
 
 
 # The description -----------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def _entries(message: Message, values: str) -> tuple[list[_Entry], list[_Entry]]
         return _Entry(name, tensor.dtype, sent_type(tensor.dtype, values), (1, *tensor.shape[1:]), mask_shape)
 
     tensors = [entry(name, tensor, values, message.masks.get(name)) for name, tensor in message.tensors.items()]
-    return tensors, [entry(name, tensor, "as-is", None) for name, tensor in message.numbers.items()]
+    return tensors, [entry(name, tensor, AS_IS, None) for name, tensor in message.numbers.items()]
 
 
 def _description(entries: list[_Entry], numbers: list[_Entry]) -> bytes:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -87,15 +88,49 @@ def _read_entries(reader: Reader, kind: int, count: int) -> tuple[Truth, Positio
     return entries, positions if of_true else None
 
 
-def truth_sizes(truth: Tensor, held: Tensor | None = None) -> _Counts:
-    """Count the bytes that :func:`write_truth` takes for each client's row of ``[K, ...]``."""
-    rows = per_client(truth)
+@dataclass(frozen=True)
+class Tally:
+    """How many of truth values ``[K, ...]`` are true in each row, and which rows the receiver holds already."""
+
+    ones: _Counts
+    same: Truth
+
+
+def tallies(truths: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tally]:
+    """Count what is true, and compare it with what is held, if anything; from a GPU all numbers are read at once."""
+    rows = [
+        (per_client(truth), None if held is None or held.shape[1:] != truth.shape[1:] else per_client(held))
+        for truth, held in truths
+    ]
+    if all(own.device.type == "cpu" for own, _ in rows):
+        return [_tally(own, others) for own, others in rows]
+    return tallies_read_at_once(rows)
+
+
+def tallies_read_at_once(rows: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tally]:
+    """Count and compare rows ``[K, n]`` where they are, and read all numbers back together."""
+    counted = []
+    for own, others in rows:
+        ones = own.sum(1)
+        held = torch.zeros_like(ones) if others is None else (own == others.to(own.device)).all(1).to(ones.dtype)
+        counted += [ones, held]
+    ends = np.cumsum([len(numbers) for numbers in counted])
+    read = np.split(torch.cat(counted).cpu().numpy(), ends[:-1])
+    return [Tally(ones, held.astype(np.bool_)) for ones, held in zip(read[::2], read[1::2], strict=True)]
+
+
+def _tally(rows: Tensor, others: Tensor | None) -> Tally:
+    if others is None:
+        return Tally(true_counts(rows), np.zeros(len(rows), dtype=np.bool_))
+    return Tally(true_counts(rows), np.all(rows.numpy() == others.cpu().numpy(), axis=1))
+
+
+def truth_sizes(truth: Tensor, tally: Tally) -> _Counts:
+    """Count the bytes that :func:`write_truth`, or :func:`write_mask`, takes for each client's row of ``[K, ...]``."""
+    rows, same = per_client(truth), tally.same
     bits = -(-rows.shape[1] // 8)
-    same = np.zeros(len(rows), dtype=np.bool_)
-    if held is not None and held.shape[1:] == truth.shape[1:]:
-        same = _equal_rows(rows, per_client(held))
     wanted = ~same if len(same) == len(rows) else np.ones(len(rows), dtype=np.bool_)
-    return _KIND.size + np.where(same, min(bits, HASH_BYTES), np.minimum(bits, _gap_sizes(rows, wanted)))
+    return _KIND.size + np.where(same, min(bits, HASH_BYTES), np.minimum(bits, _gap_sizes(rows, tally.ones, wanted)))
 
 
 def mask_hash(mask: Tensor) -> bytes:
@@ -109,13 +144,6 @@ def true_counts(truth: Tensor) -> _Counts:
     if rows.device.type != "cpu":
         return rows.sum(1).cpu().numpy()
     return np.array([np.count_nonzero(row) for row in rows.numpy()], dtype=np.int64)
-
-
-def _equal_rows(left: Tensor, right: Tensor) -> Truth:
-    if left.device.type != "cpu":
-        return (left == right.to(left.device)).all(1).cpu().numpy()
-    same: Truth = np.all(left.numpy() == right.cpu().numpy(), axis=1)
-    return same
 
 
 def _read_held(reader: Reader, shape: Sequence[int], held: Tensor | None) -> tuple[Tensor, Support]:
@@ -185,9 +213,8 @@ def _remainder_width(rarer: int | _Counts, entries: int) -> _Counts:
     return bit_length
 
 
-def _gap_sizes(rows: Tensor, wanted: npt.NDArray[np.bool_]) -> _Counts:
-    """Count the bytes of the gaps in each row ``[K, n]``; where they are not wanted, or not considered, very many."""
-    ones = true_counts(rows)
+def _gap_sizes(rows: Tensor, ones: _Counts, wanted: Truth) -> _Counts:
+    """Count the bytes of gaps in rows ``[K, n]`` with so many ones; very many where not wanted or not considered."""
     rarer = np.minimum(ones, rows.shape[1] - ones)
     widths = _remainder_width(rarer, rows.shape[1])
     result = np.full(len(rows), np.iinfo(np.int64).max, dtype=np.int64)

@@ -15,7 +15,8 @@ from small_world import EXPERIMENT, SITES, ingredients
 
 from fedstrata.cli import main
 from fedstrata.deployment.flower import need_flower
-from fedstrata.deployment.server import Deployment, StatusFile
+from fedstrata.deployment.server import Deployment
+from fedstrata.deployment.status import StatusFile
 from fedstrata.errors import FedStrataError
 
 

@@ -25,7 +25,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from small_world import EXPERIMENT, SITES, ingredients, simulated
 
-from fedstrata.cli.deployment import is_loopback, read_address
+from fedstrata.cli.connections import is_loopback, read_address
 from fedstrata.deployment.flower import GridNetwork, ServerCertificate, SuperLink, SuperNode, app_of, serve
 from fedstrata.deployment.flower.internals import (
     PUBLIC_KEY_HEADER,

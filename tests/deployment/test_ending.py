@@ -16,7 +16,8 @@ from fedstrata.cli import main
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.server import LOG_FILE, STATUS_FILE, Deployment, LogFile, StatusFile, doing, status_of
+from fedstrata.deployment.server import Deployment
+from fedstrata.deployment.status import LOG_FILE, STATUS_FILE, LogFile, StatusFile, doing, status_of
 from fedstrata.deployment.telling import LONG_WAIT, Teller
 from fedstrata.errors import FedStrataError
 from fedstrata.runs.folder import RunFolder

@@ -16,7 +16,8 @@ from small_world import EXPERIMENT, SITES, ingredients, simulated
 from fedstrata.deployment.federation import Standing
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.server import Deployment, LogFile, StatusFile, status_of
+from fedstrata.deployment.server import Deployment
+from fedstrata.deployment.status import LogFile, StatusFile, status_of
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Message
 from fedstrata.runs.driver import Driver

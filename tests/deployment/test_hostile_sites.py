@@ -27,9 +27,10 @@ from fedstrata.deployment.federation import Federation, _Open, _Question
 from fedstrata.deployment.foreign_text import clean, is_clean
 from fedstrata.deployment.protocol import LOST, REFUSED, STATUSES, ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.server import Deployment, LogFile
+from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site
 from fedstrata.deployment.site_data import SiteData
+from fedstrata.deployment.status import LogFile
 from fedstrata.errors import FedStrataError
 from fedstrata.runs.folder import RunFolder
 from fedstrata.wire import decode, encode

@@ -22,9 +22,10 @@ from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
 from fedstrata.errors import FedStrataError
 from fedstrata.report import read_runs
+from fedstrata.report.notes import notes
+from fedstrata.report.rows import comparison_rows
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients
-from fedstrata.significance import comparison_rows, notes
 
 NAMES = ["berlin", "paris", "rome", "oslo"]
 ROUNDS = 7

@@ -20,9 +20,9 @@ from fedstrata.deployment.rules import Rules
 from fedstrata.deployment.server import Deployment
 from fedstrata.report import write_report
 from fedstrata.report.reading import read_run
+from fedstrata.report.rows import comparison_rows
 from fedstrata.report.terminal import rich_table
 from fedstrata.runs.folder import RunFolder
-from fedstrata.significance import comparison_rows
 
 NAMES = ["berlin", "paris", "rome", "oslo"]
 SHY = 2

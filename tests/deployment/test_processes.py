@@ -23,7 +23,7 @@ from consortium import (
 from cutting import CutLine
 from forking import finished
 
-from fedstrata.deployment.server import status_of
+from fedstrata.deployment.status import status_of
 from fedstrata.trained import TrainedModel
 
 

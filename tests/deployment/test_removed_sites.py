@@ -13,13 +13,15 @@ from direct_network import DirectNetwork, honest
 from replaying import assert_same_model, merged_sites, replayed
 from small_world import EXPERIMENT, SITES, ingredients
 
+from fedstrata.deployment.begun import begun_sites
 from fedstrata.deployment.federation import Event, TooFewAnswers
 from fedstrata.deployment.keys import KeyFolder, make_keys
 from fedstrata.deployment.protocol import Reply, Request
 from fedstrata.deployment.roll import Roll
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.server import STATUS_FILE, Deployment, StatusFile, begun_sites
+from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.sites_file import SitesFile
+from fedstrata.deployment.status import STATUS_FILE, StatusFile
 from fedstrata.errors import FedStrataError
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.folder import RunFolder

@@ -17,10 +17,11 @@ from small_world import EXPERIMENT, request
 import fedstrata
 from fedstrata.data import Dataset
 from fedstrata.data.channels import ChannelSums, Statistics, channel_statistics
+from fedstrata.deployment.begun import DEPLOYMENT_FILE
 from fedstrata.deployment.facts import statistics_from_facts
 from fedstrata.deployment.protocol import OK, REFUSED, UNREADY, Place, ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules, SiteRules
-from fedstrata.deployment.server import DEPLOYMENT_FILE, Deployment
+from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site
 from fedstrata.deployment.site_data import SiteData
 from fedstrata.deployment.statistics import from_pieces, sums_from_facts, to_pieces

@@ -47,7 +47,9 @@ def test_nothing_but_deployment_and_its_commands_knows_deployment():
         for path in PACKAGE.rglob("*.py")
         if DEPLOYMENT not in path.parents and any(name.startswith("fedstrata.deployment") for name in imports(path))
     }
-    assert knowing == {"cli/auditing.py", "cli/deployment.py", "cli/keys.py", "cli/passphrases.py"}
+    assert knowing == {
+        f"cli/{name}.py" for name in ("auditing", "connections", "deployment", "keys", "passphrases", "site")
+    }
 
 
 def test_flower_is_known_in_one_folder_and_what_it_does_not_document_in_one_file():

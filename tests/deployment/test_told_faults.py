@@ -34,9 +34,10 @@ from fedstrata.deployment.flower import GridNetwork, ServerCertificate, SuperLin
 from fedstrata.deployment.keys import SitesFile, make_keys, read_private_key
 from fedstrata.deployment.local import _own_place
 from fedstrata.deployment.member import Member
-from fedstrata.deployment.server import Deployment, StatusFile
+from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site
 from fedstrata.deployment.site_data import SiteData
+from fedstrata.deployment.status import StatusFile
 from fedstrata.deployment.store import SiteStore
 from fedstrata.errors import FedStrataError
 from fedstrata.runs.folder import RunFolder

@@ -9,7 +9,7 @@ from seeing import pictures
 import fedstrata
 from fedstrata.fairness import fairness, worst_clients
 from fedstrata.report import read_runs
-from fedstrata.significance import comparison_rows
+from fedstrata.report.rows import comparison_rows
 
 ASKED = "sensitivity, gradient-variance, hessian(probes=2, batch_size=8), cka(samples=12), fisher(batch_size=4), people"
 SMALL = {

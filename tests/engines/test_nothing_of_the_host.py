@@ -77,7 +77,7 @@ def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
         ("fedprox", 0),
         ("ditto", 0),
         ("scaffold", 0),
-        ("ssfl", 2),  # whether there is a mask: when the server sends, and when clients do
+        ("ssfl", 1),  # whether there is a mask, when the server sends
     ],
 )
 def test_a_round_reads_nothing_back(method, asked, monkeypatch):

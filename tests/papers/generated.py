@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -61,5 +62,5 @@ def toy(experiment: Experiment) -> dict[str, Any]:
         "precision": "fp32",
         "engine": "loop",
         "validation": None if experiment.validation is None else 8,
-        **({"model": "vit"} if experiment.model.startswith("dino") else {}),
+        "model": "vit" if experiment.model.startswith("dino") else re.sub(r"\(weights=[^,)]*\)", "", experiment.model),
     }

@@ -146,16 +146,6 @@ def test_results_are_merged_and_read_back(tmp_path: Path) -> None:
     assert [one.value for one in read_results([tmp_path])] == [1.25, 3.0]
 
 
-def test_a_document_is_written_from_results(call: Call) -> None:
-    table = read_papers(SMALL)["tiny"].part("table1")
-    write_results(Path("r.csv"), kept(table, {("FedBN", ".1", 0): 90.0}))
-    assert call("--write", "reproduction.md", "r.csv")[0] == 0
-    text = Path("reproduction.md").read_text()
-    assert "| FedBN | .1 | 90.50 ± 0.50 | 90.00 | 1 | −0.50 | agrees |" in text
-    assert "1 agrees, 3 not run of 4 cells. 1 run, 1.5 s of computing on GPU, 10 B sent." in text
-    assert "Not run: figure1 (Accuracy over rounds); figure2" in text
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -164,7 +154,8 @@ def test_a_document_is_written_from_results(call: Call) -> None:
         (("tiny", "figure2"), "Nothing is run for 'tiny figure2': an illustration"),
         (("tiny", "table1", "--seeds", "0"), "0 seeds make no table"),
         (("tiny", "table1", "figure1"), "One paper and one of its parts"),
-        (("tiny", "--figures", "f"), "'--figures' does nothing here"),
+        (("tiny", "--figures", "f"), "--figures is for a table or a figure"),
+        (("tiny", "table1", "--figures", "f", "--dry-run"), "'--figures' does nothing here"),
         (("tiny", "table1", "--figure-width", "page"), "does nothing without --figures DIR"),
     ],
 )

@@ -9,8 +9,9 @@ import pytest
 
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.papers.cells import Choice, Smaller, cells_of, settings_hash
+from fedstrata.papers.cells import Choice, Smaller, cells_of, changes_in_words, settings_hash
 from fedstrata.papers.reading import Recipe, read_papers
+from fedstrata.papers.words import statistics_line
 
 SMALL = Path(__file__).parent / "small"
 
@@ -119,7 +120,7 @@ def test_tables_share_runs() -> None:
 
 def test_smaller_runs_are_another_experiment_and_not_comparable() -> None:
     [cell, *_] = cells_of(recipe(), 1, Smaller(scale=0.5))
-    assert (cell.experiment.rounds, cell.experiment.data) == (1, "fraction(of='digits', keep=0.5)")
+    assert (cell.experiment.rounds, cell.experiment.data) == (1, "fraction(of=digits, keep=0.5)")
     assert not cell.comparable
     assert not cells_of(recipe(), 1, Smaller(rounds=1))[0].comparable
     assert cells_of(recipe(), 1, Smaller(rounds=2))[0].comparable
@@ -136,5 +137,41 @@ def test_cells_are_chosen_by_data_row_method_or_column() -> None:
     assert chosen(methods=("FedBN",)) == [("FedBN", ".1"), ("FedBN", ".5")]
     assert len(chosen(only=("digits",))) == 4
     assert chosen(only=(".1",)) == [("FedBN", ".1"), ("Local", ".1")]
-    with pytest.raises(FedStrataError, match="Its rows: FedBN, Local"):
-        chosen(methods=("lips",))
+    with pytest.raises(FedStrataError, match=r"no row or method of 'tiny table1' called 'loca'\. Did you mean"):
+        chosen(methods=("FedBN", "loca"))
+    with pytest.raises(FedStrataError, match=r"no data, model or column .* called 'cifar'"):
+        chosen(only=("cifar",))
+    with pytest.raises(FedStrataError, match=r"is all of what is asked for: \.1, \.5; ask for less"):
+        chosen(only=(".1",), columns=(".5",))
+
+
+def test_what_published_numbers_are_is_said_by_paper_part_or_column(own: Path) -> None:
+    table = recipe()
+    assert (table.spread, table.middle, table.published_seeds) == ("deviation", "mean", 2)
+    folder = own / "recipes" / "tiny"
+    paper, part = folder / "paper.toml", folder / "table1.toml"
+    paper.write_text('spread = "interval95"\nmiddle = "median"\npublished_seeds = 10\n' + paper.read_text())
+    part.write_text(part.read_text().replace('".5" = { }', '".5" = { published_seeds = 50 }'))
+    table = read_papers(own)["tiny"].part("table1")
+    assert [(one.spread, one.middle, one.published_seeds) for one in (table, table.of_cell("FedBN", ".5"))] == [
+        ("interval95", "median", 10), ("interval95", "median", 50),
+    ]  # fmt: skip
+    assert statistics_line(table) == "medians of 10 runs (.5: 50), ± half of the 95 % interval"
+    part.write_text('spread = "variance"\n' + part.read_text())
+    with pytest.raises(FedStrataError, match="asks for, called 'variance'"):
+        read_papers(own)
+
+
+def test_a_column_is_derived_from_a_part_that_there_is(own: Path) -> None:
+    path = own / "recipes" / "tiny" / "table1.toml"
+    path.write_text(
+        path.read_text().replace('".5" = { }', '".5" = { }\nrank = { derived = "mean_rank", of = "table9" }')
+    )
+    with pytest.raises(FedStrataError, match="no part of the paper 'tiny' called 'table9'"):
+        read_papers(own)
+
+
+def test_what_is_changed_is_told_in_words() -> None:
+    [cell, *_] = cells_of(recipe(), 1, Smaller(rounds=1))
+    assert changes_in_words(cell) == "rounds=1"
+    assert changes_in_words(cells_of(recipe(), 1)[0]) == ""

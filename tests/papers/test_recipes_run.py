@@ -36,11 +36,11 @@ def toys(recipe: Recipe, most: int | None = None) -> list[Cell]:
     """Every row once and every column once, whose methods and models exist here."""
     cells, here = cells_of(recipe, 1), Here(data=False)
     firsts = {**{cell.row: cell for cell in reversed(cells)}, **{("", cell.column): cell for cell in reversed(cells)}}
-    chosen = list({(cell.row, cell.column): cell for cell in firsts.values() if not here.problem(cell)}.values())
-    return [
-        dataclasses.replace(cell, experiment=cell.experiment.with_changes(toy(cell.experiment)))
-        for cell in chosen[:most]
+    chosen = {(cell.row, cell.column): cell for cell in firsts.values()}.values()
+    small = [
+        dataclasses.replace(cell, experiment=cell.experiment.with_changes(toy(cell.experiment))) for cell in chosen
     ]
+    return [cell for cell in small if not here.problem(cell)][:most]
 
 
 def run(paper: str, part: str, folder: Path, most: int | None = None) -> None:

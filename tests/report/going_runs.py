@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from made_up_runs import _data, _numbers
 
 from fedstrata.experiment import Experiment
-from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.describing import describe_environment
+from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog, TimingLog
 
 

@@ -12,7 +12,8 @@ import torch
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Split
 from fedstrata.experiment import Experiment
-from fedstrata.runs.folder import RunFolder, describe_environment
+from fedstrata.runs.describing import describe_environment
+from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog, TimingLog, describe_clients
 from fedstrata.trained import Card
 

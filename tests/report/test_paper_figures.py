@@ -15,8 +15,8 @@ from fedstrata.cli import main
 from fedstrata.errors import FedStrataError
 from fedstrata.report import read_runs
 from fedstrata.report.paper_figures import FONTS, FiguresAsked, for_paper, write_figures
+from fedstrata.report.rows import comparison_rows
 from fedstrata.report.typeset import escape_latex, latex_table, markdown_table
-from fedstrata.significance import comparison_rows
 
 HOSTILE = r"fed_avg & 50% #1 $x^2$ ~{a}\b<i>|"
 DRAWN = {"accuracy", "loss", "clients", "skew", "cost", "traffic", "time", "layers"}

@@ -5,9 +5,9 @@ from made_up_runs import MakeRun
 
 from fedstrata.report import client_view, read_run
 from fedstrata.report.client_view import client_table, worst_clients
+from fedstrata.report.groups import group_runs
 from fedstrata.report.series import effective_classes
 from fedstrata.report.similarity import clustered, similarities
-from fedstrata.significance import group_runs
 
 
 def test_a_client_has_a_row_with_all_methods_and_its_data(make_run: MakeRun) -> None:

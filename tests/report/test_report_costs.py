@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from made_up_runs import MakeRun
 
 from fedstrata.report import read_run
+from fedstrata.report.groups import group_runs
 from fedstrata.report.pareto import Axis, on_the_front, pareto
 from fedstrata.report.series import running_mean
-from fedstrata.significance import group_runs
 
 POINTS = st.dictionaries(st.text("abc", min_size=1), st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1)
 

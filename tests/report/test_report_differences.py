@@ -5,7 +5,8 @@ from made_up_runs import MakeRun
 
 from fedstrata.report import read_run
 from fedstrata.report.differences import Number, as_data, differences, numbers_of, page_data
-from fedstrata.significance import Estimate, group_runs
+from fedstrata.report.groups import group_runs
+from fedstrata.significance import Estimate
 
 
 def test_every_number_of_two_summaries_has_its_difference(make_run: MakeRun) -> None:

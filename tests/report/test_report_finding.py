@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.report.finding import finding
+from fedstrata.report.groups import group_runs
+from fedstrata.report.rows import comparison_rows
 from fedstrata.report.view import View
-from fedstrata.significance import comparison_rows, group_runs
 
 
 @dataclass(frozen=True)

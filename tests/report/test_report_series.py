@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from made_up_runs import MakeRun
 
 from fedstrata.report import read_run, series
+from fedstrata.report.groups import Group, group_runs
 from fedstrata.report.reading import Run
-from fedstrata.significance import Group, group_runs
 
 
 def one_group(*paths: Path) -> Group[Run]:

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from fedstrata.report import rich_table
 from fedstrata.report.formats import data_size, duration, p_value, percent, points
+from fedstrata.report.rows import Row
 from fedstrata.report.terminal import shortened
-from fedstrata.significance import Comparison, Estimate, Row
+from fedstrata.significance import Comparison, Estimate
 
 
 def row(label: str, accuracy: float | None, comparison: Comparison | None = None, seconds: float = 83.2) -> Row:

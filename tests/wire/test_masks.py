@@ -7,9 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from payloads import assert_equal, random_mask, unframed
+from torch.overrides import TorchFunctionMode
 
 from fedstrata.methods.contract.views import Message
-from fedstrata.wire import decode, encode
+from fedstrata.stack import per_client
+from fedstrata.wire import decode, encode, masks
 
 FULL_PRECISION = 4
 
@@ -128,3 +130,34 @@ def test_published_percentages():
         message = Message({"w": tensor}, {"w": mask[None]})
         assert round(len(encode(message)) / 40_000, 1) == first
         assert round(len(encode(message, message.masks)) / 40_000, 1) == later
+
+
+@given(st.integers(1, 4), st.integers(0, 40), st.booleans(), st.integers(0, 2**31))
+def test_what_is_read_from_a_gpu_at_once_is_what_is_counted_one_by_one(clients, entries, everybody_the_same, seed):
+    generator = torch.Generator().manual_seed(seed)
+    truths = [torch.rand(size, entries, 2, generator=generator) > 0.5 for size in (clients, 1, clients)]
+    held = [truths[0].clone(), None, truths[2][:1] if everybody_the_same else truths[2].roll(1, 0)]
+    pairs = list(zip(truths, held, strict=True))
+    with CountingReads() as reads:
+        together = masks.tallies_read_at_once(
+            [(per_client(one), None if other is None else per_client(other)) for one, other in pairs]
+        )
+    assert reads.seen == 1
+    for own, other in zip(masks.tallies(pairs), together, strict=True):
+        assert (own.ones.tolist(), own.same.tolist()) == (other.ones.tolist(), other.same.tolist())
+
+
+def test_a_held_mask_of_another_shape_is_not_the_same_one():
+    mask = torch.ones(2, 2, 3, dtype=torch.bool)
+    assert not masks.tallies([(mask, mask.reshape(2, 3, 2))])[0].same.any()
+    assert masks.tallies([(mask, mask[:1])])[0].same.tolist() == [True, True]
+
+
+class CountingReads(TorchFunctionMode):
+    """Counts how often numbers are read back to the host."""
+
+    seen = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen += getattr(func, "__name__", "") == "cpu"
+        return func(*args, **(kwargs or {}))

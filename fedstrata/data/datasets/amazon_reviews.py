@@ -32,6 +32,12 @@ class AmazonReviews(TextSource):
 
     def read(self, root: Path | None) -> Pool:
         """Read both parts, and of them the domains that are asked for."""
+        found = self.find(root)
+        parts = [self._texts(found[part]) for part in ("train", "test")]
+        return one_pool(parts, join_texts(parts))
+
+    def find(self, root: Path | None = None) -> dict[str, list[Path]]:
+        """Find the files of both parts."""
         found = find_parts(self.name, root, self.name, ("train", "test"))
         found = found or find_parts("amazon_domains", root, self.name, ("train", "test"))
         if found is None or found["train"][0].suffix == ".csv":
@@ -39,8 +45,7 @@ class AmazonReviews(TextSource):
                 "train-*.parquet and test-*.parquet with the columns text, label and domain (or in amazon_domains)"
             )
             raise not_found(self.name, search_places(self.name, root), expected)
-        parts = [self._texts(found[part]) for part in ("train", "test")]
-        return one_pool(parts, join_texts(parts))
+        return found
 
     def _texts(self, paths: list[Path]) -> Texts:
         texts = join_texts([read_parquet_texts(path, len(self.class_names), "domain") for path in paths])

@@ -17,7 +17,7 @@ from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import download_offer
 from fedstrata.data.formats.samples import Samples
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, NotHereError
 from fedstrata.spec import Registry, Spec
 
 ROOT_VARIABLE = "FEDSTRATA_DATA"
@@ -31,6 +31,14 @@ class DatasetSource(Spec, ABC):
     """
 
     statistics: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
+
+    def find(self, root: Path | None = None) -> object:
+        """Find what :meth:`load` reads, without reading it; what is missing is told in the same sentence as there.
+
+        What is returned is for ``load``. Nothing is looked for where no files are needed, or a dataset of somebody's
+        own does not say which.
+        """
+        return None
 
     @abstractmethod
     def load(self, root: Path | None = None) -> Dataset:
@@ -71,12 +79,14 @@ def is_path(name: str) -> bool:
     return bool(set("/\\~\0") & set(name)) or name in (".", "..")
 
 
-def not_found(name: str, places: Sequence[Path], expected: str) -> FedStrataError:
+def not_found(name: str, places: Sequence[Path], expected: str) -> NotHereError:
     """Build the error for files that are nowhere: where one looked, what was expected, and how to get it."""
     looked = ", ".join(f"'{place}'" for place in places)
-    return FedStrataError(
+    offer = download_offer(name)
+    return NotHereError(
         f"The files of the dataset '{name}' are in none of {looked}. Expected: {expected}. "
-        f"Name their folder with --data-root or {ROOT_VARIABLE}{download_offer(name)}."
+        f"Name their folder with --data-root or {ROOT_VARIABLE}{offer}.",
+        f"{name}: {expected}{offer.partition(' (')[0]}.",
     )
 
 

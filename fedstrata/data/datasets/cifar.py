@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,15 +57,21 @@ class Cifar(DatasetSource, ABC):
 
     def load(self, root: Path | None = None) -> Dataset:
         """Read Parquet shards, pickled batches or the binary version, whichever is found first."""
+        return self.find(root)()
+
+    def find(self, root: Path | None = None) -> Callable[[], Dataset]:
+        """Find the files of one of the versions, and return what reads them."""
         places = search_places(self.name, root)
         for place in places:
             shards = self._find_parquet(place)
             if shards is not None:
                 train, test = shards
-                return kept(str(self), train[0].parent, [*train, *test], partial(self._from_parquet, train, test))
-            parts = self._from_pickles(place) or self._from_binary(place)
-            if parts is not None:
-                return self._pooled(parts)
+                decode = partial(self._from_parquet, train, test)
+                return partial(kept, str(self), train[0].parent, [*train, *test], decode)
+            if folder := _batch_folder(place, self.pickled):
+                return partial(self._from_pickles, folder, self._batch_files(folder, self.pickled))
+            if folder := _batch_folder(place, self.binary):
+                return partial(self._from_binary, folder, self._batch_files(folder, self.binary))
         expected = (
             f"Parquet shards (train-*.parquet and test-*.parquet), "
             f"the pickled batches ({self.pickled.folder}/{self.pickled.test}, ...) or"
@@ -90,21 +96,15 @@ class Cifar(DatasetSource, ABC):
         names = parts[0].class_names or tuple(str(label) for label in range(self.classes))
         return pooled(str(self), *parts, names, self.statistics)
 
-    def _from_pickles(self, place: Path) -> Parts | None:
-        folder = _batch_folder(place, self.pickled)
-        if folder is None:
-            return None
+    def _from_pickles(self, folder: Path, files: Sequence[Path]) -> Dataset:
         names = read_pickled_names(folder / self.pickled.names, self.pickled_names)
-        read = [read_pickled_batch(path, self.pickled_label) for path in self._batch_files(folder, self.pickled)]
-        return _with_names(join(read[:-1]), names), read[-1]
+        read = [read_pickled_batch(path, self.pickled_label) for path in files]
+        return self._pooled((_with_names(join(read[:-1]), names), read[-1]))
 
-    def _from_binary(self, place: Path) -> Parts | None:
-        folder = _batch_folder(place, self.binary)
-        if folder is None:
-            return None
+    def _from_binary(self, folder: Path, files: Sequence[Path]) -> Dataset:
         names = read_text_names(folder / self.binary.names)
-        read = [read_binary_batch(path, self.label_bytes) for path in self._batch_files(folder, self.binary)]
-        return _with_names(join(read[:-1]), names), read[-1]
+        read = [read_binary_batch(path, self.label_bytes) for path in files]
+        return self._pooled((_with_names(join(read[:-1]), names), read[-1]))
 
     def _batch_files(self, folder: Path, batches: Batches) -> Sequence[Path]:
         """List the training files that are asked for, and then the test file."""

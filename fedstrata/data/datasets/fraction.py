@@ -21,6 +21,10 @@ class Fraction(DatasetSource):
     of: str = parameter("digits", "The other dataset.", local=True)
     keep: float = parameter(0.1, "The part of its training samples and of its test samples.", above=0, high=1)
 
+    def find(self, root: Path | None = None) -> object:
+        """Find the files of the other dataset."""
+        return datasets.make(self.of).find(root)
+
     def load(self, root: Path | None = None) -> Dataset:
         """Load the other dataset, and keep a part of its samples."""
         whole = datasets.make(self.of).load(root)

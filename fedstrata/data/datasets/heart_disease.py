@@ -34,14 +34,18 @@ class HeartDisease(DatasetSource):
 
     classes: int = parameter(5, "5: the severity 0 to 4; 2: disease or none.", choices=(2, 5))
 
+    def find(self, root: Path | None = None) -> list[Path]:
+        """Find the file of each hospital."""
+        places = search_places(self.name, root)
+        names = [f"processed.{hospital}.data" for hospital in HOSPITALS]
+        found = next((place for place in places if all((place / name).is_file() for name in names)), None)
+        if found is None:
+            raise not_found(self.name, places, f"{', '.join(names)}, as in the archive of the UCI repository")
+        return [found / name for name in names]
+
     def load(self, root: Path | None = None) -> Dataset:
         """Read the four ``processed.*.data`` files."""
-        places = search_places(self.name, root)
-        files = {hospital: f"processed.{hospital}.data" for hospital in HOSPITALS}
-        place = next((place for place in places if all((place / file).is_file() for file in files.values())), None)
-        if place is None:
-            raise not_found(self.name, places, f"{', '.join(files.values())}, as in the archive of the UCI repository")
-        tables = [read_hospital(place / file) for file in files.values()]
+        tables = [read_hospital(path) for path in self.find(root)]
         sites = np.repeat(np.array(HOSPITALS), [len(table) for table in tables])
         table = np.concatenate(tables)
         severity = table[:, -1].astype(np.int64)

@@ -29,7 +29,7 @@ from fedstrata.data.labels import number_labels, read_labels
 from fedstrata.data.objects import LABELS, find_label
 from fedstrata.data.tables import Table, from_table
 from fedstrata.data.vocabulary import Vocabulary
-from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.errors import FedStrataError, NotHereError, unknown_name
 from fedstrata.spec import parameter
 
 _TEST_PARTS = ("test", "validation", "valid", "val")
@@ -102,7 +102,7 @@ class Hub(DatasetSource):
             raise FedStrataError(
                 "The dataset 'hub' needs a name; write hub:owner/name with those of a dataset on the Hugging Face hub."
             )
-        parts = self._find(root)
+        parts = self._find_or_fetch(root)
         train = self._part(parts, self.train)
         tested = self.test or next((name for name in _TEST_PARTS if name in parts and name != self.train), None)
         test = [] if tested is None else self._part(parts, tested)
@@ -134,23 +134,37 @@ class Hub(DatasetSource):
     def _said(self) -> Hub:
         return dataclasses.replace(self, download=False)
 
-    def _find(self, root: Path | None) -> Parts:
+    def find(self, root: Path | None = None) -> Parts:
+        """Find the files of all parts, and fetch nothing: of what would be fetched, there are none yet."""
+        places = self._places(root)
+        found = next((parts for place in places if (parts := find_parts(place, self.configuration))), None)
+        if found is None and not self.download:
+            raise self._missing(places)
+        return found or {}
+
+    def _find_or_fetch(self, root: Path | None) -> Parts:
+        found = self.find(root) or find_parts(download(f"hub:{self.repository}", root), self.configuration)
+        if not found:
+            raise self._missing(self._places(root))
+        return found
+
+    def _places(self, root: Path | None) -> list[Path]:
         names = dict.fromkeys((f"{HUB_FOLDER}/{self.repository}", self.repository, self.repository.split("/")[-1]))
         places = [folder / name for folder in data_roots(root) for name in names]
-        places += [] if root is None else [root.expanduser()]
-        found = next((parts for place in places if (parts := find_parts(place, self.configuration))), None)
-        if found is None and self.download:
-            found = find_parts(download(f"hub:{self.repository}", root), self.configuration)
-        if not found:
-            looked = ", ".join(f"'{place}'" for place in places)
-            which = "" if self.configuration is None else f" with the configuration '{self.configuration}'"
-            raise FedStrataError(
-                f"The dataset '{self.repository}' of the hub{which} is in none of {looked}. Expected: Parquet shards "
-                "(train-*.parquet, ...) or a folder that datasets.save_to_disk wrote. Name its folder with --data-root "
-                f"or {ROOT_VARIABLE}, or fetch it with 'fedstrata download hub:{self.repository}' (which needs: "
-                "pip install 'fedstrata[hub]')."
-            )
-        return found
+        return places + ([] if root is None else [root.expanduser()])
+
+    def _missing(self, places: Sequence[Path]) -> NotHereError:
+        looked = ", ".join(f"'{place}'" for place in places)
+        which = "" if self.configuration is None else f" with the configuration '{self.configuration}'"
+        fetch = f"fedstrata download hub:{self.repository}"
+        offer = f"or fetch it with '{fetch}' (which needs: pip install 'fedstrata[hub]')"
+        return NotHereError(
+            f"The dataset '{self.repository}' of the hub{which} is in none of {looked}. Expected: Parquet shards "
+            "(train-*.parquet, ...) or a folder that datasets.save_to_disk wrote. Name its folder with --data-root "
+            f"or {ROOT_VARIABLE}, {offer}.",
+            f"hub:{self.repository}{which}: Parquet shards (train-*.parquet, ...) or a folder that "
+            f"datasets.save_to_disk wrote, {offer}.",
+        )
 
     def _part(self, parts: Parts, name: str) -> list[Path]:
         if name not in parts:

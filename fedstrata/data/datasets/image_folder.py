@@ -59,17 +59,7 @@ class ImageFolder(DatasetSource):
 
     def load(self, root: Path | None = None) -> Dataset:
         """Decode every image below the folder."""
-        expected = (
-            "a folder with one sub-folder of images per class, or with such folders in train and test, or per site"
-        )
-        found = find_own(self.name, self.path, root, expected)
-        if not found.is_dir():
-            raise FedStrataError(f"'{found}' is no folder; the dataset '{self.name}' needs {expected}.")
-        if is_official_layout(found):
-            raise FedStrataError(
-                f"'{found}' is Tiny ImageNet, whose validation images lie in no folders of classes; "
-                f"name it with --data tiny_imagenet --data-root '{found}'."
-            )
+        found = self.find(root)
         folders = list(self._folders(found))
         names = tuple(sorted({name for folder in folders if not folder.testing for name in class_folders(folder.path)}))
         files: list[Path] = []
@@ -83,6 +73,21 @@ class ImageFolder(DatasetSource):
                 files += own
                 counts += [(number, names.index(name))] * len(own)
         return kept(str(self), found, files, partial(self._decoded, found, folders, files, counts, names))
+
+    def find(self, root: Path | None = None) -> Path:
+        """Find the folder."""
+        expected = (
+            "a folder with one sub-folder of images per class, or with such folders in train and test, or per site"
+        )
+        found = find_own(self.name, self.path, root, expected)
+        if not found.is_dir():
+            raise FedStrataError(f"'{found}' is no folder; the dataset '{self.name}' needs {expected}.")
+        if is_official_layout(found):
+            raise FedStrataError(
+                f"'{found}' is Tiny ImageNet, whose validation images lie in no folders of classes; "
+                f"name it with --data tiny_imagenet --data-root '{found}'."
+            )
+        return found
 
     def _decoded(
         self,

@@ -84,15 +84,7 @@ class Isic2019(DatasetSource):
 
     def load(self, root: Path | None = None) -> Dataset:
         """Read the ground truth, who took which photograph, and the photographs."""
-        places = search_places(self.name, root)
-        place = next((place for place in places if (place / TRUTH).is_file()), None)
-        if place is None:
-            raise not_found(
-                self.name,
-                places,
-                f"{TRUTH}, {METADATA} and the folder {FOLDERS[1]} of the ISIC challenge 2019, and {HAM_METADATA[0]} of "
-                f"HAM10000 (or FLamby's {CENTRE_METADATA})",
-            )
+        place = self.find(root)
         centres, tables = read_centres(place)
         chosen = self._chosen(read_diagnoses(place / TRUTH), centres)
         folder = next((place / name for name in FOLDERS if (place / name / f"{chosen[0].image}.jpg").is_file()), None)
@@ -104,6 +96,25 @@ class Isic2019(DatasetSource):
         files = [folder / f"{photograph.image}.jpg" for photograph in chosen]
         sources = [place / TRUTH, *tables, *files]
         return kept(str(self), place, sources, partial(self._decoded, folder, files, chosen))
+
+    def find(self, root: Path | None = None) -> Path:
+        """Find the folder with the ground truth, and see that the metadata and the folder of photographs are there."""
+        places = search_places(self.name, root)
+        place = next((place for place in places if (place / TRUTH).is_file()), None)
+        if place is None:
+            raise not_found(
+                self.name,
+                places,
+                f"{TRUTH}, {METADATA} and the folder {FOLDERS[1]} of the ISIC challenge 2019, and {HAM_METADATA[0]} of "
+                f"HAM10000 (or FLamby's {CENTRE_METADATA})",
+            )
+        find_metadata(place)
+        if not any((place / name).is_dir() for name in FOLDERS):
+            raise FedStrataError(
+                f"There is none of the folders {', '.join(FOLDERS)} in '{place}'; unpack ISIC_2019_Training_Input.zip "
+                "there."
+            )
+        return place
 
     def _chosen(self, diagnoses: dict[str, str], centres: dict[str, str]) -> list[Photograph]:
         """Choose photographs, centre after centre."""
@@ -147,14 +158,11 @@ def read_diagnoses(path: Path) -> dict[str, str]:
     return {images[row]: DIAGNOSES[ones[row].argmax()] for row in known.tolist()}
 
 
-def read_centres(place: Path) -> tuple[dict[str, str], list[Path]]:
-    """Tell the centre of each image, in the order of the metadata, and the files that this was read from."""
-    told = place / CENTRE_METADATA
+def find_metadata(place: Path) -> list[Path]:
+    """Find the files that tell the centres: FLamby's, or the challenge's and HAM10000's."""
+    told, path = place / CENTRE_METADATA, place / METADATA
     if told.is_file():
-        table = _columns(told, ("image", "dataset"))
-        pairs = zip(_names(told, table, "image"), read_texts(table, "dataset").values, strict=True)
-        return {image: _centre(str(source).removesuffix("nan"), told) for image, source in pairs}, [told]
-    path = place / METADATA
+        return [told]
     sources = next((place / name for name in HAM_METADATA if (place / name).is_file()), None)
     if not path.is_file() or sources is None:
         missing = METADATA if sources is not None else HAM_METADATA[0]
@@ -162,6 +170,17 @@ def read_centres(place: Path) -> tuple[dict[str, str], list[Path]]:
             f"'{place / missing}' is missing, without which the centres of the photographs are not known; put it "
             f"there, or FLamby's {CENTRE_METADATA}."
         )
+    return [path, sources]
+
+
+def read_centres(place: Path) -> tuple[dict[str, str], list[Path]]:
+    """Tell the centre of each image, in the order of the metadata, and the files that this was read from."""
+    path, *others = files = find_metadata(place)
+    if not others:
+        table = _columns(path, ("image", "dataset"))
+        pairs = zip(_names(path, table, "image"), read_texts(table, "dataset").values, strict=True)
+        return {image: _centre(str(source).removesuffix("nan"), path) for image, source in pairs}, files
+    [sources] = others
     ham = _columns(sources, ("image_id", "dataset"))
     source_of = dict(zip(_names(sources, ham, "image_id"), _names(sources, ham, "dataset"), strict=True))
     table = _columns(path, ("image", "lesion_id"))
@@ -171,7 +190,7 @@ def read_centres(place: Path) -> tuple[dict[str, str], list[Path]]:
         if lesion is not None:
             start = str(lesion)[:4]
             centres[image] = _centre(f"HAM_{source_of.get(image, '')}" if start == "HAM_" else start, path)
-    return centres, [path, sources]
+    return centres, files
 
 
 def prepared(image: Image.Image, shorter: int, size: int, correct: bool) -> Image.Image:

@@ -115,18 +115,23 @@ class MimicNotes(TextSource):
     class_names = ("survived", "died")
     start = True
 
+    def find(self, root: Path | None = None) -> tuple[Path, Path]:
+        """Find the files of the admissions and of the notes."""
+        places = search_places(self.name, root)
+        for place in places:
+            admitted, noted = _file(place, _ADMISSIONS), _file(place, _NOTES)
+            if admitted is not None and noted is not None:
+                return admitted, noted
+        raise not_found(
+            self.name,
+            places,
+            f"{_ADMISSIONS} and {_NOTES}, each with or without .gz, of your copy of MIMIC-III (PhysioNet gives it "
+            "to those who have signed its agreement)",
+        )
+
     def read(self, root: Path | None) -> Pool:
         """Read the admissions, then go through all notes."""
-        places = search_places(self.name, root)
-        found = (tuple(_file(place, name) for name in (_ADMISSIONS, _NOTES)) for place in places)
-        admitted, noted = next((pair for pair in found if all(pair)), (None, None))
-        if admitted is None or noted is None:
-            raise not_found(
-                self.name,
-                places,
-                f"{_ADMISSIONS} and {_NOTES}, each with or without .gz, of your copy of MIMIC-III (PhysioNet gives it "
-                "to those who have signed its agreement)",
-            )
+        admitted, noted = self.find(root)
         admissions = read_admissions(admitted)
         notes = longest_notes(noted, admissions)
         order = [number for group in GROUPS for number in notes if admissions[number].group == group]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,15 +71,20 @@ class MnistLike(DatasetSource, ABC):
 
     def load(self, root: Path | None = None) -> Dataset:
         """Read IDX files or Parquet shards, whichever is found first."""
+        return self.find(root)()
+
+    def find(self, root: Path | None = None) -> Callable[[], Dataset]:
+        """Find the files of one of the versions, and return what reads them."""
         places = search_places(self.name, root)
         folders = ("", "raw", f"{self.folder}/raw")
         for place in places:
             files = idx_files(place, folders, "train", "t10k")
             if files:
-                return kept(str(self), place, files, partial(self._from_idx, place, folders))
+                return partial(kept, str(self), place, files, partial(self._from_idx, place, folders))
             train, test = self._find_parquet(place)
             if train and test:
-                return kept(str(self), train[0].parent, [*train, *test], partial(self._from_parquet, train, test))
+                decode = partial(self._from_parquet, train, test)
+                return partial(kept, str(self), train[0].parent, [*train, *test], decode)
         raise not_found(
             self.name,
             places,
@@ -159,12 +164,16 @@ class Emnist(DatasetSource):
 
     def load(self, root: Path | None = None) -> Dataset:
         """Read the four IDX files of the version."""
+        return self.find(root)()
+
+    def find(self, root: Path | None = None) -> Callable[[], Dataset]:
+        """Find the files of the version, and return what reads them."""
         places = search_places(self.name, root)
         stem = f"emnist-{self.split}"
         for place in places:
             files = idx_files(place, _EMNIST_FOLDERS, f"{stem}-train", f"{stem}-test")
             if files:
-                return kept(str(self), place, files, partial(self._from_idx, place, stem))
+                return partial(kept, str(self), place, files, partial(self._from_idx, place, stem))
         raise not_found(
             self.name,
             places,

@@ -27,13 +27,20 @@ class News(TextSource, ABC):
     folder: ClassVar[str]
     hint: ClassVar[str] = ""
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The official parts that are read."""
+        return ("train", "test")
+
     def read(self, root: Path | None) -> Pool:
         """Read the official training and test parts."""
-        found = self._find(root, ("train", "test"))
+        found = self.find(root)
         parts = [self._texts(found[part]) for part in ("train", "test")]
         return one_pool(parts, join_texts(parts))
 
-    def _find(self, root: Path | None, parts: tuple[str, ...]) -> dict[str, list[Path]]:
+    def find(self, root: Path | None = None) -> dict[str, list[Path]]:
+        """Find the files of the parts."""
+        parts = self.parts
         found = find_parts(self.name, root, self.folder, parts)
         if found is None:
             files = " and ".join(f"{part}.csv" for part in parts)
@@ -78,11 +85,16 @@ class AgNews(News):
     folder = "ag_news_csv"
     hint = "; where there is only the test part, ag_news(part=test) divides it"
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The official parts that are read."""
+        return ("test",) if self.part == "test" else ("train", "test")
+
     def read(self, root: Path | None) -> Pool:
         """Read both parts, or divide the test part."""
         if self.part == "all":
             return super().read(root)
-        texts = self._texts(self._find(root, ("test",))["test"])
+        texts = self._texts(self.find(root)["test"])
         return Pool(texts, *hold_out_for_testing(texts.labels, 0.25))
 
 

@@ -49,12 +49,17 @@ class Sentiment140(TextSource):
     class_names = ("negative", "positive")
     start = True
 
-    def read(self, root: Path | None) -> Pool:
-        """Read the tweets of the chosen users."""
+    def find(self, root: Path | None = None) -> Path:
+        """Find the file of the tweets."""
         places = search_places(self.name, root)
         path = next((place / FILE for place in places if (place / FILE).is_file()), None)
         if path is None:
             raise not_found(self.name, places, f"{FILE}, as in the archive of the authors")
+        return path
+
+    def read(self, root: Path | None) -> Pool:
+        """Read the tweets of the chosen users."""
+        path = self.find(root)
         columns = read_csv_columns(path, _COLUMNS, ("target", "user", "text"), "latin1")
         labels = read_class_numbers(path, columns["target"], _TARGETS)
         names, owners = _numbered(columns["user"])

@@ -54,6 +54,11 @@ class TableFiles(DatasetSource):
         """Tell what names a place on a machine: a path, or another file elsewhere than beside the table."""
         return {name: value for name, value in super().local_values().items() if name == "path" or is_path(str(value))}
 
+    def find(self, root: Path | None = None) -> Path:
+        """Find the file or the folder."""
+        expected = "a CSV or Parquet file with a line of column names, or a folder with one such file per site"
+        return find_own(self.name, self.path, root, expected)
+
     def load(self, root: Path | None = None) -> Dataset:
         """Read the file, or all tables of the folder."""
         return self._load(root, None)
@@ -63,8 +68,7 @@ class TableFiles(DatasetSource):
         return self._load(root, encoding)
 
     def _load(self, root: Path | None, known: Table | None) -> Dataset:
-        expected = "a CSV or Parquet file with a line of column names, or a folder with one such file per site"
-        found = find_own(self.name, self.path, root, expected)
+        found = self.find(root)
         test: str | Path | None = None if self.test is None else str(self.test)
         beside = None if test is None else _beside(str(test), found, root)
         encoding = None if self.encoding is None else _beside(self.encoding, found, root) or Path(self.encoding)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,17 +42,22 @@ class TinyImageNet(DatasetSource):
 
     def load(self, root: Path | None = None) -> Dataset:
         """Read the official layout or Parquet shards, whichever is found first."""
+        return self.find(root)()
+
+    def find(self, root: Path | None = None) -> Callable[[], Dataset]:
+        """Find the files of one of the versions, and return what reads them."""
         places = search_places(self.name, root)
         for place in places:
             official = next((folder for folder in (place, place / FOLDER) if is_official_layout(folder)), None)
             if official is not None:
-                return self._from_folders(official)
+                return partial(self._from_folders, official)
             for folder in (place, place / "data"):
                 train = find_shards(folder, "train")
                 test = next((shards for part in _TEST_SHARDS if (shards := find_shards(folder, part))), [])
                 if train and test:
                     train, test = choose_shards(train, None), choose_shards(test, None)
-                    return kept(str(self), folder, [*train, *test], partial(self._from_parquet, train, test))
+                    decode = partial(self._from_parquet, train, test)
+                    return partial(kept, str(self), folder, [*train, *test], decode)
         raise not_found(
             self.name,
             places,

@@ -11,6 +11,7 @@ import pyarrow.csv
 
 from fedstrata.data.formats.bounds import refuse_irregular
 from fedstrata.data.formats.samples import damaged
+from fedstrata.errors import first_line
 
 _BLOCK = 1 << 26
 """No row may be longer."""
@@ -43,5 +44,4 @@ def stream_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatc
             for batch in reader:
                 yield batch.rename_columns(list(columns))
     except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise damaged(path, reason) from None
+        raise damaged(path, first_line(error)) from None

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from fedstrata.data.formats.bounds import refuse_irregular, refuse_large_table
 from fedstrata.data.formats.parquet import choose_shards, find_shards
 from fedstrata.data.formats.samples import damaged
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, first_line
 
 Parts = dict[str, list[Path]]
 """The files of each part, such as ``train``."""
@@ -67,7 +67,7 @@ def column_types(path: Path) -> pa.Schema:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_stream(source).schema
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, _first_line(error)) from None
+        raise damaged(path, first_line(error)) from None
 
 
 def read_columns(paths: Sequence[Path], columns: Sequence[str]) -> pa.Table:
@@ -99,7 +99,7 @@ def _read(path: Path, columns: Sequence[str]) -> pa.Table:
         missing = [column for column in columns if column not in column_types(path).names]
         raise damaged(path, f"it has no column {', '.join(map(repr, missing))}, as other files have") from None
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, _first_line(error)) from None
+        raise damaged(path, first_line(error)) from None
 
 
 def _streams(folder: Path) -> list[Path]:
@@ -117,11 +117,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
-        raise damaged(path, f"it is no JSON ({_first_line(error)})") from None
+        raise damaged(path, f"it is no JSON ({first_line(error)})") from None
     if not isinstance(content, dict):
         raise damaged(path, "it holds no JSON object")
     return content
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

@@ -19,7 +19,7 @@ from fedstrata.data.formats.bounds import refuse_irregular, refuse_large_table
 from fedstrata.data.formats.images import decode_images
 from fedstrata.data.formats.samples import Samples, damaged, join
 from fedstrata.data.labels import read_labels
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, first_line
 
 IMAGE_COLUMNS = ("img", "image")
 
@@ -63,7 +63,7 @@ def _read_shard(path: Path, label_column: str, mode: str, side: int) -> Samples:
             )
         table = pq.read_table(path, columns=[image_column, label_column])
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, _first_line(error)) from None
+        raise damaged(path, first_line(error)) from None
     images = table.column(image_column)
     if not pa.types.is_struct(images.type) or images.type.get_field_index("bytes") < 0:
         raise FedStrataError(
@@ -90,7 +90,3 @@ def class_names(metadata: Mapping[bytes, bytes] | None, label_column: str) -> tu
         return tuple(map(str, described["info"]["features"][label_column]["names"]))
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from fedstrata.data.formats.bounds import refuse_irregular, refuse_large_table
 from fedstrata.data.formats.samples import damaged
 from fedstrata.data.labels import read_labels
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, first_line
 
 _BLOCK = 1 << 26
 """No row of a CSV file may be longer."""
@@ -57,7 +57,7 @@ def read_csv_columns(
             ),
         )
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise damaged(path, _first_line(error)) from None
+        raise damaged(path, first_line(error)) from None
     return {name: table.column(name) for name in wanted}
 
 
@@ -84,7 +84,7 @@ def read_parquet_texts(path: Path, classes: int, site: str | None = None) -> Tex
         table = pq.read_table(path, columns=wanted)
         texts = table.column("text").cast(pa.string())
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, _first_line(error)) from None
+        raise damaged(path, first_line(error)) from None
     if any(table.column(name).null_count for name in wanted):
         raise damaged(path, "some texts or labels are empty")
     labels = read_labels(table.column("label").to_numpy(), f"'{path}'").values
@@ -92,7 +92,3 @@ def read_parquet_texts(path: Path, classes: int, site: str | None = None) -> Tex
         raise damaged(path, f"its column 'label' does not hold whole numbers from 0 to {classes - 1}")
     sites = None if site is None else np.array(table.column(site).to_pylist(), dtype=str)
     return Texts(texts.to_pylist(), labels.astype(np.int64), sites)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

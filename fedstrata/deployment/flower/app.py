@@ -28,9 +28,10 @@ from fedstrata.deployment.flower.messages import from_record, to_record
 from fedstrata.deployment.policy import read_rules
 from fedstrata.deployment.protocol import ProtocolError, Reply, Request
 from fedstrata.deployment.rules import Rules
-from fedstrata.deployment.server import LOG_FILE, Deployment, LogFile, StatusFile
+from fedstrata.deployment.server import Deployment
 from fedstrata.deployment.site import Site
 from fedstrata.deployment.site_data import SiteData
+from fedstrata.deployment.status import LOG_FILE, LogFile, StatusFile
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import import_files, load_imports
 from fedstrata.runs.preparing import Ingredients

@@ -67,7 +67,7 @@ class Needs:
 
     @classmethod
     def join(cls, needs: Iterable[Needs]) -> Needs:
-        """Ask for all that several parts need; of numbers, the largest."""
+        """Ask for all that several parts need; of numbers, the largest. What each of them learns stays its own."""
         every = list(needs)
         return cls(
             features=any(one.features for one in every),

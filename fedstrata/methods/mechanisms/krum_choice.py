@@ -6,14 +6,12 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import krum_scores
 from fedstrata.methods.contract.part import Metrics
 from fedstrata.methods.contract.views import Message, Outline, Server
 from fedstrata.methods.mechanisms.robust_merging import RobustMerge, updates_of
+from fedstrata.methods.mechanisms.shared import equal_shares
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors
 
@@ -66,13 +64,8 @@ class KrumChoice(RobustMerge):
             return {name: server.model[name] for name in replies.tensors}
         order = krum_scores(list(updates.values()), self.liars(count)).argsort(stable=True)
         chosen = order[: self.believed(count)].sort().values
-        return self.mean(server, replies.rows(chosen), equal_shares(chosen))
+        return self.mean(server, replies.rows(chosen), equal_shares(len(chosen), chosen.device))
 
     def metrics(self, server: Server) -> Metrics:
         """Tell where a round had too few replies."""
         return {f"{self.name}.too_few": float(self._too_few(len(server.participants)))}
-
-
-def equal_shares(clients: Tensor) -> Tensor:
-    """Share out alike among some clients."""
-    return torch.full((len(clients),), 1 / len(clients), dtype=torch.float64, device=clients.device)

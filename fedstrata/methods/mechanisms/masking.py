@@ -30,9 +30,9 @@ from fedstrata.methods.contract.views import (
     Training,
 )
 from fedstrata.methods.mechanisms.layer_choice import weights_of
+from fedstrata.methods.mechanisms.shared import rows_of
 from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Stack, Tensors, per_client, under, weighted_mean
-from fedstrata.transfer import numbers_on
 
 SCOPES = ("weights", "all")
 """What a method may mask: the weights of all layers (convolutions, linear layers, attention, embeddings, ...), or every
@@ -44,7 +44,7 @@ class Masked(Part):
     """The clients' side of masked weights: each client trains and sends only what the mask in its memory keeps.
 
     A subclass prepares the masks in :meth:`client_memory` and may change them wherever a hook returns the client's
-    memory.
+    memory. What the server knows of them stands in its memory under the same names.
     """
 
     touches: ClassVar[Touches] = Touches(
@@ -78,6 +78,10 @@ class Masked(Part):
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps."""
         return send_under(message, clients.memory.group("mask"))
+
+    def metrics(self, server: Server) -> Metrics:
+        """Tell which part of each layer the masks keep that the server knows of, in the mean over all clients."""
+        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
 
 
 @dataclass(frozen=True)
@@ -115,10 +119,6 @@ class SharedMask(Masked):
         """Keep masked weights at zero at the server too, where momentum from before the mask would move them."""
         return keep(model, server.memory.group("mask")), server.memory
 
-    def metrics(self, server: Server) -> Metrics:
-        """Tell which part of each layer the mask keeps."""
-        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
-
 
 class MaskExchange(Exchange):
     """An exchange from which the server concludes a mask for everybody."""
@@ -150,10 +150,6 @@ class OwnMasks(Masked):
         """Send each participant what its mask keeps."""
         return send_under(message, _of_participants(server))
 
-    def metrics(self, server: Server) -> Metrics:
-        """Tell which part of each layer the masks keep, in the mean over all clients."""
-        return {"density": layer_densities(server.layers, server.memory.group("mask"))}
-
 
 @dataclass(frozen=True)
 class MovingMask(SharedMask):
@@ -177,7 +173,7 @@ def one_for_all(memory: Stack) -> Stack:
 
 
 def _of_participants(server: Server) -> Tensors:
-    rows = numbers_on(server.participants, server.sizes.device)
+    rows = rows_of(server)
     return {name: masks[rows] for name, masks in server.memory.group("mask").items()}
 
 

@@ -21,10 +21,10 @@ from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Matter, Needs, Touches
 from fedstrata.methods.contract.part import Kept, Part
 from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
+from fedstrata.methods.mechanisms.shared import equal_shares, rows_of
 from fedstrata.rng import client_keys, permutation
 from fedstrata.spec import parameter
 from fedstrata.stack import Stack, Tensors, align, repeat, under, weighted_mean
-from fedstrata.transfer import numbers_on
 
 _ENTRIES_AT_ONCE = 2**24
 """How many numbers of peers are looked at together: a bound on memory."""
@@ -96,11 +96,6 @@ class Peers(Mixing):
 # The server's side ----------------------------------------------------------------------------------------------------
 
 
-def rows_of(server: Server) -> Tensor:
-    """Return the participants' rows in stacks of all clients: ``[K]``."""
-    return numbers_on(server.participants, server.sizes.device)
-
-
 def first_models(server: Server) -> Stack:
     """Prepare the server's memory of every client's last model."""
     return under("last", repeat(server.model, server.clients))
@@ -121,7 +116,7 @@ def mean_with(own: Tensor, peers: Tensor, held: Tensor | None = None) -> Tensor:
     Under masks ``[K, 1 + M, ...]``, own first, each entry is averaged over those that hold it; zero where nobody does.
     """
     count = 1 + peers.shape[1]
-    shares = torch.full((count,), 1 / count, dtype=torch.float64, device=own.device)
+    shares = equal_shares(count, own.device)
     mean = torch.empty_like(own, memory_format=torch.contiguous_format)
     at_once = max(1, _ENTRIES_AT_ONCE * len(peers) // max(1, peers.numel()))
     for begin in range(0, len(own), at_once):

@@ -15,10 +15,9 @@ from fedstrata.methods.contract.declarations import Decision, Matter, Touches
 from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.views import Clients, Declared, Message, ModelAndMemory, Server, Training
 from fedstrata.methods.mechanisms.masking import keep
-from fedstrata.methods.mechanisms.shared import equal_weights
+from fedstrata.methods.mechanisms.shared import equal_weights, rows_of
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, squared_norm, subtract
-from fedstrata.transfer import numbers_on
 
 _smallest_noise = cache(gaussian_noise)
 
@@ -102,11 +101,7 @@ class PrivateUpdates(Part):
             name: tensor.clamp(min=0) if name in variances else tensor
             for name, tensor in self.published(server, model).items()
         }
-        counted = server.memory["rounds"].index_add(
-            0,
-            numbers_on(server.participants, server.sizes.device),
-            torch.ones_like(server.sizes),
-        )
+        counted = server.memory["rounds"].index_add(0, rows_of(server), torch.ones_like(server.sizes))
         return whole, {"rounds": counted}
 
     def published(self, server: Server, merged: Tensors) -> Tensors:

@@ -50,8 +50,7 @@ class RobustMerge(Part):
 
     def mean(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average replies by some shares, but counters, to which no share is due, by their median."""
-        counters = {name: tensor for name, tensor in replies.tensors.items() if not tensor.is_floating_point()}
-        return {**Part.merge(self, server, replies, shares), **medians(counters)}
+        return {**Part.merge(self, server, replies, shares), **median_counters(replies.tensors)}
 
 
 def finite_rows(tensors: Tensors) -> Tensor:
@@ -70,6 +69,10 @@ def updates_of(server: Server, replies: Message) -> Tensors:
     return keep(moved, replies.masks)
 
 
-def medians(counters: Tensors) -> Tensors:
-    """Take the median of what clients count, in whole numbers."""
-    return {name: coordinate_median(tensor).round().to(tensor.dtype) for name, tensor in counters.items()}
+def median_counters(tensors: Tensors) -> Tensors:
+    """Take the median of those tensors in which clients count something, in whole numbers."""
+    return {
+        name: coordinate_median(tensor).round().to(tensor.dtype)
+        for name, tensor in tensors.items()
+        if not tensor.is_floating_point()
+    }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedstrata.papers.figures.marks import NUMBERS, Ruler
 from fedstrata.papers.figures.panels import Figure, Panel, axis_title
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
+from fedstrata.papers.words import statistics_line
 from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, sized
 from fedstrata.report.series import Rows, short
 
@@ -50,7 +51,7 @@ def cells_at_a_glance(judged: Judged) -> Figure | None:
             panels.append(Panel(column, _dumbbells(rows, Ruler(title)), []))
     if not panels:
         return None
-    words = f"○ published; filled, ours: {SIGNS}. Bars: one standard deviation over seeds, of the paper as it gives it."
+    words = f"○ published, {statistics_line(recipe)}; filled, ours: {SIGNS}, with one standard deviation over seeds."
     empty = [one for one in dict.fromkeys(cell.column for cell in judged.cells) if one not in {p.title for p in panels}]
     words += f" Nothing was run of {', '.join(empty)}." if empty else ""
     return Figure("glance", "Published and ours at a glance", words, tuple(panels))
@@ -125,43 +126,36 @@ def _bar(base: alt.Chart, value: str, spread: str) -> alt.Chart:
 
 def claims_at_a_glance(judged: Judged) -> Figure | None:
     """Each claim that can be judged as an interval, against zero and against the published difference."""
-    rows = [row for claim in judged.claims if (row := _claim(judged, claim)) is not None]
+    rows = [row for claim in judged.claims if (row := _claim(claim)) is not None]
     if not rows:
         return None
     unit = "points" if judged.recipe.unit == "percent" else axis_title(judged.recipe.number, judged.recipe.unit)
     words = (
-        f"Ours, as the mean over seeds with its 95 % interval: {_CLAIM_SIGNS}. ○ the published difference; the upright "
-        "line is zero, right of which the claim holds."
+        f"Ours, as the mean over seeds with its 95 % interval: {_CLAIM_SIGNS}. ○ the published difference, with the "
+        "interval that its spreads give; the upright line is zero, right of which the claim holds."
     )
     drawing = _intervals(rows, Ruler(f"by how much one beats the other, {unit}"))
     return Figure("claims", "The claims at a glance", words, (Panel("Who beats whom", drawing, []),))
 
 
-def _claim(judged: Judged, claim: JudgedClaim) -> dict[str, object] | None:
+def _claim(claim: JudgedClaim) -> dict[str, object] | None:
     found = claim.found
     if found is None or found.mean is None:
         return None
     where = ", ".join(filter(None, claim.columns))
     low, high = found.interval or (None, None)
+    mean, reach = claim.published or (claim.stated.by, None)
     return {
         "claim": f"{claim.stated.row} over {claim.stated.over}" + (f" ({where})" if where else ""),
         "ours": short(found.mean, 6),
         "low": low,
         "high": high,
         "seeds": found.seeds,
-        "published": published_difference(judged, claim),
+        "published": mean,
+        "published_low": None if mean is None or reach is None else mean - reach,
+        "published_high": None if mean is None or reach is None else mean + reach,
         "word": claim.word,
     }
-
-
-def published_difference(judged: Judged, claim: JudgedClaim) -> float | None:
-    """By how much the paper says that one beats the other: as it states it, or as its numbers have it."""
-    if claim.stated.by is not None:
-        return claim.stated.by
-    of = judged.recipe.published_at
-    pairs = [(of(claim.stated.row, one).mean, of(claim.stated.over, one).mean) for one in claim.columns]
-    known = [first - second for first, second in pairs if first is not None and second is not None]
-    return short(sum(known) / len(known), 6) if known and len(known) == len(pairs) else None
 
 
 def _intervals(rows: Rows, x: Ruler) -> Drawing:
@@ -203,6 +197,10 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
                     filled=True, size=_size(shape), shape=shape, opacity=1, style=style, yOffset=offset
                 ).encode(x=across, y=down, tooltip=told),
             ]
+    spread = base.transform_filter("isValid(datum.published_low)").mark_rule(
+        strokeWidth=1.2, style="contrast", yOffset=offset
+    )
+    layers.append(spread.encode(x=alt.X("published_low:Q"), x2=alt.X2("published_high:Q"), y=down, tooltip=told))
     hollow = base.transform_filter("isValid(datum.published)").mark_point(
         filled=False, size=_RING, strokeWidth=1.6, style="contrast", yOffset=offset
     )
@@ -212,7 +210,7 @@ def _intervals(rows: Rows, x: Ruler) -> Drawing:
 
 def _ends(rows: Rows) -> list[float]:
     """From the least to the most that is drawn, zero and a little room included."""
-    keys = ("ours", "low", "high", "published")
+    keys = ("ours", "low", "high", "published", "published_low", "published_high")
     values = [0.0, *(row[key] for row in rows for key in keys if row[key] is not None)]
     room = 0.05 * (max(values) - min(values) or 1.0)
     return [min(values) - room, max(values) + room]

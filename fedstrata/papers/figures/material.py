@@ -15,8 +15,9 @@ from fedstrata.papers.figures.asked import Asked
 from fedstrata.papers.judging import Judged, JudgedCell
 from fedstrata.papers.numbers import number_of
 from fedstrata.papers.reading import Changes, Recipe
+from fedstrata.report.groups import Group
 from fedstrata.report.reading import Run, read_run
-from fedstrata.significance import Estimate, Group, estimate
+from fedstrata.significance import Estimate, estimate
 from fedstrata.spec import parse
 
 Pair = tuple[str, str]

@@ -1,0 +1,60 @@
+"""What stands below a table of methods, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedstrata.report.rows import Row, some_dropped_out
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Say in sentences what a table of these rows cannot show: how many seeds, which test, where none was possible."""
+    compared = [(row, row.comparison) for row in rows if row.comparison is not None]
+    tested = [comparison for _, comparison in compared if comparison.p_value is not None]
+    counts = sorted({len(row.seeds) for row in rows})
+    said = []
+    if counts == [1]:
+        each = " each" if len(rows) > 1 else ""
+        said.append(f"One seed{each}: no standard deviation over seeds, and no test.")
+    elif counts:
+        seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        said.append(f"Mean ± sample standard deviation over {seeds} seeds.")
+    if tested:
+        correction = f", corrected after Holm for {len(tested)} methods" if len(tested) > 1 else ""
+        said.append(f"p: two-sided paired t-test over seeds against {reference_name(rows)}{correction}.")
+    if counts != [1]:
+        reasons: dict[str, list[str]] = {}
+        for row, comparison in compared:
+            if comparison.note:
+                reasons.setdefault(comparison.note, []).append(row.label)
+        for note, labels in reasons.items():
+            said.append(note if len(labels) == len(compared) else f"{_listed(labels)}: {note}")
+    if some_dropped_out(rows):
+        said.append(
+            "took part: of the clients that were asked, those whose replies were merged, in the mean over the rounds."
+        )
+    better_off = [f"{row.label} {100 * row.incentive.mean:.0f} %" for row in rows if row.incentive is not None]
+    if better_off:
+        said.append(
+            f"Clients that fare better than with both local and fedavg, of the same seed: {_listed(better_off)}."
+        )
+    spent = [f"{row.label} {row.epsilon.mean:.3g}" for row in rows if row.epsilon is not None]
+    if spent:
+        said.append(f"Epsilon spent by the client that took part most often: {_listed(spent)}.")
+    lost = [f"{row.label} {row.without_state}" for row in rows if row.without_state]
+    if lost:
+        said.append(f"Sites that had lost their state and went on without it: {_listed(lost)}.")
+    return said
+
+
+def reference_name(rows: Sequence[Row]) -> str:
+    """Name what the rows are tested against, in few words."""
+    references = list(dict.fromkeys(row.comparison.reference for row in rows if row.comparison is not None))
+    if len(references) < 2:
+        return references[0] if references else rows[0].label
+    return f"{references[0].split(' [', 1)[0]} at the same setting"
+
+
+def _listed(labels: Sequence[str], limit: int = 4) -> str:
+    shown = ", ".join(labels[:limit])
+    return shown if len(labels) <= limit else f"{shown} and {len(labels) - limit} more"

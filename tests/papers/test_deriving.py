@@ -1,0 +1,207 @@
+"""Columns that are made of others: from the numbers of the same part or of other parts, as their runs give them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from fedstrata.cli import main
+from fedstrata.papers.cells import Choice, cells_of
+from fedstrata.papers.deriving import friedman_of, judge_part
+from fedstrata.papers.keeping import Kept, asked
+from fedstrata.papers.reading import Paper, read_papers
+from fedstrata.papers.writing import reproduction
+from fedstrata.runs.folder import RunFolder
+
+FILES = {
+    "paper.toml": """
+title = "A paper of two measures"
+citation = "A. Author, 2026."
+link = ""
+[experiment]
+data = "digits"
+model = "mlp(hidden=8)"
+clients = 4
+partition = "dirichlet(alpha=0.3, samples=40, test_samples=20)"
+epochs = 1
+rounds = 3
+seed = 7
+batch_size = 50
+optimiser = "sgd(learning_rate=0.5)"
+engine = "loop"
+validation_fraction = 0.3
+""",
+    "table1.toml": """
+title = "Variance"
+number = "client_after.accuracy.std"
+unit = "squared"
+at = "validated"
+[rows]
+FedProx = "fedprox(mu=0.1)"
+Ditto = "ditto"
+[columns]
+a = {}
+b = { epochs = 2 }
+"Mean rank" = { derived = "mean_rank" }
+""",
+    "table2.toml": """
+title = "Incentive"
+like = "table1"
+number = "incentive.accuracy"
+unit = "percent"
+[rows]
+Local = "local"
+FedAvg = "fedavg"
+FedProx = "fedprox(mu=0.1)"
+Ditto = "ditto"
+""",
+    "table3.toml": """
+title = "Mean ranks"
+like = "table1"
+[columns]
+Fairness = { derived = "mean_rank", of = "table1" }
+Incentive = { derived = "mean_rank", of = "table2" }
+""",
+}
+PUBLISHED = """paper,part,row,column,mean,std,note
+two,table1,FedProx,a,0.01,,
+two,table1,FedProx,b,0.02,,
+two,table1,FedProx,Mean rank,1.0,,
+two,table1,Ditto,a,0.03,,
+two,table1,Ditto,b,0.03,,
+two,table1,Ditto,Mean rank,2.0,,
+two,table2,FedProx,a,25,,
+two,table2,FedProx,b,50,,
+two,table2,FedProx,Mean rank,1.75,,
+two,table2,Ditto,a,75,,
+two,table2,Ditto,b,50,,
+two,table2,Ditto,Mean rank,1.25,,
+two,table3,FedProx,Fairness,1.0,,
+two,table3,FedProx,Incentive,1.75,,
+two,table3,Ditto,Fairness,2.0,,
+two,table3,Ditto,Incentive,1.25,,
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "own" / "recipes" / "two"
+    folder.mkdir(parents=True)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    (tmp_path / "own" / "published.csv").write_text(PUBLISHED)
+    return tmp_path / "own"
+
+
+def kept(paper: Paper, values: dict[tuple[str, str, str], float]) -> list[Kept]:
+    made = []
+    for (part, row, column), value in values.items():
+        [cell] = [cell for cell in cells_of(paper.part(part), 1) if (cell.row, cell.column) == (row, column)]
+        settings, number, at = asked(cell)
+        made.append(Kept("two", part, row, column, 0, value, number, at, settings, 4, 1.0, 10, "abc", "words", "CPU"))
+    return made
+
+
+def judged(
+    place: Path, part: str, values: dict[tuple[str, str, str], float]
+) -> dict[tuple[str, str], tuple[object, ...]]:
+    paper = read_papers(place)["two"]
+    cells = [cell for name in ("table1", "table2") for cell in cells_of(paper.part(name), 1)]
+    found = judge_part(paper, paper.part(part), cells, kept(paper, values))
+    return {
+        (one.row, one.column): (None if one.ours is None else one.ours.mean, one.verdict, one.reason)
+        for one in found.cells
+    }
+
+
+FAIRNESS = {("table1", "FedProx", "a"): 0.02, ("table1", "FedProx", "b"): 0.01, ("table1", "Ditto", "a"): 0.03}
+INCENTIVES = {
+    ("table2", row, column): value
+    for row, values in {"Local": (0, 0), "FedAvg": (0, 0), "FedProx": (0, 50), "Ditto": (25, 50)}.items()
+    for column, value in zip("ab", values, strict=True)
+}
+
+
+def test_mean_ranks_are_computed_from_other_parts(place: Path) -> None:
+    """The lower variance is the better one, the higher incentive too; what is only measured against has no rank."""
+    found = judged(place, "table3", {**FAIRNESS, ("table1", "Ditto", "b"): 0.02, **INCENTIVES})
+    assert found == {
+        ("FedProx", "Fairness"): (1.0, "agrees", ""),
+        ("Ditto", "Fairness"): (2.0, "agrees", ""),
+        ("FedProx", "Incentive"): (1.75, "agrees", ""),
+        ("Ditto", "Incentive"): (1.25, "agrees", ""),
+    }
+
+
+def test_the_document_has_them_too(place: Path) -> None:
+    papers = read_papers(place)
+    text = reproduction(papers, kept(papers["two"], {**FAIRNESS, **INCENTIVES}))
+    assert "| Fairness | FedProx | 1.000 | 1.000 | – | +0.000 | agrees |" in text
+    assert "| Incentive | Ditto | 1.250 | 1.250 | – | +0.000 | agrees |" in text
+    text = text.replace("\n  ", " ")
+    assert "- all rows (Fairness): Mean rank over a alone, in our numbers and in the published ones." in text
+    assert "fedstrata paper two table3 --seeds 1" in text
+
+
+def test_over_fewer_columns_the_published_numbers_of_these_count(place: Path) -> None:
+    found = judged(place, "table3", FAIRNESS)
+    told = "Mean rank over a alone, in our numbers and in the published ones."
+    assert found["FedProx", "Fairness"] == (1.0, "agrees", told)
+    assert found["FedProx", "Incentive"] == (None, "not run", "")
+    turned = judged(place, "table1", {("table1", "FedProx", "a"): 0.04, ("table1", "Ditto", "a"): 0.03})
+    assert turned["FedProx", "Mean rank"] == (2.0, "agrees", told)
+
+
+def test_rows_are_tested_over_the_columns_that_all_have(place: Path) -> None:
+    paper = read_papers(place)["two"]
+    cells = cells_of(paper.part("table1"), 1)
+    assert friedman_of(judge_part(paper, paper.part("table1"), cells, kept(paper, FAIRNESS))) is None
+
+
+def test_incentives_bring_along_what_they_are_measured_against(place: Path) -> None:
+    recipe = read_papers(place)["two"].part("table2")
+    cells = cells_of(recipe, 1, choice=Choice(methods=("Ditto",), columns=("a",)))
+    assert [(cell.row, cell.column) for cell in cells] == [("Local", "a"), ("FedAvg", "a"), ("Ditto", "a")]
+
+
+def test_a_part_of_others_is_run_and_incentives_are_those_of_the_chosen_models(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = ["paper", "--recipes", str(place), "two", "table3", "--only", "a", "--out", "o", "--no-report", "--json"]
+    assert main(own) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert {one["column"] for one in told["cells"]} == {"Fairness", "Incentive"}
+    assert all(one["ours"] in (1.0, 1.5, 2.0) for one in told["cells"])
+    with Path("o/results.csv").open() as file:
+        lines = {(line["part"], line["row"]): line for line in csv.DictReader(file)}
+    runs = {
+        row: RunFolder.open(Path("o/runs") / lines["table2", row]["settings"]) for row in ("Local", "FedAvg", "Ditto")
+    }
+    chosen = {row: chosen_accuracies(folder) for row, folder in runs.items()}
+    better = [
+        chosen["Ditto"][client] > max(chosen["Local"][client], chosen["FedAvg"][client]) for client in chosen["Ditto"]
+    ]
+    assert len(better) == 4
+    assert float(lines["table2", "Ditto"]["value"]) == pytest.approx(100 * sum(better) / 4)
+    mean = sum(chosen["Ditto"].values()) / 4
+    variance = sum((value - mean) ** 2 for value in chosen["Ditto"].values()) / 4
+    assert float(lines["table1", "Ditto"]["value"]) == pytest.approx(variance, rel=1e-5)
+
+
+def chosen_accuracies(folder: RunFolder) -> dict[int, float]:
+    """Look a client's accuracy up where its validation accuracy was first the best, or that of all on average."""
+    table = folder.metrics().to_tables()["clients"].to_pylist()
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for row in table:
+        found.setdefault(row["metric"], {})[row["client"], row["round"]] = row["value"]
+    summary = folder.summary()
+    if "validated_round" in summary:
+        return {client: found["client_after.accuracy"][client, summary["validated_round"]] for client in range(4)}
+    validation = found["client_validation.accuracy"]
+    rounds = sorted({round for _, round in validation})
+    best = {client: max(rounds, key=lambda round: (validation[client, round], -round)) for client in range(4)}
+    return {client: found["client_after.accuracy"][client, best[client]] for client in range(4)}

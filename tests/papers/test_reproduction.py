@@ -1,0 +1,172 @@
+"""The document over all results: the same words from the same numbers, with nothing hidden and nothing claimed."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedstrata.cli import main
+from fedstrata.errors import FedStrataError
+from fedstrata.papers.cells import Smaller, cells_of
+from fedstrata.papers.keeping import Kept, asked, changes_in_words, read_results, write_results
+from fedstrata.papers.reading import Recipe, read_papers
+from fedstrata.papers.writing import reproduction
+
+SMALL = Path(__file__).parent / "small"
+ROOT = Path(__file__).parents[2]
+
+
+def kept(
+    recipe: Recipe, values: dict[tuple[str, str], list[float]], smaller: Smaller | None = None, **changes: object
+) -> list[Kept]:
+    """Results of seeds 0, 1 and so on, as they would be kept."""
+    cells = {(cell.row, cell.column, cell.seed): cell for cell in cells_of(recipe, 9, smaller)}
+    made = []
+    for pair, numbers in values.items():
+        for seed, value in enumerate(numbers):
+            cell = cells[(*pair, seed)]
+            settings, number, at = asked(cell)
+            one = Kept(
+                recipe.paper, recipe.part, *pair, seed, value, number, at, settings, cell.experiment.rounds, 60.0, 1000,
+                "abc123", "fedstrata paper tiny table1 --rounds 1", "GPU", "torch 2", 1e9, changes_in_words(cell),
+            )  # fmt: skip
+            made.append(dataclasses.replace(one, **changes))
+    return made
+
+
+TABLE = read_papers(SMALL)["tiny"].part("table1")
+FULL = kept(TABLE, {("FedBN", ".1"): [90.0, 91.0, 92.0], ("Local", ".1"): [84.0, 85.5, 87.0]})
+SHORT = kept(TABLE, {("FedBN", ".1"): [50.0, 52.0], ("Local", ".1"): [51.0, 50.0]}, Smaller(rounds=1))
+
+
+def text_of(results: list[Kept]) -> str:
+    return reproduction(read_papers(SMALL), results)
+
+
+def test_main_claims_stand_on_top_with_published_and_our_difference() -> None:
+    # Differences 6, 5.5 and 5: mean 5.5, std 0.5, 4.3027 x 0.5 / sqrt(3) = 1.242. Published: 90.5 - 60, one without ±.
+    text = text_of(FULL)
+    line = "| [tiny table1](#tiny-table1) | FedBN beats Local | .1 | +30.50 (single) | +5.50 (+4.26 to +6.74) | 3 |"
+    assert f"{line} **shown** |" in text
+    assert text.index(line) < text.index("## A small paper")
+    assert "| .1 | FedBN | 90.50 ± 0.50 | 91.00 ± 1.00 | 3 | +0.50 | agrees |" in text
+    assert "| paired t-test, p = 0.003; not as much | shown |" not in text  # 4.8 is in the interval
+    assert "| paired t-test, p = 0.003; about as much | shown |" in text
+    assert "Run with the paper's settings: 2 of 4 cells, 3 seeds each; 1 × agrees, 1 × above." in text
+    assert "Not run: the column .5." in text
+    assert (
+        "Cost: 6 runs, 6.0 min of computing, 6.00 kB sent, 6.0e9 operations of training. On GPU with torch 2;" in text
+    )
+    assert "commit `abc123`." in text
+    assert "fedstrata paper tiny table1 --columns .1 --seeds 3" in text
+    assert "Not run: figure1 (Accuracy over rounds)." in text
+
+
+def test_runs_with_fewer_rounds_have_a_table_of_their_own_and_decide_nothing() -> None:
+    text = text_of(SHORT)
+    assert "#### At 1 of 2 rounds: not comparable with the published numbers" in text
+    assert "Changed: `rounds=1`." in text
+    assert "| .1 | FedBN | 90.50 ± 0.50 | 51.00 ± 1.41 | 2 |" in text
+    assert "| not run; with other settings: [below](#tiny-table1) |" in text
+    assert "**shown**" not in text
+    # Differences -1 and 2: mean 0.5, std 2.1213; t_1 = 12.706 x 1.5 = 19.06.
+    assert "FedBN beats Local (.1) in these runs: +0.50 (−18.56 to +19.56) over 2 seeds" in text
+    assert "Nothing of it was run with the paper's settings." in text
+
+
+def test_without_results_all_is_said_to_be_not_run() -> None:
+    text = text_of([])
+    assert "Nothing was run." in text
+    assert "Not run: table1 (Accuracy on digits); figure1" in text
+
+
+def test_the_same_results_make_the_same_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_results(Path("results/a/results.csv"), FULL[:3])
+    write_results(Path("results/b/results.csv"), [*reversed(FULL[3:]), *SHORT])
+    for name in ("one.md", "two.md"):
+        assert main(["paper", "--recipes", str(SMALL), "--write", name, "results", "--quiet"]) == 0
+    assert Path("one.md").read_bytes() == Path("two.md").read_bytes()
+    text = Path("one.md").read_text()
+    assert text == text_of([*FULL, *SHORT])
+    assert max(len(line) for line in text.splitlines() if line[:1] != "|") <= 120
+    assert "\n\n\n" not in text
+
+
+def test_devices_and_commits_are_told_apart_and_other_outcomes_are_told() -> None:
+    moved = [dataclasses.replace(one, device="CPU", commit="def456") for one in FULL[3:]]
+    again = dataclasses.replace(FULL[0], value=89.0, device="CPU")
+    text = " ".join(text_of([*FULL[:3], *moved]).split())
+    assert "On CPU for Local (.1) and GPU for FedBN (.1) with torch 2;" in text
+    assert "commit `abc123` for FedBN (.1) and `def456` for Local (.1)." in text
+    text = " ".join(text_of([*FULL, again]).split())
+    assert (
+        "FedBN, .1, seed 0 was measured more than once, and the last counts: 90 (GPU, abc123), 89 (CPU, abc123)."
+        in text
+    )
+    assert "| .1 | FedBN | 90.50 ± 0.50 | 90.67 ± 1.53 |" in text
+
+
+def test_results_are_small_sorted_and_read_also_without_newer_columns(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    one = dataclasses.replace(FULL[0], value=100 / 3, seconds=None)
+    write_results(path, [*reversed(FULL[1:]), one])
+    with path.open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["row"], line["seed"]) for line in lines] == [(row, s) for row in ("FedBN", "Local") for s in "012"]
+    assert (lines[0]["value"], lines[0]["seconds"]) == ("33.333333", "")
+    first = path.read_bytes()
+    write_results(path, read_results([path]))
+    assert path.read_bytes() == first
+    newer = {"software", "flops", "changes"}
+    with path.open("w") as file:
+        writer = csv.DictWriter(file, [name for name in lines[0] if name not in newer], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(lines)
+    assert read_results([path])[0] == dataclasses.replace(one, value=33.333333, software="", flops=None, changes="")
+    with pytest.raises(FedStrataError, match=r"There is no 'results\.csv' in"):
+        read_results([SMALL])
+
+
+def test_a_claim_of_single_numbers_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    papers = read_papers()
+    text = reproduction({"sparse-ft": papers["sparse-ft"]}, [])
+    line = "| sparse-ft table3 | Highest magnitude beats Least sensitive | N_c=10 J=8 | +1.49 (single) |"
+    assert line in text
+
+
+# Results from before there were recipes -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keep_earlier() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("keep_earlier", ROOT / "benchmarks" / "keep_earlier.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_earlier_runs_are_cells_where_their_settings_are_and_only_there(keep_earlier: ModuleType) -> None:
+    parts = [read_papers()["lips"].part("table4")]
+    found = keep_earlier.earlier_results(parts, ROOT / "results" / "lips-cifar100")
+    exact = {(one.row, one.seed): one.value for one in found if not one.changes}
+    assert exact == pytest.approx({
+        ("FedBN", 0): 42.7175, ("FedBN", 1): 44.4475, ("LIPS Sensitivity", 0): 47.105, ("LIPS Sensitivity", 1): 49.1775,
+        ("LIPS Magnitude", 0): 42.9475,
+    })  # fmt: skip
+    others = {(one.row, one.changes): one.value for one in found if one.changes}
+    assert others["LIPS Magnitude", "data=cifar100(shards=2)"] == pytest.approx(42.3875)
+    assert len(others) == 3
+
+
+@pytest.mark.slow
+def test_the_document_is_the_one_that_the_kept_results_make() -> None:
+    written = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert written == reproduction(read_papers(), read_results([ROOT / "results"]))

@@ -1,0 +1,223 @@
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from fedstrata.errors import FedStrataError
+from fedstrata.report.groups import group_runs
+from fedstrata.report.notes import notes
+from fedstrata.report.rows import comparison_rows, highest
+from fedstrata.significance import Estimate
+
+
+@dataclass(frozen=True)
+class Run:
+    experiment: dict[str, Any]
+    summary: dict[str, Any]
+    split_hash: str = ""
+    client_accuracies: Mapping[int, float] = field(default_factory=dict)
+
+
+def run(method: str, seed: int, accuracy: float, split: str | None = None, **config: Any) -> Run:
+    return Run(
+        {"data": "digits", "method": method, "seed": seed, **config},
+        {
+            "headline": "client_after",
+            "final": {"client_after.accuracy.mean": accuracy, "client_after.accuracy.worst10": accuracy - 0.2},
+            "last_ten": {"client_after.accuracy.mean": accuracy - 0.01},
+            "best": {"client_after.accuracy.mean": accuracy + 0.01},
+            "bytes_up": 1000 * (seed + 1),
+            "bytes_down": 2000,
+            "seconds": 3.0,
+        },
+        f"split-{seed}" if split is None else split,
+    )
+
+
+def test_groups_hold_each_seed_once_and_repeats_apart() -> None:
+    first, second, again = run("fedavg", 1, 0.8), run("fedavg", 0, 0.7), run("fedavg", 1, 0.8, checkpoint_every=3)
+    (group,) = group_runs([first, second, again])
+    assert group.label == "fedavg"
+    assert group.runs == (second, first)
+    assert group.repeated == (again,)
+
+
+def test_labels_name_what_differs_within_a_method() -> None:
+    runs = [run("fedavg", 0, 0.8, epochs=1), run("fedavg", 0, 0.8, epochs=5, steps=2), run("fedbn", 0, 0.9, epochs=5)]
+    assert [group.label for group in group_runs(runs)] == [
+        "fedavg [epochs=1, steps=none]",
+        "fedavg [epochs=5, steps=2]",
+        "fedbn",
+    ]
+
+
+def test_rows_average_over_seeds_and_pair_by_seed() -> None:
+    # Given out of order, so that only pairing by seed yields the differences 0.02, 0.04 and 0.06.
+    runs = [run("fedavg", seed, accuracy) for seed, accuracy in ((0, 0.5), (1, 0.7), (2, 0.9))]
+    runs += [run("fedbn", seed, accuracy) for seed, accuracy in ((2, 0.96), (0, 0.52), (1, 0.74))]
+    reference, row = comparison_rows(runs)
+    assert reference.comparison is None
+    assert reference.last == Estimate(pytest.approx(0.7), pytest.approx(0.2), 3)
+    assert reference.worst == Estimate(pytest.approx(0.5), pytest.approx(0.2), 3)
+    assert reference.last_ten is not None
+    assert reference.last_ten.mean == pytest.approx(0.69)
+    assert reference.best is not None
+    assert reference.best.mean == pytest.approx(0.71)
+    assert reference.bytes_up == Estimate(2000.0, 1000.0, 3)
+    assert row.seeds == (0, 1, 2)
+    assert row.comparison is not None
+    assert row.comparison.p_value == pytest.approx(1 - math.sqrt(12 / 14))
+
+
+def test_holm_counts_the_tested_methods_only() -> None:
+    base = [run("fedavg", seed, 0.5) for seed in (0, 1, 2)]
+    better = [run("fedbn", seed, 0.5 + step) for seed, step in enumerate((0.02, 0.04, 0.06))]
+    noisy = [run("local", seed, 0.5 + step) for seed, step in enumerate((0.02, -0.04, 0.06))]
+    alone = [run("fedprox", 0, 0.6)]
+    rows = {row.label: row for row in comparison_rows([*base, *better, *noisy, *alone])}
+    raw = 1 - math.sqrt(12 / 14)
+    assert rows["fedbn"].comparison is not None
+    assert rows["fedbn"].comparison.adjusted == pytest.approx(2 * raw)
+    assert rows["fedprox"].comparison is not None
+    assert rows["fedprox"].comparison.adjusted is None
+
+
+def test_another_split_is_not_paired() -> None:
+    _, row = comparison_rows([run("fedavg", 0, 0.5, split="a"), run("fedbn", 0, 0.6, split="b")])
+    assert row.comparison is not None
+    assert row.comparison.difference is None
+
+
+def test_the_reference_can_be_chosen_and_must_exist() -> None:
+    runs = [run("fedavg", 0, 0.5), run("fedbn", 0, 0.6)]
+    first, second = comparison_rows(runs, reference="fedbn")
+    assert second.comparison is None
+    assert first.comparison is not None
+    assert first.comparison.reference == "fedbn"
+    with pytest.raises(FedStrataError, match="Did you mean 'fedbn'"):
+        comparison_rows(runs, reference="fedbm")
+    assert comparison_rows([]) == []
+
+
+def test_a_global_headline_has_no_worst_clients() -> None:
+    one = Run({"method": "fedavg", "seed": 0}, {"headline": "global", "final": {"global.accuracy": 0.8}})
+    (row,) = comparison_rows([one])
+    assert row.last == Estimate(0.8, None, 1)
+    assert row.worst is row.last_ten is row.bytes_up is None
+
+
+def test_a_diverged_seed_is_not_dropped_from_the_mean() -> None:
+    diverged = run("fedbn", 1, 0.5)
+    diverged.summary["final"]["client_after.accuracy.mean"] = None
+    rows = comparison_rows([run("fedavg", 0, 0.5), run("fedavg", 1, 0.5), run("fedbn", 0, 0.9), diverged])
+    assert rows[1].last is not None
+    assert math.isnan(rows[1].last.mean)
+    assert rows[1].comparison is not None
+    assert "not a finite number" in rows[1].comparison.note
+    assert highest(rows)["last"] == 0.5
+    assert highest(rows[:1]) == {}
+
+
+def test_notes_say_how_many_seeds_and_which_test() -> None:
+    assert notes(comparison_rows([run("fedavg", 0, 0.5), run("fedbn", 0, 0.6)])) == [
+        "One seed each: no standard deviation over seeds, and no test."
+    ]
+    runs = [run("fedavg", seed, 0.5) for seed in (0, 1, 2)]
+    runs += [run("fedbn", seed, 0.5 + step) for seed, step in enumerate((0.02, 0.04, 0.06))]
+    runs += [run("local", seed, 0.5 - step) for seed, step in enumerate((0.02, 0.05, 0.06))]
+    said = notes(comparison_rows([*runs, run("fedprox", 0, 0.6)]))
+    assert said[0] == "Mean ± sample standard deviation over 1 to 3 seeds."
+    assert said[1] == "p: two-sided paired t-test over seeds against fedavg, corrected after Holm for 2 methods."
+    assert said[2].startswith("fedbn, local: With 3 seeds")
+    assert said[3].startswith("fedprox: One seed in common with fedavg")
+
+
+def test_notes_tell_what_privacy_was_spent() -> None:
+    private = run("central-dp", 0, 0.4)
+    private.summary["final"]["privacy.epsilon"] = 7.9996
+    assert notes(comparison_rows([run("fedavg", 0, 0.5), private]))[-1] == (
+        "Epsilon spent by the client that took part most often: central-dp 8."
+    )
+
+
+def test_many_methods_stand_by_rank_behind_fedavg():
+    runs = [run(f"fedprox(mu={number})", 0, 0.5 + number / 100) for number in range(12)]
+    few = comparison_rows([*runs[:11], run("fedavg", 0, 0.55)])
+    assert [row.label for row in few][:2] == ["fedprox(mu=0)", "fedprox(mu=1)"]
+    assert few[0].comparison is None
+    many = comparison_rows([*runs, run("fedavg", 0, 0.55)])
+    assert [row.label for row in many] == ["fedavg", *(f"fedprox(mu={number})" for number in range(11, -1, -1))]
+    assert many[0].comparison is None
+    assert many[1].comparison.difference.mean == pytest.approx(0.06)
+
+
+# Who is better off ---------------------------------------------------------------------------------------------------
+
+
+def with_clients(method, seed, *accuracies, **more):
+    made = run(method, seed, 0.5, **more)
+    return replace(made, client_accuracies=dict(enumerate(accuracies)))
+
+
+def test_the_incentive_compares_clients_of_the_same_seed_with_local_and_fedavg():
+    runs = [
+        with_clients("fedavg", 0, 0.5, 0.5, 0.9, 0.5),
+        with_clients("local", 0, 0.4, 0.6, 0.1, 0.5),
+        with_clients("fedbn", 0, 0.6, 0.6, 0.8, 0.9),
+        with_clients("fedavg", 1, 0.1, 0.1, 0.1, 0.1),
+        with_clients("local", 1, 0.1, 0.1, 0.1, 0.1),
+        with_clients("fedbn", 1, 0.2, 0.2, 0.2, 0.2),
+        with_clients("fedbn", 2, 0.0, 0.0, 0.0, 0.0),  # nothing to compare with
+    ]
+    fedavg, local, fedbn = comparison_rows(runs)
+    assert fedavg.incentive is None
+    assert local.incentive is None
+    assert fedbn.incentive == Estimate(0.75, pytest.approx(math.sqrt(0.125)), 2)
+    assert "Clients that fare better than with both local and fedavg, of the same seed: fedbn 75 %." in notes(
+        [fedavg, local, fedbn]
+    )
+
+
+@pytest.mark.parametrize("missing", ["fedavg", "local"])
+def test_without_one_of_the_two_or_with_two_of_it_there_is_no_incentive(missing):
+    runs = [with_clients(method, 0, 0.5, 0.7) for method in ("fedavg", "local", "fedbn")]
+    rows = comparison_rows([one for one in runs if one.experiment["method"] != missing])
+    assert all(row.incentive is None for row in rows)
+    assert not any("better" in sentence for sentence in notes(rows))
+    without = [one for one in runs if one.experiment["method"] != missing]
+    twice = [*without, *(with_clients(missing, 0, 0.5, 0.7, rounds=rounds) for rounds in (8, 9))]
+    assert all(row.incentive is None for row in comparison_rows(twice))
+
+
+def test_of_several_references_it_is_the_one_at_the_same_setting():
+    """With nine rounds both clients are better off than with both; with eight, none is."""
+    levels = {8: {"fedavg": 0.9, "local": 0.9, "fedbn": 0.5}, 9: {"fedavg": 0.1, "local": 0.2, "fedbn": 0.5}}
+    runs = [
+        with_clients(method, 0, level, level, rounds=rounds)
+        for rounds, methods in levels.items()
+        for method, level in methods.items()
+    ]
+    told = {row.label: row.incentive for row in comparison_rows(runs)}
+    assert told["fedbn [rounds=8]"] == Estimate(0.0, None, 1)
+    assert told["fedbn [rounds=9]"] == Estimate(1.0, None, 1)
+
+
+def test_costs_and_fairness_stand_in_the_row():
+    one = with_clients("fedavg", 0, 0.5, 1.0)
+    costs = {"aggregation_seconds": 0.5, "train_flops": 4e9, "train_sparse_flops": 1e9}
+    [row] = comparison_rows([replace(one, summary={**one.summary, **costs})])
+    assert row.fairness == Estimate(0.0625, None, 1)
+    assert (row.aggregation, row.flops, row.sparse_flops) == tuple(Estimate(cost, None, 1) for cost in costs.values())
+    [bare] = comparison_rows([run("fedavg", 0, 0.5)])
+    assert (bare.fairness, bare.aggregation, bare.flops) == (None, None, None)
+
+
+def test_other_splits_are_not_compared():
+    runs = [
+        with_clients("fedavg", 0, 0.1, split="a"),
+        with_clients("local", 0, 0.1, split="b"),
+        with_clients("fedbn", 0, 0.5, split="a"),
+    ]
+    assert [row.incentive for row in comparison_rows(runs)] == [None, None, None]
