@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.options import Json, NoReport, Quiet, add_command
-from fedstrata.cli.running import PAGE, stoppable
+from fedstrata.cli.options import FigureFont, Figures, FigureWidth, Json, NoReport, Quiet, add_command
+from fedstrata.cli.running import PAGE, read_figures, stoppable
 from fedstrata.cli.terminal import messages, print_json, telling, telling_all
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import split_outside
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedstrata.papers.keeping import Kept
     from fedstrata.papers.reading import Paper, Recipe
     from fedstrata.papers.running import Planned
+    from fedstrata.report.paper_figures import FiguresAsked
 
 _WHERE = ("data_root", "device", "engine", "chunk")
 """Keys of an experiment that decide where and how it runs, and no number of a paper."""
@@ -83,6 +84,9 @@ def paper(
         Path | None,
         typer.Option(metavar="DIR", help="Papers of your own: a folder with published.csv and recipes/PAPER/*.toml."),
     ] = None,
+    figures: Figures = None,
+    figure_width: FigureWidth = None,
+    figure_font: FigureFont = None,
     no_report: NoReport = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -99,6 +103,9 @@ def paper(
         from fedstrata.papers.writing import write_reproduction
 
     named = names or []
+    drawn = read_figures(figures, figure_width, figure_font)
+    if drawn is not None and (write is not None or dry_run):
+        raise FedStrataError("'--figures' does nothing here: figures are drawn of finished runs.")
     papers = read_papers(recipes or PAPERS)
     if write is not None:
         write_reproduction(write, papers, [Path(name) for name in named])
@@ -112,7 +119,7 @@ def paper(
             {
                 "--only": only, "--method": method, "--columns": columns, "--seeds": seeds, "--rounds": rounds,
                 "--scale": scale != 1, "--jobs": jobs != "1", "--dry-run": dry_run, "--out": out, "--runs": runs,
-                "--known": known, "--no-report": no_report,
+                "--known": known, "--figures": figures, "--no-report": no_report,
             },
             next(iter(chosen)),
         )  # fmt: skip
@@ -133,7 +140,7 @@ def paper(
         _price(planned, json, quiet)
         return
     failed = _perform(planned, jobs, folder, quiet)
-    _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet)
+    _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet, drawn)
 
 
 def _refuse_idle(options: Mapping[str, object], paper: str) -> None:
@@ -206,13 +213,13 @@ def _keep(planned: Planned, folder: Path) -> list[Kept]:
 
 def _show(
     paper: Paper, recipe: Recipe, planned: Planned, failed: dict[str, str], smaller: Smaller, folder: Path,
-    no_report: bool, json: bool, quiet: bool,
+    no_report: bool, json: bool, quiet: bool, figures: FiguresAsked | None,
 ) -> None:  # fmt: skip
     from fedstrata.cli import papers_shown
     from fedstrata.papers.deriving import judge_part
     from fedstrata.papers.judging import LINE
     from fedstrata.papers.keeping import RESULTS, write_csv
-    from fedstrata.papers.page import write_page
+    from fedstrata.papers.page import write_page, write_part_figures
 
     kept = _keep(planned, folder)
     judged = judge_part(paper, recipe, planned.cells, kept, {**planned.problems, **failed})
@@ -220,7 +227,10 @@ def _show(
     places = {"cells": folder / "cells.csv", "results": folder / RESULTS}
     if not no_report:
         with telling("writing the page", quiet):
-            places["report"] = write_page(paper, judged, planned.on_disk, folder / PAGE, smaller.words())
+            places["report"] = write_page(paper, judged, planned.cells, planned.folder, folder / PAGE, smaller.words())
+    if figures is not None:
+        with telling("drawing figures", quiet):
+            places["figures"] = write_part_figures(paper, judged, planned.cells, planned.folder, figures)
     if json:
         print_json(
             {**judged.told(), "remark": smaller.words(), "files": {key: str(path) for key, path in places.items()}}

@@ -1,4 +1,4 @@
-"""The page of a part: the published numbers beside ours on top, and below them the report over our runs."""
+"""The page of a part: its figure redrawn, the published numbers beside ours, and the report over our runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstrata import files
+from fedstrata.papers.cells import Cell
+from fedstrata.papers.figures.material import Material
+from fedstrata.papers.figures.section import glance, redrawn_section
 from fedstrata.papers.judging import Judged
 from fedstrata.papers.reading import Paper
 from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
@@ -14,55 +17,81 @@ from fedstrata.report.document import document
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.opening import read_runs
 from fedstrata.report.page import contents
-from fedstrata.report.tables import Cell, Column, table
+from fedstrata.report.paper_figures import FiguresAsked, write_drawings
+from fedstrata.report.tables import Cell as TableCell
+from fedstrata.report.tables import Column, table
 from fedstrata.report.view import Section
 
 
-def write_page(paper: Paper, judged: Judged, runs: Sequence[Path], output: Path, remark: str = "") -> Path:
-    """Write one self-contained page; without runs on disk it has the table alone."""
+def write_page(
+    paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, output: Path, remark: str = ""
+) -> Path:
+    """Write one self-contained page; ``folder`` is that of the runs, each named by the hash of its settings.
+
+    Of cells without a run on disk it has the numbers alone.
+    """
     title = f"{paper.title}: {judged.recipe.part}"
-    section = published_section(paper, judged, remark)
+    with_charts = charts_are_possible()
+    sections = sections_of(paper, judged, cells, folder, remark, with_charts)
+    places = {cell.settings: folder / cell.settings for cell in cells}
+    runs = [place for place in places.values() if (place / "summary.json").exists()]
     if runs:
-        text = document(*contents(read_runs(runs), title, charts_are_possible(), above=(section,)))
+        text = document(*contents(read_runs(runs), title, with_charts, above=sections))
     else:
-        body = element("section", element("h2", section.title), section.body)
-        text = document(title, join((element("header", element("h1", title)), element("main", body))), {})
+        body = [element("section", element("h2", one.title), one.body, id=one.anchor) for one in sections]
+        drawn = {name: chart for one in sections for name, chart in one.charts.items()}
+        text = document(title, join((element("header", element("h1", title)), element("main", *body))), drawn)
     files.make_folder(output.parent)
     files.write_atomically(output, text)
     return output
 
 
-def published_section(paper: Paper, judged: Judged, remark: str = "") -> Section:
+def write_part_figures(paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, asked: FiguresAsked) -> Path:
+    """Write the redrawn figure, or the picture of a table, as files for a paper, a file for each panel."""
+    sections = sections_of(paper, judged, cells, folder, "", with_charts=True)
+    drawn = {name: chart for one in sections for name, chart in one.charts.items()}
+    return write_drawings(drawn, asked, f"{paper.title}: {judged.recipe.part}")
+
+
+def sections_of(
+    paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, remark: str, with_charts: bool
+) -> list[Section]:
+    """The sections that stand above the report."""
+    own = [cell for cell in cells if cell.recipe.name == judged.recipe.name]
+    redrawn = redrawn_section(Material(judged, own, folder), with_charts)
+    return [*filter(None, (redrawn,)), published_section(paper, judged, remark, with_charts)]
+
+
+def published_section(paper: Paper, judged: Judged, remark: str = "", with_charts: bool = True) -> Section:
     """The section with the published numbers, ours, and what that says."""
     recipe = judged.recipe
     digits = digits_of(judged)
     numeric = {"published", "ours", "seeds", "difference"}
     columns = [Column(head, numeric=head in numeric) for head in CELL_HEADS]
     rows = [
-        [Cell(text, hint=one.reason if head == "verdict" else "") for head, text in zip(CELL_HEADS, line, strict=True)]
+        [
+            TableCell(text, hint=one.reason if head == "verdict" else "")
+            for head, text in zip(CELL_HEADS, line, strict=True)
+        ]
         for one in judged.cells
         for line in [cell_line(one, digits)]
     ]
+    picture, drawn = glance(judged, with_charts)
     said = [
         element("p", f"{recipe.title}. {paper.citation}"),
         element("p", f"Reported: {recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip()),
+        picture,
         table(f"{recipe.part}: published and ours", columns, rows),
         _list("Claims", [claim_line(claim) for claim in judged.claims]),
         _list("Orders", [order_line(*pair) for pair in judged.orders.items()]),
         _list("Notes", list(dict.fromkeys(_notes(judged)))),
-        _list("The paper's figure", _drawn(judged)),
     ]
-    return Section("published", "Published and ours", join(said))
+    return Section("published", "Published and ours", join(said), drawn)
 
 
 def _notes(judged: Judged) -> list[str]:
     own = [judged.recipe.note] if judged.recipe.note else []
     return own + [f"{one.row}, {one.column}: {one.reason}" for one in judged.cells if one.reason]
-
-
-def _drawn(judged: Judged) -> list[str]:
-    """Say which charts below redraw the figure."""
-    return [f"{name}: {value}" for name, value in judged.recipe.charts.items()]
 
 
 def _list(title: str, lines: Sequence[str]) -> Markup | None:

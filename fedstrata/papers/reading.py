@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_args
 
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
+from fedstrata.papers.figures.asked import Asked, read_charts
 from fedstrata.verdicts import Middle, Spread
 
 PAPERS = Path(__file__).parent
@@ -28,6 +29,14 @@ PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
 WHEN = ("last", "last_ten", "best", "validated", "validated_before")
 UNITS = ("percent", "fraction", "plain", "squared", "MB", "TFLOPs a client", "percent of dense")
+UNIT_WORDS: Mapping[str, str] = {
+    "percent": "%",
+    "squared": "squared",
+    "MB": "MB",
+    "TFLOPs a client": "TFLOPs a client",
+    "percent of dense": "% of dense",
+}
+"""Units as they stand behind a name."""
 SPREADS: tuple[Spread, ...] = get_args(Spread)
 MIDDLES: tuple[Middle, ...] = get_args(Middle)
 _STATISTICS = ("published_seeds", "spread", "middle")
@@ -91,7 +100,8 @@ class Recipe:
     rows: Mapping[str, Changes] = field(default_factory=dict)
     columns: Mapping[str, Changes] = field(default_factory=dict)
     claims: tuple[StatedClaim, ...] = ()
-    charts: Mapping[str, Any] = field(default_factory=dict)
+    charts: tuple[Asked, ...] = ()
+    """What its figure shows."""
     published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
     cells: Mapping[tuple[str, str], Changes] = field(default_factory=dict)
     """What single cells change after all others, by row and column."""
@@ -119,7 +129,7 @@ class Recipe:
         """The recipe as one cell has it, with the number that is reported there."""
         told = {key: value for key, value in self.told(row, column).items() if key in _REPORTED}
         if "number" in told and "unit" not in told:
-            told["unit"] = _unit_of(told["number"]) if self.unit in ("percent", "plain") else self.unit
+            told["unit"] = unit_of(told["number"]) if self.unit in ("percent", "plain") else self.unit
         return dataclasses.replace(self, **told) if told else self
 
     @property
@@ -217,8 +227,7 @@ def _read_paper(folder: Path, numbers: Mapping[tuple[str, str, str, str], Publis
     files = sorted((path for path in folder.glob("*.toml") if path.name != PAPER_FILE), key=_order)
     parts = {}
     for file in files:
-        own = {key[2:]: number for key, number in numbers.items() if key[:2] == (name, file.stem)}
-        parts[file.stem] = _read_part(file, name, shared, own, content)
+        parts[file.stem] = _read_part(file, name, shared, numbers, content)
     texts = [_text(content, key, where) for key in ("title", "citation", "link")]
     paper = Paper(name, texts[0], texts[1], texts[2], parts, str(content.get("note", "")))
     for part in parts.values():
@@ -235,8 +244,9 @@ def _order(path: Path) -> tuple[str, str, int]:
 
 
 def _read_part(
-    file: Path, paper: str, shared: Changes, published: Mapping[tuple[str, str], Published], of_paper: Mapping[str, Any]
-) -> Recipe:
+    file: Path, paper: str, shared: Changes, numbers: Mapping[tuple[str, str, str, str], Published],
+    of_paper: Mapping[str, Any],
+) -> Recipe:  # fmt: skip
     content, where = _read_whole(file)
     content = {**{key: of_paper[key] for key in _STATISTICS if key in of_paper}, **content}
     own: dict[tuple[str, ...], Changes] = {}
@@ -255,6 +265,9 @@ def _read_part(
         if row in rows and column in columns
     }
     number = str(content.get("number", Recipe.number))
+    # A figure that draws a table shows that table's numbers.
+    drawn = content["like"] if content.get("kind") == "figure" and "like" in content else file.stem
+    published = {key[2:]: one for key, one in numbers.items() if key[:2] in ((paper, file.stem), (paper, drawn))}
     recipe = Recipe(
         paper,
         file.stem,
@@ -262,7 +275,7 @@ def _read_part(
         _one_of(content.get("kind", "table"), KINDS, "kind", where),
         number,
         _one_of(content.get("at", "last"), WHEN, "at", where),
-        _one_of(content.get("unit", _unit_of(number)), UNITS, "unit", where),
+        _one_of(content.get("unit", unit_of(number)), UNITS, "unit", where),
         int(content.get("seeds", 1)),
         bool(content.get("runs", True)),
         str(content.get("note", "")),
@@ -270,7 +283,7 @@ def _read_part(
         rows or {"": {}},
         columns or {"": {}},
         tuple(_claim(given, rows, columns, where) for given in content.get("claims", ())),
-        content.get("charts", {}),
+        read_charts(content.get("charts", {}), list(rows), list(columns), where),
         published,
         cells,
         own,
@@ -372,7 +385,7 @@ def _refuse_foreign_numbers(recipe: Recipe, where: str) -> None:
             )
 
 
-def _unit_of(number: str) -> str:
+def unit_of(number: str) -> str:
     """Papers write accuracies in percent, and everything else as it is."""
     return "percent" if any(word in number for word in _FRACTIONS) else "plain"
 

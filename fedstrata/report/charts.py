@@ -143,6 +143,8 @@ def theme_config(theme: Theme) -> dict[str, Any]:
             "inverse": {"color": theme.grid},
             "accent": {"color": theme.accent},
             "contrast": {"color": theme.text},
+            "above": {"color": theme.parts[4]},
+            "below": {"color": theme.parts[2]},
         },
     }
 

@@ -16,7 +16,7 @@ def figure(name: str, title: str, alt: str, caption: str, controls: Sequence[Mar
         element("h3", title),
         element("div", *shown, class_="controls") if shown else None,
         element("div", id=f"chart-{name}", class_="chart", role="img", aria_label=alt),
-        element("figcaption", caption),
+        element("figcaption", caption) if caption else None,
     )
 
 

@@ -82,7 +82,7 @@ def write_figures(runs: Sequence[Path], asked: FiguresAsked, title: str | None =
     files.make_folder(asked.folder)
     told: dict[str, Any] = {"title": view.title, "font": asked.font, "figures": {}}
     for name, drawing in page.charts.items():
-        told["figures"][name] = _write_figure(name, drawing, view, asked)
+        told["figures"][name] = _write_figure(name, drawing, asked, view)
     tables = {"results.tex": latex_table(view.rows, view.title), "results.md": markdown_table(view.rows)}
     for name, text in tables.items():
         files.write_atomically(asked.folder / name, text)
@@ -91,11 +91,20 @@ def write_figures(runs: Sequence[Path], asked: FiguresAsked, title: str | None =
     return asked.folder / INDEX
 
 
-def _write_figure(name: str, drawing: Drawing, view: View, asked: FiguresAsked) -> dict[str, Any]:
+def write_drawings(drawings: Mapping[str, Drawing], asked: FiguresAsked, title: str) -> Path:
+    """Write charts that have their own legends as PNG, SVG, PDF and CSV; return the index of what was written."""
+    files.make_folder(asked.folder)
+    figures = {name: _write_figure(name, drawing, asked) for name, drawing in drawings.items()}
+    told = {"title": title, "font": asked.font, "figures": figures, "tables": []}
+    files.write_atomically(asked.folder / INDEX, files.to_json(told))
+    return asked.folder / INDEX
+
+
+def _write_figure(name: str, drawing: Drawing, asked: FiguresAsked, view: View | None = None) -> dict[str, Any]:
     import vl_convert
 
     width, font = asked.width, FONTS[asked.font]
-    standing_alone = with_legend(drawing, view.methods, view.chosen)
+    standing_alone = drawing.specification() if view is None else with_legend(drawing, view.methods, view.chosen)
     svg = _drawn(for_paper(standing_alone, WIDTHS[width], font), WIDTHS[width])
     across, down = _size(svg)
     if down > _TALLEST * across and width != "page":
@@ -217,14 +226,14 @@ def _inflated(pdf: bytes) -> Iterator[bytes]:
 
 
 def _data(
-    name: str, specification: Mapping[str, Any], rows: Mapping[str, Rows], view: View
+    name: str, specification: Mapping[str, Any], rows: Mapping[str, Rows], view: View | None
 ) -> Iterator[tuple[str, str]]:
     """Write the rows that a chart shows, a file for each of its tables; those of other menus are left out."""
     chosen = dict(_choices(specification))
     for table, all_rows in rows.items():
         if table in _ONLY_FOR_DRAWING:
             continue
-        if name == LAYERS:
+        if name == LAYERS and view is not None:
             all_rows = _layer_rows(view)
         shown = [row for row in all_rows if all(row[key] == value for key, value in chosen.items() if key in row)]
         if not shown:
@@ -232,7 +241,7 @@ def _data(
         columns = [key for key in shown[0] if key not in _ONLY_FOR_DRAWING and not key.startswith(_SMOOTHED)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_heading(key, view.methods) for key in columns)
+        writer.writerow(_heading(key, () if view is None else view.methods) for key in columns)
         writer.writerows([row[key] for key in columns] for row in shown)
         yield (f"{name}.csv" if len(rows) == 1 else f"{name}-{table}.csv"), text.getvalue()
 

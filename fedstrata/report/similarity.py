@@ -33,7 +33,7 @@ def similarities(groups: Groups) -> Similarities:
     names: list[str] = []
     clients = shown = left_out = 0
     for group in groups:
-        found = next((matrix for run in group.runs if (matrix := _matrix(run)) is not None), None)
+        found = next((matrix for run in group.runs if (matrix := matrix_of(run)) is not None), None)
         if found is None:
             continue
         numbers, values = found
@@ -82,9 +82,10 @@ def clustered(similarity: np.ndarray) -> np.ndarray:
     return order
 
 
-def _matrix(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+def matrix_of(run: Run, metric: str = METRIC) -> tuple[np.ndarray, np.ndarray] | None:
+    """The clients and a metric of all pairs of them in the last round that has it, all layers together, if any has."""
     columns = run.diagnostics
-    chosen = (columns["metric"] == METRIC) & (columns["layer"] == "")
+    chosen = (columns["metric"] == metric) & (columns["layer"] == "")
     if not chosen.any():
         return None
     chosen &= columns["round"] == columns["round"][chosen].max()

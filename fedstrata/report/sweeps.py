@@ -158,7 +158,7 @@ def _chart(rows: Rows, axis: Axis, measure: str) -> Drawing:
     percent = measure == "accuracy"
     base = alt.Chart(alt.NamedData("rows"))
     x = alt.X("at:Q").title(axis.name).axis(values=places, format="~g", grid=False)
-    x = x.scale(type="log" if wide else "linear", nice=False, zero=False, padding=16)
+    x = x.scale(**({"type": "log"} if wide else {"zero": False}), nice=False, padding=16)
     y = alt.Y("value:Q").title("accuracy" if percent else "cosine").axis(format="~%" if percent else "~g", tickCount=6)
     y = y.scale(zero=False)
     names = list(dict.fromkeys(str(row["line"]) for row in rows))

@@ -154,6 +154,9 @@ def test_results_are_merged_and_read_back(tmp_path: Path) -> None:
         (("tiny", "figure2"), "Nothing is run for 'tiny figure2': an illustration"),
         (("tiny", "table1", "--seeds", "0"), "0 seeds make no table"),
         (("tiny", "table1", "figure1"), "One paper and one of its parts"),
+        (("tiny", "--figures", "f"), "--figures is for a table or a figure"),
+        (("tiny", "table1", "--figures", "f", "--dry-run"), "'--figures' does nothing here"),
+        (("tiny", "table1", "--figure-width", "page"), "does nothing without --figures DIR"),
     ],
 )
 def test_mistakes_are_sentences(call: Call, words: tuple[str, ...], sentence: str) -> None:

@@ -12,6 +12,9 @@ from generated import generated, toy
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import Cell, cells_of
 from fedstrata.papers.deriving import with_derived
+from fedstrata.papers.figures.kinds import draw
+from fedstrata.papers.figures.material import Material
+from fedstrata.papers.figures.section import missing_words
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_RUN, judge
 from fedstrata.papers.page import write_page
 from fedstrata.papers.reading import PAPERS, PUBLISHED, Recipe, read_papers
@@ -58,8 +61,23 @@ def run(paper: str, part: str, folder: Path, most: int | None = None) -> None:
     incentives = recipe.number.startswith("incentive")  # for these every column would need its baselines
     assert {one.verdict for one in judged.cells} <= {NOT_COMPARABLE, NOT_RUN}
     assert incentives or len(kept) == len(cells)
-    page = write_page(RECIPES[paper], judged, [folder / cell.settings for cell in cells], folder / "page.html")
-    assert "Published and ours" in page.read_text()
+    page = write_page(RECIPES[paper], judged, cells, folder, folder / "page.html")
+    text = page.read_text()
+    assert "Published and ours" in text
+    assert (", redrawn</h2>" in text) == bool(recipe.charts)
+    draw_all(Material(judged, cells, folder))
+
+
+def draw_all(material: Material) -> None:
+    """Every chart that a recipe asks for can be drawn of runs that were done: they hold all that it names."""
+    pytest.importorskip("altair")
+    for asked in material.recipe.charts:
+        figures = draw(material, asked)
+        said = [words for words in missing_words(material) if "'cosine'" not in words]  # it begins with the third round
+        assert figures or missing_words(material)
+        assert not [words for words in said if "holds no" in words or "nothing of the recipe" in words]
+        for figure in figures:
+            assert all(panel.drawing.specification()["datasets"]["rows"] for panel in figure.panels)
 
 
 @pytest.mark.slow

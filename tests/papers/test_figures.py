@@ -1,0 +1,338 @@
+"""Figures redrawn from runs: the axes, the lines and the published marks of their charts, and what is said instead."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.papers.cells import Cell, cells_of
+from fedstrata.papers.figures.asked import Asked
+from fedstrata.papers.figures.glance import cells_at_a_glance, claims_at_a_glance
+from fedstrata.papers.figures.kinds import draw
+from fedstrata.papers.figures.material import Material
+from fedstrata.papers.figures.panels import Figure
+from fedstrata.papers.figures.section import missing_words, redrawn_section
+from fedstrata.papers.judging import Judged, judge
+from fedstrata.papers.keeping import Kept, asked
+from fedstrata.papers.page import sections_of, write_page, write_part_figures
+from fedstrata.papers.reading import Paper, Recipe, read_papers
+from fedstrata.papers.running import collect, perform, plan
+from fedstrata.progress import Silence
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+
+SMALL = Path(__file__).parent / "small"
+FIGURE = """
+title = "All kinds of charts"
+kind = "figure"
+seeds = 2
+number = "client_after.accuracy.mean"
+
+[experiment]
+data = "fraction(of='digits', keep=0.3)"
+rounds = 2
+diagnose = "weights(every=1)+drift(details_every=1)"
+
+[rows]
+FedAvg = "fedavg"
+FedProx = "fedprox(mu=0.01)"
+
+[columns]
+"alpha 0.1" = { "partition.alpha" = 0.1 }
+"alpha 0.5" = { "partition.alpha" = 0.5 }
+
+[[charts]]
+curves = "client_after.accuracy.mean"
+sweep = "partition.alpha"
+layers = "cosine"
+layers_last = "update"
+bars = "client_after.accuracy.mean"
+histogram = "weights"
+clients = ["labels", "client_after.accuracy"]
+matrices = "drift.similarity"
+"""
+Drawn = Callable[[str], list[Figure]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Papers with a figure of all kinds, of which two numbers were published."""
+    own = Path(shutil.copytree(SMALL, tmp_path_factory.mktemp("papers") / "own"))
+    (own / "recipes/tiny/figure9.toml").write_text(FIGURE)
+    with (own / "published.csv").open("a") as file:
+        file.write("tiny,figure9,FedAvg,alpha 0.1,70.5,1.5,\ntiny,figure9,FedAvg,alpha 0.5,60,,\n")
+    return own
+
+
+@pytest.fixture(scope="module")
+def paper(place: Path) -> Paper:
+    return read_papers(place)["tiny"]
+
+
+@pytest.fixture(scope="module")
+def cells(paper: Paper) -> list[Cell]:
+    return cells_of(paper.part("figure9"))
+
+
+@pytest.fixture(scope="module")
+def folder(cells: list[Cell], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of all but one cell."""
+    runs = tmp_path_factory.mktemp("runs")
+    there = [cell for cell in cells if (cell.row, cell.column) != ("FedProx", "alpha 0.5")]
+    assert perform(plan(there, runs), Silence(len(there), 1)) == {}
+    return runs
+
+
+@pytest.fixture(scope="module")
+def judged(paper: Paper, cells: list[Cell], folder: Path) -> Judged:
+    return judge(paper.part("figure9"), cells, collect(plan(cells, folder), "a test"))
+
+
+@pytest.fixture
+def material(judged: Judged, cells: list[Cell], folder: Path) -> Material:
+    return Material(judged, cells, folder)
+
+
+@pytest.fixture
+def drawn(material: Material) -> Drawn:
+    kinds = {one.kind: one for one in material.recipe.charts}
+    return lambda kind: draw(material, kinds[kind])
+
+
+def rows(figure: Figure, panel: int = 0) -> list[dict[str, Any]]:
+    return figure.panels[panel].drawing.specification()["datasets"]["rows"]  # type: ignore[no-any-return]
+
+
+def axis(figure: Figure, channel: str, panel: int = 0) -> dict[str, Any]:
+    """What the lines or bars of a panel encode on one axis."""
+    specification = figure.panels[panel].drawing.specification()
+    parts = specification.get("layer", [specification])
+    found = [part["encoding"][channel] for part in parts if part.get("encoding", {}).get(channel, {}).get("title")]
+    return found[0]  # type: ignore[no-any-return]
+
+
+def test_curves_have_a_panel_for_each_column_and_a_line_for_each_row(drawn: Drawn, judged: Judged) -> None:
+    [figure] = drawn("curves")
+    assert [panel.title for panel in figure.panels] == ["alpha 0.1", "alpha 0.5"]
+    first = rows(figure)
+    assert [(row["line"], row["at"]) for row in first] == [("FedAvg", 1), ("FedAvg", 2), ("FedProx", 1), ("FedProx", 2)]
+    assert (axis(figure, "x")["title"], axis(figure, "y")["title"]) == ("round", "accuracy, %")
+    # The published number stands at the last round; ours is in the paper's unit, over two seeds.
+    assert [row["published"] for row in first] == [None, 70.5, None, None]
+    assert first[1]["published_spread"] == 1.5
+    ours = judged.cells[0].ours
+    assert ours is not None
+    assert first[1]["value"] == pytest.approx(ours.mean, rel=1e-3)
+    assert first[1]["spread"] == pytest.approx(ours.std, rel=1e-3)
+    hollow = [
+        layer["mark"]
+        for layer in figure.panels[0].drawing.specification()["layer"]
+        if layer["encoding"].get("y", {}).get("field") == "published"
+    ]
+    assert [mark["filled"] for mark in hollow] == [False]
+    assert {row["line"] for row in rows(figure, 1)} == {"FedAvg"}
+
+
+def test_a_sweep_has_the_key_for_its_axis(drawn: Drawn, material: Material) -> None:
+    [figure] = drawn("sweep")
+    assert figure.title == "Accuracy over alpha"
+    assert axis(figure, "x")["title"] == "alpha"
+    assert [(row["line"], row["at"], row["published"]) for row in rows(figure)] == [
+        ("FedAvg", 0.1, 70.5),
+        ("FedAvg", 0.5, 60.0),
+        ("FedProx", 0.1, None),
+    ]
+    assert missing_words(material) == ["Not drawn: FedProx, alpha 0.5: it was not run."]
+
+
+def test_a_gain_is_over_the_first_row(material: Material) -> None:
+    [figure] = draw(material, Asked("sweep", ("partition.alpha",), ("gain",)))
+    first, second = (one.ours for one in material.judged.cells if one.column == "alpha 0.1")
+    assert first is not None
+    assert second is not None
+    assert figure.title == "Gain over FedAvg over alpha"
+    assert [(row["line"], row["at"]) for row in rows(figure)] == [("FedProx", 0.1)]
+    assert rows(figure)[0]["value"] == pytest.approx(second.mean - first.mean, abs=1e-4)
+
+
+def test_layers_over_rounds_and_in_the_last_one(drawn: Drawn) -> None:
+    [cosine], [update] = drawn("layers"), drawn("layers_last")
+    assert [panel.title for panel in cosine.panels] == ["alpha 0.1, FedAvg", "alpha 0.5, FedAvg", "alpha 0.1, FedProx"]
+    layers = list(dict.fromkeys(row["line"] for row in rows(cosine)))
+    assert len(layers) == 2
+    assert [(row["at"], row["value"]) for row in rows(cosine)] == [(2, 1.0), (2, 1.0)]  # the reference round itself
+    assert axis(update, "x")["title"] == "layer"
+    assert [row["at"] for row in rows(update) if row["line"] == "FedAvg"] == layers
+    told = update.panels[0].told
+    assert len(told) == 2 * len(layers)
+
+
+def test_rows_together_and_layers_relative_to_the_first(material: Material) -> None:
+    [figure] = draw(material, Asked("layers", ("update",), together=True, columns=("alpha 0.1",)))
+    assert [panel.title for panel in figure.panels] == ["alpha 0.1"]
+    assert {(row["line"], row["kind"]) for row in rows(figure)} == {
+        (layer, row) for layer in ("stages.0.linear", "head") for row in ("FedAvg", "FedProx")
+    }
+    specification = figure.panels[0].drawing.specification()
+    [dash] = [part["encoding"]["strokeDash"] for part in specification["layer"] if "strokeDash" in part["encoding"]]
+    assert (dash["field"], dash["scale"]["range"][0]) == ("kind", [1, 0])
+    asked = Asked("layers_last", ("update",), columns=("alpha 0.1",), rows=("FedAvg",))
+    [plain], [relative] = draw(material, asked), draw(material, replace(asked, relative=True))
+    first, last = (row["value"] for row in rows(plain))
+    assert [row["value"] for row in rows(relative)] == pytest.approx([100, 100 * last / first], rel=1e-3)
+    assert axis(relative, "y")["title"] == "Size of the update, % of the first layer"
+
+
+def test_bars_have_the_published_number_beside_them(drawn: Drawn) -> None:
+    [figure] = drawn("bars")
+    assert [(row["line"], row["published"]) for row in rows(figure)] == [("FedAvg", 70.5), ("FedProx", None)]
+    assert axis(figure, "x")["title"] == "accuracy, %"
+
+
+def test_weights_clients_and_pairs(drawn: Drawn, material: Material) -> None:
+    [weights] = drawn("histogram")
+    assert sum(row["value"] for row in rows(weights) if row["line"] == "FedAvg") == pytest.approx(100, abs=0.5)
+    labels, accuracies = drawn("clients")
+    assert sum(row["count"] for row in rows(labels)) == sum(material.runs(("FedAvg", "alpha 0.1"))[0].data["sizes"])
+    assert [panel.title for panel in labels.panels] == ["alpha 0.1", "alpha 0.5"]
+    assert sorted(row["client"] for row in rows(accuracies)) == [0, 1, 2]
+    assert axis(accuracies, "x")["title"] == "client"  # all have as many samples
+    first = drawn("matrices")[0]
+    assert len(rows(first)) == 9
+    assert {row["value"] for row in rows(first) if row["client"] == row["other"]} == {1.0}
+
+
+def test_what_runs_do_not_hold_is_said(material: Material) -> None:
+    assert draw(material, Asked("curves", ("global.magic",), columns=("alpha 0.1",))) == []
+    assert draw(material, Asked("layers", ("magic",), rows=("FedAvg",))) == []
+    assert draw(material, Asked("sweep", ("epochs",))) == []
+    assert missing_words(material) == [
+        "Not drawn: alpha 0.1: its run holds no 'global.magic'.",
+        "Not drawn: FedAvg: its run holds no 'magic' of layers.",
+        "Not drawn: epochs: nothing of the recipe sets 'epochs' to several numbers.",
+    ]
+
+
+def test_numbers_without_runs_are_drawn_as_far_as_they_go(
+    judged: Judged, cells: list[Cell], paper: Paper, tmp_path: Path
+) -> None:
+    section = redrawn_section(Material(judged, cells[:3], tmp_path), with_charts=True)
+    assert section is not None
+    assert "of its run only the number is kept here" in section.body
+    assert "Not drawn: FedProx, alpha 0.5: it was not asked for." in section.body
+    assert set(section.charts) == {
+        "figure9-partition-alpha-client-after-accuracy-mean",
+        "figure9-client-after-accuracy-mean-alpha-0-1",
+        "figure9-client-after-accuracy-mean-alpha-0-5",
+    }
+    without = redrawn_section(Material(judged, cells, tmp_path), with_charts=False)
+    assert without is not None
+    assert "fedstrata[report]" in without.body
+    assert without.charts == {}
+
+
+def kept(recipe: Recipe, values: dict[tuple[str, str], list[float]]) -> list[Kept]:
+    """Results as they would be kept of runs with the paper's settings."""
+    own = {(cell.row, cell.column, cell.seed): cell for cell in cells_of(recipe, 9)}
+    return [
+        Kept(recipe.paper, recipe.part, *pair, seed, value, *asked(own[*pair, seed])[1:], own[*pair, seed].settings,
+             2, 1.5, 10, "abc", "words", "GPU")
+        for pair, listed in values.items()
+        for seed, value in enumerate(listed)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def table(paper: Paper) -> Judged:
+    """The small table with made-up numbers: FedBN agrees, Local is above, and a column was not run."""
+    recipe = paper.part("table1")
+    values = {("FedBN", ".1"): [90.0, 91.0, 92.0], ("Local", ".1"): [84.0, 85.5, 87.0]}
+    return judge(recipe, cells_of(recipe, 3), kept(recipe, values))
+
+
+def test_a_table_at_a_glance(table: Judged) -> None:
+    figure = cells_at_a_glance(table)
+    assert figure is not None
+    assert [panel.title for panel in figure.panels] == [".1"]
+    assert figure.caption.endswith("Nothing was run of .5.")
+    assert rows(figure) == [
+        {"row": "FedBN", "published": 90.5, "published_spread": 0.5, "ours": 91.0, "spread": 1.0, "seeds": 3,
+         "verdict": "agrees"},
+        {"row": "Local", "published": 60.0, "published_spread": None, "ours": 85.5, "spread": 1.5, "seeds": 3,
+         "verdict": "above"},
+    ]  # fmt: skip
+    shapes = [
+        (layer["mark"]["shape"], layer["mark"]["style"])
+        for layer in figure.panels[0].drawing.specification()["layer"]
+        if "shape" in layer["mark"]
+    ]
+    assert shapes == [("circle", "accent"), ("triangle-up", "above")]
+
+
+def test_claims_at_a_glance(table: Judged) -> None:
+    figure = claims_at_a_glance(table)
+    assert figure is not None
+    [row] = rows(figure)
+    assert (row["claim"], row["ours"], row["published"], row["word"]) == ("FedBN over Local (.1)", 5.5, 30.5, "shown")
+    # Differences of 6, 5.5 and 5: the mean, and Student's quantile for two degrees times 0.5 / sqrt(3).
+    reach = 4.3027 * 0.5 / 3**0.5
+    assert (row["low"], row["high"]) == pytest.approx((5.5 - reach, 5.5 + reach), rel=1e-4)
+
+
+def test_the_page_opens_with_the_figure(paper: Paper, judged: Judged, cells: list[Cell], folder: Path) -> None:
+    short = replace(judged.recipe, charts=judged.recipe.charts[:2])
+    first, second = sections_of(paper, replace(judged, recipe=short), cells, folder, "", with_charts=True)
+    assert (first.title, second.title) == ("The paper's figure 9, redrawn", "Published and ours")
+    assert "hollow marks are published" in first.body
+    assert first.body.count('class="panels"') == 2
+    assert first.body.count("The same as a table") == 2
+    assert all(f'id="chart-{name}"' in first.body for name in first.charts)
+    assert second.charts == {}
+
+
+@pytest.mark.slow
+def test_panels_as_files_for_a_paper(
+    paper: Paper, judged: Judged, cells: list[Cell], folder: Path, tmp_path: Path
+) -> None:
+    from fedstrata.report.paper_figures import FiguresAsked
+
+    index = write_part_figures(paper, judged, cells, folder, FiguresAsked(tmp_path / "figures", "column", "sans"))
+    names = {path.name for path in index.parent.iterdir()}
+    first = "figure9-client-after-accuracy-mean-alpha-0-1"
+    assert {f"{first}.pdf", f"{first}.svg", f"{first}.png", f"{first}.csv"} <= names
+    assert (index.parent / f"{first}.csv").read_text().startswith("line,at,value,std_over_seeds,published,")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (420, True)])
+def test_a_browser_draws_all_panels(
+    paper: Paper, judged: Judged, cells: list[Cell], folder: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
+    sys.path.append(str(Path(__file__).parents[1] / "report"))
+    import browser
+
+    if browser.CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    path = write_page(paper, judged, cells, folder, tmp_path / "page.html")
+    with browser.running(tmp_path / "profile") as running:
+        page = running.open(path.as_uri(), width, 900, dark)
+        assert page.complaints == []
+        assert page.evaluate("document.querySelectorAll('.failed').length") == 0
+        beyond = (
+            "Array.from(document.querySelectorAll('.panels svg'), (one) => {"
+            " const box = one.getBoundingClientRect();"
+            " return Array.from(one.querySelectorAll('.role-legend-label text, .role-axis-title text'))"
+            ".filter((text) => { const own = text.getBoundingClientRect();"
+            " return own.right > box.right + 2 || own.bottom > box.bottom + 2; }).map((text) => text.textContent); })"
+            ".flat()"
+        )
+        assert page.evaluate(beyond) == []
+        assert page.evaluate("document.querySelectorAll('.panels svg').length") > 10
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
