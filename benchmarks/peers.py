@@ -2,6 +2,7 @@
 
     python benchmarks/peers.py                                 what is installed beside FedStrata
     python benchmarks/peers.py --python /tmp/peers/bin/python  peers in an environment of their own (may be repeated)
+    python benchmarks/peers.py --pfllib /tmp/PFLlib            also PFLlib, of a checkout of its repository
     python benchmarks/peers.py --threads 2 --rounds 8          two cores; each system with one thread and with two
 
 The work is FedAvg with 100 clients of 40 digits each, 5 local epochs of batches of 10, plain SGD, from the same initial
@@ -17,13 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer_adapters import ADAPTERS, MODELS, LocalWork
+from peer_adapters import ADAPTERS
+from peer_work import MODELS, LocalWork
 
 _SAME_LOSS = 0.1
 """Losses that differ by more, relative to the plain loop's, are not the result of the same work."""
@@ -80,6 +83,11 @@ class Worker:
         """Its fastest round, without the first."""
         return min(self.seconds[1:])
 
+    @property
+    def unrest(self) -> float:
+        """How many times longer its median round took than its fastest: what others did to the machine meanwhile."""
+        return statistics.median(self.seconds[1:]) / self.fastest
+
     def stop(self) -> None:
         """End the process."""
         assert self.process.stdin is not None
@@ -129,15 +137,16 @@ def table(model: str, workers: list[Worker]) -> str:
     }
     ours, plain = best.get("FedStrata, stacked"), best["plain loop"]
     rows = [
-        f"| {model} | threads | seconds a round | times the plain loop | times FedStrata, stacked | training loss |",
-        "|---|---|---|---|---|---|",
+        f"| {model} | threads | seconds a round | times the plain loop | times FedStrata, stacked "
+        "| median / fastest | training loss |",
+        "|---|---|---|---|---|---|---|",
     ]
     for system, one in sorted(best.items(), key=lambda item: item[1].fastest):
         alike = abs(one.loss - plain.loss) <= _SAME_LOSS * plain.loss
         against = "" if ours is None else f"{one.fastest / ours.fastest:.2f}"
         rows.append(
             f"| {system} | {one.threads} | {one.fastest:.3f} | {one.fastest / plain.fastest:.2f} | {against} "
-            f"| {one.loss:.4f}{'' if alike else ' (not the same work)'} |"
+            f"| {one.unrest:.2f} | {one.loss:.4f}{'' if alike else ' (not the same work)'} |"
         )
     return "\n".join(rows)
 
@@ -150,7 +159,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     parser.add_argument("--systems", nargs="+", choices=tuple(ADAPTERS), default=list(ADAPTERS))
     parser.add_argument("--python", action="append", default=[], help="a Python that has some of the peers")
+    parser.add_argument("--pfllib", help="a checkout of github.com/TsingZ0/PFLlib, which is in no package index")
     arguments = parser.parse_args()
+    if arguments.pfllib:
+        os.environ["PFLLIB"] = str(Path(arguments.pfllib).resolve())
     cores = sorted(os.sched_getaffinity(0))[-arguments.threads :]
     systems = list(dict.fromkeys(["plain loop", *arguments.systems]))
     with tempfile.TemporaryDirectory() as folder:
