@@ -110,7 +110,7 @@ def plain(work: LocalWork, serve: Serve) -> None:
 
 
 def serve_on(channel: TextIO) -> Serve:
-    """Answer the orders on the standard input: run a round and tell how long it took, or save the weights."""
+    """Answer the orders on the standard input: run a round and tell its seconds, or save the weights."""
 
     def say(**answer: object) -> None:
         print(json.dumps(answer), file=channel, flush=True)
@@ -122,9 +122,9 @@ def serve_on(channel: TextIO) -> Serve:
         for line in sys.stdin:
             order, _, rest = line.strip().partition(" ")
             if order == "round":
-                began = time.perf_counter()
+                began, computed = time.perf_counter(), time.process_time()
                 one_round()
-                say(seconds=time.perf_counter() - began)
+                say(seconds=time.perf_counter() - began, processor=time.process_time() - computed)
             else:
                 np.savez(rest, *weights())
                 say(saved=rest)

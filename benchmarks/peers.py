@@ -11,6 +11,9 @@ cores; rounds alternate between them, so that a busy moment meets everybody. Eac
 which it is fastest, the plain loop too. At the end the loss of every system's model on all training samples is compared
 with that of the plain loop: systems that do the same work reach about the same one. A peer that is not installed is
 left out with a word.
+
+On a busy machine a short round finds a quiet moment sooner than a long one. There the time of the processor is the
+fairer one, which is told for systems that compute in one thread of their own process.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from peer_adapters import ADAPTERS
 from peer_work import MODELS, LocalWork
 
 _SAME_LOSS = 0.1
 """Losses that differ by more, relative to the plain loop's, are not the result of the same work."""
+_IN_OTHER_PROCESSES = ("Flower, simulation",)
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Worker:
     threads: int
     process: subprocess.Popen[str]
     seconds: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     loss: float = float("nan")
 
     @classmethod
@@ -70,7 +76,9 @@ class Worker:
 
     def round(self) -> None:
         """Run one round; the first one warms up and does not count."""
-        self.seconds.append(float(self._ask("round")["seconds"]))
+        taken = self._ask("round")
+        self.seconds.append(taken["seconds"])
+        self.processor.append(taken["processor"])
 
     def measure_loss(self, folder: Path, work: LocalWork) -> None:
         """Compare what it reached: the loss of its model on the samples of all clients."""
@@ -82,6 +90,11 @@ class Worker:
     def fastest(self) -> float:
         """Its fastest round, without the first."""
         return min(self.seconds[1:])
+
+    @property
+    def processor_seconds(self) -> float | None:
+        """The least time of a processor that a round took; none where several computed, or other processes did."""
+        return min(self.processor[1:]) if self.threads == 1 and self.system not in _IN_OTHER_PROCESSES else None
 
     @property
     def unrest(self) -> float:
@@ -97,16 +110,16 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
 
-    def _ask(self, question: str) -> dict[str, object]:
+    def _ask(self, question: str) -> dict[str, Any]:
         assert self.process.stdin is not None
         self.process.stdin.write(question + "\n")
         self.process.stdin.flush()
         return self._answer()
 
-    def _answer(self) -> dict[str, object]:
+    def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        answer: dict[str, object] = json.loads(line) if line else {}
+        answer: dict[str, Any] = json.loads(line) if line else {}
         return answer
 
 
@@ -138,17 +151,27 @@ def table(model: str, workers: list[Worker]) -> str:
     ours, plain = best.get("FedStrata, stacked"), best["plain loop"]
     rows = [
         f"| {model} | threads | seconds a round | times the plain loop | times FedStrata, stacked "
-        "| median / fastest | training loss |",
-        "|---|---|---|---|---|---|---|",
+        "| median / fastest | processor seconds | times FedStrata, stacked | training loss |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for system, one in sorted(best.items(), key=lambda item: item[1].fastest):
         alike = abs(one.loss - plain.loss) <= _SAME_LOSS * plain.loss
-        against = "" if ours is None else f"{one.fastest / ours.fastest:.2f}"
         rows.append(
-            f"| {system} | {one.threads} | {one.fastest:.3f} | {one.fastest / plain.fastest:.2f} | {against} "
-            f"| {one.unrest:.2f} | {one.loss:.4f}{'' if alike else ' (not the same work)'} |"
+            f"| {system} | {one.threads} | {one.fastest:.3f} | {one.fastest / plain.fastest:.2f} "
+            f"| {_ratio(one.fastest, ours.fastest if ours else None)} | {one.unrest:.2f} "
+            f"| {_number(one.processor_seconds, 3)} "
+            f"| {_ratio(one.processor_seconds, ours.processor_seconds if ours else None)} "
+            f"| {one.loss:.4f}{'' if alike else ' (not the same work)'} |"
         )
     return "\n".join(rows)
+
+
+def _ratio(taken: float | None, ours: float | None) -> str:
+    return _number(None if taken is None or ours is None else taken / ours, 2)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 def main() -> None:
