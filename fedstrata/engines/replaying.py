@@ -162,12 +162,14 @@ class _Known:
     """What is known of steps of one kind, such as those of k clients with batches of b samples.
 
     ``tried`` is what was written down of one that ran in Python, and in which rounds another should do the same; once
-    one did, the kind is ``settled``. ``tries`` counts those that were written down.
+    one did, the kind is ``settled``. ``tries`` counts those that were written down, and ``replayed`` tells whether one
+    was replayed.
     """
 
     tried: tuple[Conditions, Recording] | None = None
     tries: int = 0
     settled: bool = False
+    replayed: bool = False
     records: list[tuple[Conditions, Record]] = field(default_factory=list)
 
 
@@ -204,6 +206,7 @@ class Replayer:
             if conditions.hold_for(clients, members):
                 record.replay()
                 self.replayed += 1
+                known.replayed = True
                 return
         conditions = Conditions()
         watched = WatchedClients.of(clients, conditions)
@@ -229,6 +232,11 @@ class Replayer:
             self._give_up(reason)
         elif made is not None:
             known.records.append((conditions, made))
+
+    @property
+    def learning(self) -> bool:
+        """Whether steps of a kind that it has met were not replayed yet, and may still be."""
+        return self.obstacle is None and not all(known.replayed for known in self._known.values())
 
     def forget(self, kind: Any) -> None:
         """Let the records of a kind go, whose places are gone."""

@@ -101,8 +101,8 @@ def spread(sizes: np.ndarray, count: int) -> list[int]:
 
 @dataclass
 class Candidate(Generic[Choice]):
-    """A way to run rounds, on trial: ``prepare`` makes a round of some clients with so many steps each, and ``at_once``
-    is how many clients train together.
+    """A way to run rounds, on trial: ``prepare`` makes a round of some clients with so many steps each, which has
+    nothing left to do that is done once for a kind of step, and ``at_once`` is how many clients train together.
     """
 
     choice: Choice
@@ -133,7 +133,6 @@ class Candidate(Generic[Choice]):
     def _try(self, work: Work, sizes: np.ndarray, steps: int, clients: int) -> None:
         ids = spread(sizes, clients)
         self._round, self._clients = self.prepare(ids, steps), clients
-        self._round()  # what is done once for a kind of step
         self.trials.append(Trial(Extent.of(replace(work, steps=steps), sizes[ids]), _seconds(self._round)))
 
     def round_seconds(self, work: Work, sizes: np.ndarray, participants: int) -> float:
@@ -172,10 +171,9 @@ def fastest(
 
 
 def _short_steps(candidate: Candidate[Choice]) -> int:
-    """Tell how many steps a trial has: by how long one of a single client takes, the second time."""
-    one = candidate.prepare([0], 1)
-    one()
-    return min(max(int(_TRIAL_SECONDS / 2 / max(_seconds(one), 1e-9)), _STEPS[0]), _STEPS[-1])
+    """Tell how many steps a trial has: by how long one of a single client takes."""
+    one = _seconds(candidate.prepare([0], 1))
+    return min(max(int(_TRIAL_SECONDS / 2 / max(one, 1e-9)), _STEPS[0]), _STEPS[-1])
 
 
 def _seconds(one_round: Round) -> float:

@@ -32,15 +32,15 @@ def clock(monkeypatch):
 
 
 def candidate(clock, name, at_once, group, step):
-    """A way to run rounds that takes so long for each group and each client's step; a first time takes twice that."""
+    """A way to run rounds that takes so long for each group and each client's step; to prepare one takes twice that."""
 
     def prepare(ids, steps):
         extent = Extent(len(ids) * steps, steps)
-        rounds = iter([2, *[1] * 1000])
 
-        def one_round():
-            clock.now += next(rounds) * (group * extent.groups + step * extent.client_steps)
+        def one_round(times=1):
+            clock.now += times * (group * extent.groups + step * extent.client_steps)
 
+        one_round(2)
         return one_round
 
     return Candidate(name, at_once, prepare)
