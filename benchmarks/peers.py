@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment,
+            start_new_session=True,  # who interrupts does not mean it
         )
         worker = cls(system, len(cores), process)
         answer = worker._answer()
@@ -74,16 +76,20 @@ class Worker:
         worker.stop()
         return str(answer.get("missing", "it ended without a word"))
 
-    def round(self) -> None:
-        """Run one round; the first one warms up and does not count."""
+    def round(self) -> bool:
+        """Run one round, the first one to warm up, which does not count; tell whether it did."""
         taken = self._ask("round")
-        self.seconds.append(taken["seconds"])
-        self.processor.append(taken["processor"])
+        if taken:
+            self.seconds.append(taken["seconds"])
+            self.processor.append(taken["processor"])
+        return bool(taken)
 
     def measure_loss(self, folder: Path, work: LocalWork) -> None:
         """Compare what it reached: the loss of its model on the samples of all clients."""
         path = folder / f"{self.system}-{self.threads}.npz"
-        self._ask(f"weights {path}")
+        answer = self._ask(f"weights {path}")
+        while answer and "saved" not in answer:  # a round that was under way when somebody interrupted
+            answer = self._answer()
         self.loss = work.loss_of(path)
 
     @property
@@ -104,7 +110,8 @@ class Worker:
     def stop(self) -> None:
         """End the process."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -112,8 +119,11 @@ class Worker:
 
     def _ask(self, question: str) -> dict[str, Any]:
         assert self.process.stdin is not None
-        self.process.stdin.write(question + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(question + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return {}
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -140,6 +150,19 @@ def start_all(pythons: list[str], systems: list[str], model: str, cores: list[in
         else:
             print(f"{system} is left out: {reasons[0]}", file=sys.stderr)
     return workers
+
+
+def alternate(workers: list[Worker], rounds: int) -> None:
+    """Run rounds of all in turns, until they are done or somebody interrupts; who ends before is left out."""
+    try:
+        for number in range(rounds + 1):
+            for worker in list(workers):
+                if not worker.round():
+                    print(f"{worker.system} is left out: it ended in round {number}", file=sys.stderr)
+                    worker.stop()
+                    workers.remove(worker)
+    except KeyboardInterrupt:
+        print(f"interrupted after {min(len(worker.seconds) for worker in workers) - 1} rounds", file=sys.stderr)
 
 
 def table(model: str, workers: list[Worker]) -> str:
@@ -193,9 +216,7 @@ def main() -> None:
             work = LocalWork(model)
             workers = start_all([sys.executable, *arguments.python], systems, model, cores)
             try:
-                for _ in range(arguments.rounds + 1):
-                    for worker in workers:
-                        worker.round()
+                alternate(workers, arguments.rounds)
                 for worker in workers:
                     worker.measure_loss(Path(folder), work)
             finally:
