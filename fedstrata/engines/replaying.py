@@ -42,8 +42,10 @@ from fedstrata.methods.contract.views import Clients
 from fedstrata.rng import client_keys
 from fedstrata.stack import Stack
 
-_RECORDS = 64
-"""For how many kinds of steps, such as those of groups of clients and sizes of batches, there are records."""
+_RECORDS = {"cpu": 256, "cuda": 64}
+"""For how many kinds of steps, such as those of groups of clients and sizes of batches, there are records. A hundred
+unequal clients have 84; on a CPU a record is a list of operations and takes little.
+"""
 _CHANCES = 4
 """How often a record may turn out to be one for other rounds before it is no longer made."""
 _CHANGING = "what a hook makes of the round or of the clients' numbers changes all the time"
@@ -253,7 +255,7 @@ class Replayer:
             self._give_up(watch.found)
             return
         self._known[kind] = _Known()
-        if len(self._known) > _RECORDS:
+        if len(self._known) > _RECORDS.get(self.device.type, 64):
             self._known.popitem(last=False)
 
     def _written(self, run: Callable[[], None]) -> Recording:
