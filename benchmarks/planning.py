@@ -3,6 +3,7 @@
     python benchmarks/planning.py                  all cases
     python benchmarks/planning.py --cases 1 4      some of them
     python benchmarks/planning.py --chunks 4 8     also stacks of fewer clients
+    OMP_NUM_THREADS=1 python benchmarks/planning.py --processor     on a busy machine: the processor's time, one thread
 
 A choice is an engine, how many clients it takes at once, and how many threads PyTorch takes for each. Rounds of all
 choices alternate, and the fastest of each counts: the choice of ``auto`` is worth the fastest round of the best choice
@@ -14,13 +15,16 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
+import speed
 from speed import CPU_CASES, Case, rounds_of, seconds  # sets the environment before torch is imported
 
 import numpy as np  # isort: skip
 import torch  # isort: skip
 
 from fedstrata.data import Split, from_arrays
+from fedstrata.engines import trying
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
 from fedstrata.runs.driver import Driver
@@ -101,8 +105,13 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, nargs="+", default=[], help="also stacks of so many clients")
     parser.add_argument("--clients", type=int, help="so many clients at the most, where rounds take long")
     parser.add_argument("--repetitions", type=int, default=4)
+    parser.add_argument("--processor", action="store_true", help="auto and the rounds go by the processor's time")
     arguments = parser.parse_args()
     threads = torch.get_num_threads()
+    if arguments.processor:
+        if threads > 1:
+            parser.error("the processor's time tells how long a round takes on one thread: set OMP_NUM_THREADS=1")
+        trying.time = speed.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[attr-defined]
     print("| setting | auto | worth | choosing, s | fastest rounds, s |\n|---|---|---|---|---|")
     for number in arguments.cases:
         case = CASES[number]

@@ -26,6 +26,7 @@ RUN = (
     "diagnostics.md",
     "index.md",
     "losses-and-metrics.md",
+    "papers.md",
     "robust.md",
     "use-the-model.md",
     "while-it-runs.md",
@@ -33,9 +34,10 @@ RUN = (
     "your-data-and-model.md",
 )
 """The pages whose Python runs, block after block, in one program."""
-WITH_LONG_TABLES = ("security.md", "reproduction.md")
+WITH_LONG_TABLES = ("papers.md", "security.md", "reproduction.md")
 LARGE = {
     "index.md": ("fedstrata compare", "fedstrata report", "fedstrata diff", "fedstrata picture"),
+    "papers.md": ("fedstrata paper lips",),
     "use-the-model.md": ("fedstrata run",),
     "while-it-runs.md": ("fedstrata watch", "fedstrata report", "fedstrata run --log"),
     "write-a-method.md": ("fedstrata deploy",),  # as test_plugins.py does, among the slow tests
@@ -82,7 +84,8 @@ def test_a_page_runs_from_its_first_block_to_its_last(page, monkeypatch, tmp_pat
     monkeypatch.syspath_prepend(tmp_path)
     program: dict[str, object] = {"__name__": "__main__"}
     for number, block in enumerate(blocks(page)):
-        if block.language == "python" and block.file:
+        if block.file:
+            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             printed = io.StringIO()

@@ -27,6 +27,8 @@ from fedstrata.stack import repeat
 ENGINES = ("loop", "stacked")
 """The engines that a simulation runs on."""
 _THREADS = torch.get_num_threads()
+_ROUNDS_TO_LEARN = 4
+"""In so many rounds steps of every kind are replayed, if they ever are: two are compared, and one is seen before."""
 
 
 def threads_of_this_process() -> int:
@@ -232,7 +234,10 @@ def _parameters(setting: Setting) -> dict[str, Tensor]:
 def _short_rounds(
     plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared
 ) -> Callable[[Sequence[int], int], Round]:
-    """Make what tries a plan: a round of some clients with a few steps each, without a trace."""
+    """Make what tries a plan: a round of some clients with a few steps each, without a trace.
+
+    It is given when its steps are replayed, as they are in nearly all rounds of a run.
+    """
 
     def prepare(ids: Sequence[int], steps: int) -> Round:
         brief = replace(setting, work=replace(setting.work, steps=steps))
@@ -240,7 +245,11 @@ def _short_rounds(
         if plan.engine == "stacked":
             side = ClientSide(brief, StackedForward(model, head=setting.head), data)
             state, message = side.first_state(ids), server.side.broadcast(server.state, ids, 1)
+<<<<<<< HEAD
             return lambda: _timed(plan, setting, lambda: side.round(ids, state, message, 1))
+=======
+            return _learned(lambda: _threaded(plan, lambda: side.round(ids, state, message, 1)), [side])
+>>>>>>> work-peers
         side = ClientSide(brief, LoopForward(model, setting.head), data)
         sides, clients = SideBySide(side, plan.chunk), [LoopClient(side, client) for client in ids]
         asked = list(zip(clients, server.messages(ids, 1), strict=True))
@@ -253,13 +262,30 @@ def _short_rounds(
             for client, reply in zip(ids, sides.map(answer, asked), strict=True):
                 server.decoded(reply, client, 1)
 
+<<<<<<< HEAD
         return lambda: _timed(plan, setting, one_round)
+=======
+        return _learned(lambda: _threaded(plan, one_round), sides.sides)
+>>>>>>> work-peers
 
     return prepare
 
 
+<<<<<<< HEAD
 def _timed(plan: Plan, setting: Setting, one_round: Round) -> None:
     """Do a round with the threads of a plan, to its end: on a GPU, what was begun is waited for."""
+=======
+def _learned(one_round: Round, sides: Sequence[ClientSide]) -> Round:
+    """Run a round until nothing is left to do that is done once for a kind of step."""
+    for _ in range(_ROUNDS_TO_LEARN):
+        one_round()
+        if not any(side.trainer.learning for side in sides):
+            break
+    return one_round
+
+
+def _threaded(plan: Plan, one_round: Round) -> None:
+>>>>>>> work-peers
     plan.set_threads()
     one_round()
     if setting.device.type == "cuda":

@@ -43,8 +43,10 @@ from fedstrata.methods.contract.views import Clients
 from fedstrata.rng import client_keys
 from fedstrata.stack import Stack
 
-_RECORDS = 64
-"""For how many kinds of steps, such as those of groups of clients and sizes of batches, there are records."""
+_RECORDS = {"cpu": 256, "cuda": 64}
+"""For how many kinds of steps, such as those of groups of clients and sizes of batches, there are records. A hundred
+unequal clients have 84; on a CPU a record is a list of operations and takes little.
+"""
 _CHANCES = 4
 """How often a record may turn out to be one for other rounds before it is no longer made."""
 _CHANGING = "what a hook makes of the round or of the clients' numbers changes all the time"
@@ -164,12 +166,14 @@ class _Known:
     """What is known of steps of one kind, such as those of k clients with batches of b samples.
 
     ``tried`` is what was written down of one that ran in Python, and in which rounds another should do the same; once
-    one did, the kind is ``settled``. ``tries`` counts those that were written down.
+    one did, the kind is ``settled``. ``tries`` counts those that were written down, and ``replayed`` tells whether one
+    was replayed.
     """
 
     tried: tuple[Conditions, Recording] | None = None
     tries: int = 0
     settled: bool = False
+    replayed: bool = False
     records: list[tuple[Conditions, Record]] = field(default_factory=list)
 
 
@@ -206,6 +210,7 @@ class Replayer:
             if conditions.hold_for(clients, members):
                 record.replay()
                 self.replayed += 1
+                known.replayed = True
                 return
         conditions = Conditions()
         watched = WatchedClients.of(clients, conditions)
@@ -232,6 +237,11 @@ class Replayer:
         elif made is not None:
             known.records.append((conditions, made))
 
+    @property
+    def learning(self) -> bool:
+        """Whether steps of a kind that it has met were not replayed yet, and may still be."""
+        return self.obstacle is None and not all(known.replayed for known in self._known.values())
+
     def forget(self, kind: Any) -> None:
         """Let the records of a kind go, whose places are gone."""
         self._known.pop(kind, None)
@@ -247,7 +257,7 @@ class Replayer:
             self._give_up(watch.found)
             return
         self._known[kind] = _Known()
-        if len(self._known) > _RECORDS:
+        if len(self._known) > _RECORDS.get(self.device.type, 64):
             self._known.popitem(last=False)
 
     def _written(self, run: Callable[[], None]) -> Recording:

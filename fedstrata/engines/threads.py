@@ -32,13 +32,10 @@ class SideBySide:
 
     def __init__(self, side: ClientSide, count: int) -> None:
         self.count = count
+        self.sides = (side,) if count == 1 else tuple(_copy(side) for _ in range(count))
         self._free: SimpleQueue[ClientSide] = SimpleQueue()
-        if count == 1:
-            self._free.put(side)
-            return
-        for _ in range(count):
-            forward = LoopForward(copy.deepcopy(side.forward.model), side.forward.head)
-            self._free.put(ClientSide(side.setting, forward, side.data))
+        for one in self.sides:
+            self._free.put(one)
 
     def map(self, work: Callable[[ClientSide, Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         """Work on all items, ``count`` at a time, each with a side that nobody else has; answers come in order."""
@@ -48,7 +45,10 @@ class SideBySide:
         threads = torch.get_num_threads()  # each thread of Python has a number of its own
         pool = ThreadPoolExecutor(self.count, initializer=_begin, initargs=(threads,))
         try:
-            yield from pool.map(self._lending(work), items)
+            if len(items) <= self.count:  # in every round each has the side that knows its steps
+                yield from pool.map(work, self.sides, items)
+            else:
+                yield from pool.map(self._lending(work), items)
         finally:  # where one has failed or the run is stopped, nobody begins with another
             pool.shutdown(cancel_futures=True)
 
@@ -61,6 +61,10 @@ class SideBySide:
                 self._free.put(side)
 
         return lend
+
+
+def _copy(side: ClientSide) -> ClientSide:
+    return ClientSide(side.setting, LoopForward(copy.deepcopy(side.forward.model), side.forward.head), side.data)
 
 
 def _begin(threads: int) -> None:

@@ -293,6 +293,11 @@ class Trainer:
         return sum(replayer.replayed for _, replayer in self.kept.values())
 
     @property
+    def learning(self) -> bool:
+        """Whether some of its steps still run in Python, and others like them will be replayed."""
+        return any(replayer.learning for _, replayer in self.kept.values())
+
+    @property
     def obstacles(self) -> list[str]:
         """What stood against records, in words."""
         return [replayer.obstacle for _, replayer in self.kept.values() if replayer.obstacle is not None]

@@ -30,6 +30,7 @@ one. Each of the first two ways is tried once in any case.
 _CLOSE = 1.5
 """What seems to take so many times longer than the fastest is not tried again."""
 _REPETITIONS = 3
+_MOST_COUNTED = 200
 
 Choice = TypeVar("Choice")
 Round = Callable[[], object]
@@ -101,8 +102,8 @@ def spread(sizes: np.ndarray, count: int) -> list[int]:
 
 @dataclass
 class Candidate(Generic[Choice]):
-    """A way to run rounds, on trial: ``prepare`` makes a round of some clients with so many steps each, and ``at_once``
-    is how many clients train together.
+    """A way to run rounds, on trial: ``prepare`` makes a round of some clients with so many steps each, which has
+    nothing left to do that is done once for a kind of step, and ``at_once`` is how many clients train together.
     """
 
     choice: Choice
@@ -133,13 +134,19 @@ class Candidate(Generic[Choice]):
     def _try(self, work: Work, sizes: np.ndarray, steps: int, clients: int) -> None:
         ids = spread(sizes, clients)
         self._round, self._clients = self.prepare(ids, steps), clients
-        self._round()  # what is done once for a kind of step
         self.trials.append(Trial(Extent.of(replace(work, steps=steps), sizes[ids]), _seconds(self._round)))
 
-    def round_seconds(self, work: Work, sizes: np.ndarray, participants: int) -> float:
-        """Estimate how long a round of so many participants takes."""
-        whole = Extent.of(work, sizes[spread(sizes, min(self.at_once, participants))])
-        return estimate(whole, self.trials) * max(1.0, participants / self.at_once)
+    def whole(self, work: Work, sizes: np.ndarray, participants: int) -> Extent:
+        """Count what a round of so many participants consists of: some that train at once, then the next.
+
+        Of very many, some hundreds stand for all.
+        """
+        chunks = min(max(1, _MOST_COUNTED // self.at_once), -(-participants // self.at_once))
+        counted = min(participants, chunks * self.at_once)
+        chosen = sizes[spread(sizes, counted)]
+        parts = [Extent.of(work, chosen[first : first + self.at_once]) for first in range(0, counted, self.at_once)]
+        times = participants / counted
+        return Extent(times * sum(part.client_steps for part in parts), times * sum(part.groups for part in parts))
 
 
 def fastest(
@@ -157,8 +164,10 @@ def fastest_tried(
     steps = _short_steps(min(candidates, key=lambda candidate: candidate.at_once))
     tried: list[Candidate[Choice]] = []
 
+    wholes = {id(candidate): candidate.whole(work, sizes, participants) for candidate in candidates}
+
     def expected(candidate: Candidate[Choice]) -> float:
-        return candidate.round_seconds(work, sizes, participants)
+        return estimate(wholes[id(candidate)], candidate.trials)
 
     def left() -> float:
         run = rounds * min(map(expected, tried))
@@ -187,10 +196,9 @@ def try_alone(candidate: Candidate[Choice], work: Work, sizes: np.ndarray) -> Ca
 
 
 def _short_steps(candidate: Candidate[Choice]) -> int:
-    """Tell how many steps a trial has: by how long one of a single client takes, the second time."""
-    one = candidate.prepare([0], 1)
-    one()
-    return min(max(int(_TRIAL_SECONDS / 2 / max(_seconds(one), 1e-9)), _STEPS[0]), _STEPS[-1])
+    """Tell how many steps a trial has: by how long one of a single client takes."""
+    one = _seconds(candidate.prepare([0], 1))
+    return min(max(int(_TRIAL_SECONDS / 2 / max(one, 1e-9)), _STEPS[0]), _STEPS[-1])
 
 
 def _seconds(one_round: Round) -> float:

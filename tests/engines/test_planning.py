@@ -9,6 +9,7 @@ from federations import federation, samples, split_by_size
 from torch import nn
 
 from fedstrata.engines import planning, trying
+from fedstrata.engines.client import ClientSide
 from fedstrata.engines.loop import LoopEngine
 from fedstrata.engines.planning import (
     Plan,
@@ -17,6 +18,7 @@ from fedstrata.engines.planning import (
     make_plan,
     stacking_obstacle,
 )
+from fedstrata.engines.replaying import Replayer
 from fedstrata.engines.stacked import StackedEngine
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.private_torch import differs_between_clients
@@ -213,10 +215,46 @@ def test_a_trial_is_a_short_round_and_leaves_no_trace(plan, monkeypatch):
             yield batch
 
     monkeypatch.setattr(world.data, "batches", noted)
-    planning._short_rounds(plan, world.setting, world.model, world.data, world.declared)([0, 2, 3], 2)()
+    one_round = planning._short_rounds(plan, world.setting, world.model, world.data, world.declared)([0, 2, 3], 2)
+    steps.clear()
+    one_round()
     assert sorted(steps) == ([3, 3] if plan.engine == "stacked" else [1] * 6)
     assert all(torch.equal(tensor, before[name]) for name, tensor in world.setting.initial.items())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in world.model.state_dict().items())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("plan", [Plan("stacked", 4, 1), Plan("loop", 1, 1), Plan("loop", 2, 1)])
+def test_a_trial_replays_its_steps_as_a_run_does(plan, steps, monkeypatch):
+    """Batches are not all alike, and a round has fewer steps than it takes to record one."""
+    world = world_of(plain(), batch_size=4, replay=True)
+    ran, run = [], Replayer.run
+
+    def noted(replayer, *arguments):
+        before = replayer.replayed
+        run(replayer, *arguments)
+        ran.append(replayer.replayed - before)
+
+    monkeypatch.setattr(Replayer, "run", noted)
+    one_round = planning._short_rounds(plan, world.setting, world.model, world.data, world.declared)(
+        range(plan.chunk), steps
+    )
+    assert 0 in ran
+    ran.clear()
+    one_round()
+    assert ran
+    assert all(ran)
+
+
+def test_a_trial_does_not_wait_for_steps_that_are_never_replayed(monkeypatch):
+    """The model looks at values on the host: one round tells, and the next is the trial."""
+    world, rounds = world_of(with_inside(Item()), replay=True), []
+    whole = ClientSide.round
+    monkeypatch.setattr(ClientSide, "round", lambda side, *arguments: rounds.append(1) or whole(side, *arguments))
+    prepare = planning._short_rounds(Plan("loop", 1, 1), world.setting, world.model, world.data, world.declared)
+    with pytest.warns(FedStrataWarning, match="Training steps are not recorded and replayed"):
+        prepare([0], 2)
+    assert len(rounds) == 1
 
 
 def fitting(world, memory, monkeypatch):

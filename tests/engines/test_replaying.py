@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from fedstrata.engines.planning import Plan
 from fedstrata.engines.recording import Recording
-from fedstrata.engines.replaying import fill_, hold, shape_of
+from fedstrata.engines.replaying import KeyRing, Replayer, fill_, hold, shape_of
 from fedstrata.engines.watching import Conditions, WatchedIds, WatchedNumber
 from fedstrata.errors import FedStrataWarning
 from fedstrata.experiment import Experiment
+from fedstrata.layers import LayerMap
 from fedstrata.methods import Clients, Facts, LocalStep, Method, ModelAndMemory, Part, Touches
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
@@ -161,6 +162,19 @@ def test_steps_of_rounds_that_a_hook_tells_apart_need_not_do_the_same():
     [replayer] = replayers(driver)
     assert replayer.obstacle is None
     assert replayer.replayed > 0
+
+
+@pytest.mark.parametrize(("kinds", "replayed"), [(100, 100), (300, 0)])
+def test_a_federation_of_unequal_clients_has_records_for_all_kinds_of_its_steps(kinds, replayed):
+    """Kinds come in turns: with one more than there are records, each is forgotten before it comes again."""
+    clients = Clients(1, 0, 1, LayerMap(()), (0,), 1, torch.ones(1), torch.ones(1, 1), frozenset())
+    replayer, places = Replayer(torch.device("cpu")), torch.zeros(kinds)
+    for _ in range(4):
+        for kind in range(kinds):
+            replayer.run(kind, clients, None, lambda _, place=places[kind]: place.add_(1), KeyRing(clients))
+    assert places.tolist() == [4.0] * kinds
+    assert replayer.replayed == replayed
+    assert replayer.learning == (replayed == 0)
 
 
 @pytest.mark.filterwarnings("ignore:Training steps are not recorded")

@@ -32,15 +32,15 @@ def clock(monkeypatch):
 
 
 def candidate(clock, name, at_once, group, step):
-    """A way to run rounds that takes so long for each group and each client's step; a first time takes twice that."""
+    """A way to run rounds that takes so long for each group and each client's step; to prepare one takes twice that."""
 
     def prepare(ids, steps):
         extent = Extent(len(ids) * steps, steps)
-        rounds = iter([2, *[1] * 1000])
 
-        def one_round():
-            clock.now += next(rounds) * (group * extent.groups + step * extent.client_steps)
+        def one_round(times=1):
+            clock.now += times * (group * extent.groups + step * extent.client_steps)
 
+        one_round(2)
         return one_round
 
     return Candidate(name, at_once, prepare)
@@ -117,6 +117,28 @@ def test_unequal_clients_are_counted_in_groups_of_their_own(clock):
     stacked, loop = candidate(clock, "stacked", 100, 0.004, 0.0005), candidate(clock, "loop", 1, 0.0, 0.001)
     assert Extent.of(WORK, long_tail).groups == 2000
     assert fastest([stacked, loop], WORK, long_tail, 100, 1000) == "loop"
+
+
+def test_a_few_large_clients_count_as_much_as_they_have(clock):
+    """Most clients make one step an epoch, ten make forty: the loop takes 2.45 s, and by its middle client only 0.5."""
+    sizes = np.array([10] * 90 + [400] * 10)
+    stacked, loop = candidate(clock, "stacked", 100, 0.004, 0.0001), candidate(clock, "loop", 1, 0.0, 0.001)
+    assert loop.whole(WORK, sizes, 100) == Extent(2450, 2450)
+    assert stacked.whole(WORK, sizes, 100) == Extent(2450, 200)
+    assert fastest([stacked, loop], WORK, sizes, 100, 1000) == "stacked"
+
+
+@pytest.mark.parametrize(("at_once", "groups"), [(1, 60), (2, 55), (3, 50), (9, 50)])
+def test_a_round_is_counted_in_those_that_train_at_once(at_once, groups):
+    sizes = np.array([10, 10, 100])
+    assert Candidate("some", at_once, lambda ids, steps: lambda: None).whole(WORK, sizes, 3) == Extent(60, groups)
+
+
+@pytest.mark.parametrize(("at_once", "groups"), [(1, 5e6), (3, 5e6 / 3), (1000, 5e3)])
+def test_of_very_many_some_stand_for_all(at_once, groups):
+    whole = Candidate("some", at_once, lambda ids, steps: lambda: None).whole(WORK, np.full(10**6, 10), 10**6)
+    assert whole.client_steps == pytest.approx(5e6)
+    assert whole.groups == pytest.approx(groups)
 
 
 def test_fewer_participants_make_smaller_stacks(clock):
