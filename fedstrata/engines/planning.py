@@ -245,11 +245,7 @@ def _short_rounds(
         if plan.engine == "stacked":
             side = ClientSide(brief, StackedForward(model, head=setting.head), data)
             state, message = side.first_state(ids), server.side.broadcast(server.state, ids, 1)
-<<<<<<< HEAD
-            return lambda: _timed(plan, setting, lambda: side.round(ids, state, message, 1))
-=======
-            return _learned(lambda: _threaded(plan, lambda: side.round(ids, state, message, 1)), [side])
->>>>>>> work-peers
+            return _learned(lambda: _timed(plan, setting, lambda: side.round(ids, state, message, 1)), [side])
         side = ClientSide(brief, LoopForward(model, setting.head), data)
         sides, clients = SideBySide(side, plan.chunk), [LoopClient(side, client) for client in ids]
         asked = list(zip(clients, server.messages(ids, 1), strict=True))
@@ -262,19 +258,11 @@ def _short_rounds(
             for client, reply in zip(ids, sides.map(answer, asked), strict=True):
                 server.decoded(reply, client, 1)
 
-<<<<<<< HEAD
-        return lambda: _timed(plan, setting, one_round)
-=======
-        return _learned(lambda: _threaded(plan, one_round), sides.sides)
->>>>>>> work-peers
+        return _learned(lambda: _timed(plan, setting, one_round), sides.sides)
 
     return prepare
 
 
-<<<<<<< HEAD
-def _timed(plan: Plan, setting: Setting, one_round: Round) -> None:
-    """Do a round with the threads of a plan, to its end: on a GPU, what was begun is waited for."""
-=======
 def _learned(one_round: Round, sides: Sequence[ClientSide]) -> Round:
     """Run a round until nothing is left to do that is done once for a kind of step."""
     for _ in range(_ROUNDS_TO_LEARN):
@@ -284,8 +272,8 @@ def _learned(one_round: Round, sides: Sequence[ClientSide]) -> Round:
     return one_round
 
 
-def _threaded(plan: Plan, one_round: Round) -> None:
->>>>>>> work-peers
+def _timed(plan: Plan, setting: Setting, one_round: Round) -> None:
+    """Do a round with the threads of a plan, to its end: on a GPU, what was begun is waited for."""
     plan.set_threads()
     one_round()
     if setting.device.type == "cuda":

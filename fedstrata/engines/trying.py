@@ -148,6 +148,10 @@ class Candidate(Generic[Choice]):
         times = participants / counted
         return Extent(times * sum(part.client_steps for part in parts), times * sum(part.groups for part in parts))
 
+    def round_seconds(self, work: Work, sizes: np.ndarray, participants: int) -> float:
+        """Estimate how long a round of so many participants takes."""
+        return estimate(self.whole(work, sizes, participants), self.trials)
+
 
 def fastest(
     candidates: Sequence[Candidate[Choice]], work: Work, sizes: np.ndarray, participants: int, rounds: int
