@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedstrata import files
 from fedstrata.papers.cells import Cell
+from fedstrata.papers.costs import cells_named
 from fedstrata.papers.figures.material import Material
 from fedstrata.papers.figures.section import glance, redrawn_section
 from fedstrata.papers.judging import Judged
@@ -91,7 +93,11 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
 
 def _notes(judged: Judged) -> list[str]:
     own = [judged.recipe.note] if judged.recipe.note else []
-    return own + [f"{one.row}, {one.column}: {one.reason}" for one in judged.cells if one.reason]
+    reasons: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one in judged.cells:
+        reasons[one.reason].append((one.row, one.column))
+    among = [(one.row, one.column) for one in judged.cells]
+    return own + [f"{cells_named(where, among)}: {reason}" for reason, where in reasons.items() if reason]
 
 
 def _list(title: str, lines: Sequence[str]) -> Markup | None:
