@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ ENGINES = ("loop", "stacked")
 _THREADS = torch.get_num_threads()
 _ROUNDS_TO_LEARN = 4
 """In so many rounds steps of every kind are replayed, if they ever are: two are compared, and one is seen before."""
+_LONG_SECONDS = 0.5
+"""A trial that takes so long computes nearly all the time, and is as long with steps in Python."""
 
 
 def threads_of_this_process() -> int:
@@ -116,9 +119,11 @@ def _possible(
     at_once = min(chunk or clients_that_fit(setting, model, data, free), setting.clients)
     if asked == "stacked" or setting.device.type == "cuda":
         return [Plan("stacked", at_once)]
-    plans = [Plan("stacked", at_once, 1), Plan("loop", 1, 1)]
-    if _THREADS > 1:  # on a small model or a busy machine, one thread may be far faster than all
-        plans += [Plan("loop", _THREADS, 1), Plan("stacked", at_once, _THREADS), Plan("loop", 1, _THREADS)]
+    # The first two are tried in any case, the others where steps are short enough: of large models, a client on each
+    # core is the best of the loops. On a small model or a busy machine, one thread may be far faster than all.
+    plans = [Plan("stacked", at_once, 1), Plan("loop", _THREADS, 1)]
+    if _THREADS > 1:
+        plans += [Plan("loop", 1, 1), Plan("stacked", at_once, _THREADS), Plan("loop", 1, _THREADS)]
     return plans
 
 
@@ -264,10 +269,11 @@ def _short_rounds(
 
 
 def _learned(one_round: Round, sides: Sequence[ClientSide]) -> Round:
-    """Run a round until nothing is left to do that is done once for a kind of step."""
+    """Run a round until nothing is left to do that is done once for a kind of step, or until that would not show."""
     for _ in range(_ROUNDS_TO_LEARN):
+        began = time.perf_counter()
         one_round()
-        if not any(side.trainer.learning for side in sides):
+        if time.perf_counter() - began > _LONG_SECONDS or not any(side.trainer.learning for side in sides):
             break
     return one_round
 

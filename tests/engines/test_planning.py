@@ -257,6 +257,27 @@ def test_a_trial_does_not_wait_for_steps_that_are_never_replayed(monkeypatch):
     assert len(rounds) == 1
 
 
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.1, 4), (1.0, 1)])
+def test_a_trial_that_takes_long_is_not_repeated_until_its_steps_are_replayed(monkeypatch, seconds, rounds):
+    clock, ran = iter(range(100)), []
+    monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: seconds * next(clock)))
+    planning._learned(lambda: ran.append(1), [SimpleNamespace(trainer=SimpleNamespace(learning=True))])
+    assert len(ran) == rounds
+
+
+def test_what_is_tried_in_any_case_is_a_stack_and_a_client_on_each_core(monkeypatch):
+    """Of a large model there is no time to try more."""
+    world = world_of(nn.Sequential(nn.Linear(6, 3)))
+    monkeypatch.setattr(planning, "_THREADS", 2)
+    plans = planning._possible("auto", None, world.setting, world.model, world.data)
+    assert plans[:2] == [Plan("stacked", 4, 1), Plan("loop", 2, 1)]
+    assert len(set(plans)) == len(plans) == 5
+    monkeypatch.setattr(planning, "_THREADS", 1)
+    assert planning._possible("auto", None, world.setting, world.model, world.data) == [
+        Plan("stacked", 4, 1), Plan("loop", 1, 1),
+    ]  # fmt: skip
+
+
 def fitting(world, memory, monkeypatch):
     monkeypatch.setattr(planning, "free_memory", lambda device: memory)
     return clients_that_fit(world.setting, world.model, world.data)
