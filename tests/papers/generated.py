@@ -21,14 +21,16 @@ IMAGES = {
 }
 TEXTS = {"ag_news": 4, "sogou_news": 5, "amazon_reviews": 2, "sentiment140": 2, "mimic_notes": 2}
 FEATURES = {"heart_disease": (13, 5)}
-SAMPLES, TESTS, WORDS, VOCABULARY, SITES = 64, 256, 200, 1000, 2
+SAMPLES, TESTS, WORDS, VOCABULARY, SITES = 64, 24, 200, 1000, 2
+MANY_TESTS = 256
+"""So many where a server takes samples of its own from those to test on."""
 
 
-def generated(experiment: Experiment) -> Dataset:
+def generated(experiment: Experiment, tests: int = TESTS) -> Dataset:
     """Make a dataset of the shape of the one that an experiment names, at two sites."""
     name = experiment.data.split("(")[0]
     draw = np.random.default_rng(0)
-    count = SAMPLES + TESTS
+    count = SAMPLES + tests
     if name in IMAGES:
         channels, side, classes = IMAGES[name]
         inputs = torch.from_numpy(draw.integers(0, 256, (count, channels, side, side), dtype=np.uint8))
@@ -38,7 +40,7 @@ def generated(experiment: Experiment) -> Dataset:
     else:
         features, classes = FEATURES[name]
         inputs = torch.from_numpy(draw.normal(size=(count, features)).astype(np.float32))
-    labels = torch.from_numpy(np.concatenate([np.arange(SAMPLES), np.arange(TESTS)]) % classes)
+    labels = torch.from_numpy(np.concatenate([np.arange(SAMPLES), np.arange(tests)]) % classes)
     places = np.arange(count)
     statistics = (tuple([0.5] * inputs.shape[1]),) * 2 if name in IMAGES else (None, None)
     return Dataset(
@@ -48,7 +50,9 @@ def generated(experiment: Experiment) -> Dataset:
 
 
 def toy(experiment: Experiment) -> dict[str, Any]:
-    """What makes a toy of an experiment: two clients, one round, one step, and no weights to be fetched."""
+    """What makes a toy of an experiment: two clients, one round, one step, no weights to be fetched, and a server that
+    trains for one epoch at most.
+    """
     return {
         "clients": 2,
         "partition": "natural" if experiment.partition == "natural" else "iid",
@@ -61,6 +65,7 @@ def toy(experiment: Experiment) -> dict[str, Any]:
         "evaluate_every": 1,
         "precision": "fp32",
         "engine": "loop",
+        "method": re.sub(r"fedlaw\(epochs=\d+", "fedlaw(epochs=1", experiment.method),
         "validation": None if experiment.validation is None else 8,
         "model": "vit" if experiment.model.startswith("dino") else re.sub(r"\(weights=[^,)]*\)", "", experiment.model),
     }

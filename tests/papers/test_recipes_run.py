@@ -7,8 +7,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-from generated import generated, toy
+from generated import MANY_TESTS, TESTS, generated, toy
 
+from fedstrata.methods import Method
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import Cell, cells_of
 from fedstrata.papers.deriving import with_derived
@@ -43,15 +44,21 @@ def toys(recipe: Recipe, most: int | None = None) -> list[Cell]:
     return [cell for cell in small if not here.problem(cell)][:most]
 
 
+def needed(cell: Cell) -> tuple[str, int]:
+    """The data of a cell, and how many samples there must be to test on."""
+    proxy = Method.make(cell.experiment.method).needs.proxy
+    return cell.experiment.data, MANY_TESTS if proxy else TESTS
+
+
 def run(paper: str, part: str, folder: Path, most: int | None = None) -> None:
     recipe = RECIPES[paper].part(part)
     cells = toys(recipe, most)
     if not cells:
         pytest.skip("its methods or models do not exist yet")
     kept, failed = [], {}
-    for data in dict.fromkeys(cell.experiment.data for cell in cells):
-        own = [cell for cell in cells if cell.experiment.data == data]
-        planned = plan(own, folder, given=Ingredients(dataset=generated(own[0].experiment)))
+    for data, tests in dict.fromkeys(map(needed, cells)):
+        own = [cell for cell in cells if needed(cell) == (data, tests)]
+        planned = plan(own, folder, given=Ingredients(dataset=generated(own[0].experiment, tests)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             failed |= perform(planned, Silence(len(own), len(own)))
