@@ -9,6 +9,7 @@ from statistics import mean
 
 import pytest
 
+import fedstrata
 from fedstrata.data import datasets, partitions, transforms
 from fedstrata.diagnostics import diagnostics
 from fedstrata.errors import FedStrataError
@@ -298,3 +299,17 @@ def test_the_papers_settings_are_in_the_runs():
     cell = run("sparse-ft", "figure4", "Random", "N_c=5 J=4")
     assert (cell.experiment.steps, cell.experiment.rounds) == (4, 300)
     assert cell.experiment.partition == "classes(per_client=5)"
+
+
+def test_one_run_serves_fedavg_and_fedavg_ft() -> None:
+    """Before their fine-tuning the runs of the one are those of the other, so that SSFL's tables need one of them."""
+    [plain, tuned] = (
+        fedstrata.run(clients=2, rounds=2, epochs=1, model="mlp(hidden=4)", method=method, engine="stacked")
+        for method in ("fedavg", "fedavg-ft")
+    )
+    for name in ("client_after.accuracy.mean", "client_after.loss.mean", "bytes.up"):
+        assert plain.metrics.series(name)[1].tolist() == tuned.metrics.series(name)[1].tolist()
+    table = read_papers()["ssfl"].part("table1")
+    own = {cell.row: cell for cell in cells_of(table, 1) if cell.column == "CIFAR-10"}
+    assert own["FedAvg"].settings == own["FedAvg-FT"].settings
+    assert own["FedAvg"].recipe.number != own["FedAvg-FT"].recipe.number
