@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py                                 what is installed beside FedStrata
     python benchmarks/peers.py --python /tmp/peers/bin/python  peers in an environment of their own (may be repeated)
-    python benchmarks/peers.py --pfllib /tmp/PFLlib            also PFLlib, of a checkout of its repository
+    python benchmarks/peers.py --pfllib ../PFLlib              also PFLlib, of a checkout of its repository
     python benchmarks/peers.py --threads 2 --rounds 8          two cores; each system with one thread and with two
 
 The work is FedAvg with 100 clients of 40 digits each, 5 local epochs of batches of 10, plain SGD, from the same initial
