@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import warnings
 from pathlib import Path
 
@@ -91,6 +92,7 @@ def draw_all(material: Material) -> None:
 @pytest.mark.parametrize(("paper", "part"), PARTS)
 def test_every_recipe(paper: str, part: str, tmp_path: Path) -> None:
     run(paper, part, tmp_path)
+    shutil.rmtree(tmp_path)  # the models of all would fill a disk
 
 
 @pytest.mark.skipif(not RECIPES, reason="there are no recipes")
