@@ -87,6 +87,7 @@ GPU_CASES = [
 CLIPPED = "sgd(learning_rate=0.1, weight_decay=0.0005, clip=10.0)"
 STEP_CASES = [  # every client has a single batch, and ten steps on it make a round
     Case("ResNet-8", "resnet8", (3, 32, 32), 100, 100, 100, 100, 10, "tf32"),
+    Case("ResNet-8", "resnet8", (3, 32, 32), 100, 100, 100, 100, 10, "bf16"),
     Case("ResNet-18", "resnet18", (3, 32, 32), 10, 10, 50, 50, 10, "tf32", "fedavg", CLIPPED),
     Case("ResNet-18", "resnet18", (3, 32, 32), 10, 10, 16, 16, 10, "tf32", "fedavg", CLIPPED),
     Case("ResNet-18", "resnet18", (3, 32, 32), 10, 10, 16, 16, 10, "tf32", "ssfl(sparsity=0.5)", CLIPPED),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedstrata
-from fedstrata.diagnostics import layer_cosines, layer_updates
+from fedstrata.diagnostics import layer_changes, layer_cosines, layer_updates
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
 from fedstrata.runs import pacing
@@ -70,6 +70,13 @@ def test_cosines_are_those_of_the_weights_without_biases_and_norms():
     turned = {**AFTER, "2.weight": torch.tensor([[-2.0, -2.0]])}
     assert layer_cosines(LAYERS, BEFORE, turned)["2"] == pytest.approx(-1)
     assert layer_cosines(LAYERS, {}, AFTER) == layer_cosines(LAYERS, BEFORE, {}) == {}
+
+
+def test_both_are_measured_at_once_and_a_cosine_only_with_a_reference():
+    updates, cosines = layer_updates(LAYERS, BEFORE, AFTER), layer_cosines(LAYERS, AFTER, AFTER)
+    assert layer_changes(LAYERS, BEFORE, AFTER, AFTER) == {"update": updates, "cosine": cosines}
+    assert layer_changes(LAYERS, BEFORE, AFTER, {}) == {"update": updates}
+    assert layer_changes(LAYERS, BEFORE, {}, AFTER) == {"update": {}, "cosine": {}}
 
 
 def test_the_cosine_of_a_layer_with_several_weights_is_that_of_all_of_them():

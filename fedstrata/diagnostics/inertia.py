@@ -45,13 +45,7 @@ def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str
 
     :math:`\lVert w^{t+1} - w^t \rVert / \lVert w^t \rVert` over the layer's parameters in ``after``.
     """
-    updates = {}
-    for layer in layers.layers:
-        shared = [name for name in layer.parameters if name in after]
-        if shared:
-            moved = _norm(after[name] - before[name] for name in shared)
-            updates[layer.name] = moved / _norm(before[name] for name in shared).clamp(min=1e-12)
-    return _numbers(updates)
+    return _numbers({"update": _updates(layers, before, after)})["update"]
 
 
 def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[str, float]:
@@ -59,6 +53,29 @@ def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[
 
     A layer that keeps a cosine near 1 has stopped to learn.
     """
+    return _numbers({"cosine": _cosines(layers, reference, model)})["cosine"]
+
+
+def layer_changes(layers: LayerMap, before: Tensors, after: Tensors, reference: Tensors) -> dict[str, dict[str, float]]:
+    """Measure both, the ``update`` and, where there is a reference, the ``cosine``.
+
+    All numbers are brought from the device at once: a GPU is given all of the work before it is waited for.
+    """
+    measured = {"update": _updates(layers, before, after)}
+    return _numbers({**measured, "cosine": _cosines(layers, reference, after)} if reference else measured)
+
+
+def _updates(layers: LayerMap, before: Tensors, after: Tensors) -> Tensors:
+    updates = {}
+    for layer in layers.layers:
+        shared = [name for name in layer.parameters if name in after]
+        if shared:
+            moved = _norm(after[name] - before[name] for name in shared)
+            updates[layer.name] = moved / _norm(before[name] for name in shared).clamp(min=1e-12)
+    return updates
+
+
+def _cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> Tensors:
     cosines = {}
     for layer in layers.weighted:
         shared = [name for name in layer.weights if name in model and name in reference]
@@ -68,12 +85,14 @@ def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[
                 for tensors in (model, reference)
             )
             cosines[layer.name] = torch.nn.functional.cosine_similarity(now, then, dim=0)
-    return _numbers(cosines)
+    return cosines
 
 
-def _numbers(measured: Tensors) -> dict[str, float]:
-    """Bring numbers from the device at once."""
-    return dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True)) if measured else {}
+def _numbers(measured: Mapping[str, Tensors]) -> dict[str, dict[str, float]]:
+    """Bring the numbers of all layers from the device at once."""
+    tensors = [tensor for of_layers in measured.values() for tensor in of_layers.values()]
+    brought = iter(torch.stack(tensors).tolist() if tensors else [])
+    return {metric: {layer: next(brought) for layer in of_layers} for metric, of_layers in measured.items()}
 
 
 def _norm(tensors: Iterable[Tensor]) -> Tensor:

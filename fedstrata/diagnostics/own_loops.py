@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedstrata.diagnostics.choosing import choose, lacking
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Seen
-from fedstrata.diagnostics.inertia import layer_cosines, layer_updates
+from fedstrata.diagnostics.inertia import layer_changes
 from fedstrata.errors import FedStrataError
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.views import Message, Probe
@@ -134,10 +134,7 @@ class Watch:
         )
 
     def _always(self, seen: Seen) -> Iterator[Row]:
-        measured = {"update": layer_updates(seen.layers, seen.before, seen.after)}
-        if self._reference:
-            measured["cosine"] = layer_cosines(seen.layers, self._reference, seen.after)
-        for metric, layers in measured.items():
+        for metric, layers in layer_changes(seen.layers, seen.before, seen.after, self._reference).items():
             for layer, value in layers.items():
                 yield _row(seen.round, metric, value, layer=layer)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstrata.callbacks import Callbacks, RoundView
 from fedstrata.data import Dataset, Split
-from fedstrata.diagnostics import layer_cosines, layer_updates
+from fedstrata.diagnostics import layer_changes
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import ENGINES, Plan, SharedMemory, build_engine, make_plan, memory_of
@@ -224,6 +224,7 @@ class Driver:
         losses_so_far = self.metrics.series("train.loss")[1].tolist()
         self.engine.observer.begin(self.diagnosis.needs(self.round, self.experiment.rounds))
         report = self.engine.round(self.round, participants, evaluate, losses_so_far)
+        moved = self._layer_metrics(before, report)  # asked for while a GPU still trains
         self._synchronise()
         trained = time.perf_counter()
         view = self.engine.side.view(self.engine.server, report.participants, self.round)
@@ -245,7 +246,7 @@ class Driver:
         if evaluate:
             values |= self._evaluate(report.before, last, report.judged)
         of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
-        for metric, numbers in (self._layer_metrics(before, report) | of_layers).items():
+        for metric, numbers in (moved | of_layers).items():
             self.metrics.add_layers(self.round, metric, numbers)
         self._synchronise()
         merging = 0.0 if report.aggregation is None else report.aggregation.seconds()
@@ -370,8 +371,7 @@ class Driver:
         if self.round == self.experiment.reference_round:
             self.reference = clone(model)
         travelled = {name: tensor for name, tensor in model.items() if name in report.sent}
-        measured = {"update": layer_updates(layers, before, travelled)}
-        return {**measured, "cosine": layer_cosines(layers, self.reference, travelled)} if self.reference else measured
+        return layer_changes(layers, before, travelled, self.reference)
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
         if label in ("client_after", "client_adapted"):
