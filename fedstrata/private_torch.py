@@ -161,6 +161,7 @@ class ForEach:
         self.add, self.add_, self.sub_ = find("add"), find("add_"), find("sub_")
         self.mul, self.mul_, self.div_ = find("mul"), find("mul_"), find("div_")
         self.lerp_, self.addcmul_, self.sqrt = find("lerp_"), find("addcmul_"), find("sqrt")
+        self.copy_ = find("copy_")
 
 
 for_each = ForEach(at_once)

@@ -15,7 +15,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedstrata.private_torch import for_each
+
 Tensors = dict[str, Tensor]
+
+Rows = Tensor | slice | None
+"""Some of K clients: their rows in any order, a stretch of them that needs no copy, or ``None`` for all."""
 
 
 class Stack(dict[str, Tensor]):
@@ -50,12 +55,14 @@ def under(group: str, tensors: Mapping[str, Tensor]) -> Stack:
     return Stack({f"{group}/{name}": tensor for name, tensor in tensors.items()})
 
 
-def take(stack: Mapping[str, Tensor], rows: Tensor | None) -> Stack:
-    """Pick clients by their rows; ``None`` means all of them, without a copy, and so it is for what all share."""
+def take(stack: Mapping[str, Tensor], rows: Rows) -> Stack:
+    """Pick clients by their rows; all of them and stretches come without a copy, and so does what all share."""
     return Stack(stack if rows is None else {name: _rows_of(tensor, rows) for name, tensor in stack.items()})
 
 
-def _rows_of(tensor: Tensor, rows: Tensor) -> Tensor:
+def _rows_of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+    if isinstance(rows, slice):
+        return tensor[rows]
     shared = len(tensor) > 1 and tensor.stride(0) == 0
     return tensor[:1].expand(len(rows), *tensor.shape[1:]) if shared else tensor.index_select(0, rows)
 
@@ -85,9 +92,32 @@ def concatenate(stacks: Iterable[Mapping[str, Tensor]]) -> Stack:
     return Stack({name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {})
 
 
+def copy_(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Write values into the places of their names; those that lie alike are written in one call."""
+    alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for name, value in values.items():
+        place = places[name]
+        if place is value:
+            continue
+        if _lies_like(place) == _lies_like(value):
+            written, read = alike.setdefault(place.dtype, ([], []))
+            written.append(place)
+            read.append(value)
+        else:
+            place.copy_(value)
+    for written, read in alike.values():
+        for_each.copy_(written, read)
+
+
+def _lies_like(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride()
+
+
 def clone(stack: Mapping[str, Tensor]) -> Stack:
     """Copy every tensor, contiguous and cut off from autograd."""
-    copies = ((name, tensor.detach().clone(memory_format=torch.contiguous_format)) for name, tensor in stack.items())
+    given = {name: tensor.detach() for name, tensor in stack.items()}
+    copies = {name: torch.empty_like(own, memory_format=torch.contiguous_format) for name, own in given.items()}
+    copy_(copies, given)
     return Stack(copies)
 
 

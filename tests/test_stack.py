@@ -9,6 +9,7 @@ from fedstrata.stack import (
     apart,
     clone,
     concatenate,
+    copy_,
     per_client,
     put_,
     repeat,
@@ -236,3 +237,40 @@ def test_weighted_mean_keeps_the_gradient():
     tensor = torch.tensor([[1.0], [2.0]], requires_grad=True)
     (gradient,) = torch.autograd.grad(weighted_mean(tensor, torch.tensor([0.25, 0.75])).sum(), tensor)
     assert gradient.tolist() == [[0.25], [0.75]]
+
+
+# Copies --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stretch_of_clients_is_no_copy(stack):
+    some = take(stack, slice(2))
+    assert some["scale"].tolist() == [1, 2]
+    assert all(some[name].data_ptr() == stack[name].data_ptr() for name in stack)
+
+
+def test_values_are_written_whatever_their_kind_and_however_they_lie():
+    places = {name: torch.zeros(2, 3) for name in ("alike", "turned", "shared", "other", "itself")}
+    places |= {"count": torch.zeros(2, dtype=torch.int64), "untouched": torch.ones(2)}
+    numbers = torch.arange(6.0).reshape(2, 3)
+    values = {
+        "alike": numbers,
+        "turned": numbers.T.contiguous().T,
+        "shared": numbers[:1].expand(2, 3),
+        "other": numbers.to(torch.float64),
+        "itself": places["itself"],
+        "count": torch.tensor([4, 5]),
+    }
+    copy_(places, values)
+    assert all(torch.equal(places[name], value.to(places[name].dtype)) for name, value in values.items())
+    assert places["untouched"].tolist() == [1, 1]
+
+
+def test_a_clone_shares_nothing_and_is_contiguous(stack):
+    shared = repeat({"weight": torch.tensor([1.0, 2.0], requires_grad=True)}, 3)
+    copied = clone({**stack, "shared": shared["weight"], "turned": torch.arange(6).reshape(2, 3).T})
+    for tensor in copied.values():
+        assert tensor.is_contiguous()
+        assert not tensor.requires_grad
+        tensor.zero_()
+    assert stack["scale"].tolist() == [1, 2, 3]
+    assert shared["weight"].tolist() == [[1, 2]] * 3

@@ -23,6 +23,7 @@ from fedstrata.data.pictures import make_inputs
 from fedstrata.data.split import Parts, Split
 from fedstrata.data.transforms import Own, Transform
 from fedstrata.rng import client_keys, permutation, philox_at_once
+from fedstrata.stack import Rows
 from fedstrata.transfer import numbers_on, to_device
 
 _STEPS_AT_ONCE = 2**20
@@ -81,9 +82,9 @@ class Work:
 class Batch:
     """The next batches of a group of clients.
 
-    ``rows`` are their rows in the stack (``None``: all), ``positions`` ``[k, b]`` lie in the pool, ``step`` counts.
-    ``numbers`` are the numbers of these clients ``[k]``. All tensors are on the device; ``members`` are the rows once
-    more, for the host.
+    ``rows`` are their rows in the stack, in their order (``None``: all), ``positions`` ``[k, b]`` lie in the pool,
+    ``step`` counts. ``numbers`` are the numbers of these clients ``[k]``. All tensors are on the device; ``members``
+    are the rows once more, for the host.
     """
 
     rows: Tensor | None
@@ -91,6 +92,12 @@ class Batch:
     step: int
     numbers: Tensor
     members: np.ndarray | None = None
+
+    @property
+    def place(self) -> Rows:
+        """The rows, without a copy where they are the first ones."""
+        first = self.members is not None and int(self.members[-1]) == len(self.members) - 1
+        return slice(len(self.positions)) if first else self.rows
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,16 @@ class DeviceData:
         changed = copy.copy(self)
         changed.dataset = with_statistics(self.dataset, statistics)
         return changed
+
+    def order_of(self, clients: Sequence[int], work: Work) -> np.ndarray | None:
+        """Tell in which order clients drop out last to first: the largest first; none where they stand so already.
+
+        In this order those who still have a whole batch are the first ones at each step of an epoch.
+        """
+        sizes = self.split.sizes[np.array(clients, dtype=np.int64)]
+        if work.samples is not None or (np.diff(sizes) <= 0).all():
+            return None
+        return np.argsort(-sizes, kind="stable")
 
     def batches(
         self, clients: Sequence[int], work: Work, seed: int, round: int, purpose: str = "batches"

@@ -41,7 +41,7 @@ from fedstrata.errors import FedStrataWarning
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.views import Clients
 from fedstrata.rng import client_keys
-from fedstrata.stack import Stack
+from fedstrata.stack import Stack, copy_
 
 _RECORDS = {"cpu": 256, "cuda": 64}
 """For how many kinds of steps, such as those of groups of clients and sizes of batches, there are records. A hundred
@@ -62,8 +62,8 @@ def hold(stack: Mapping[str, Tensor]) -> Stack:
 
 def fill_(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Write values into places that were made for such values."""
-    for name, value in values.items():
-        _narrow(places[name]).copy_(value if places[name].is_contiguous() else _narrow(value))
+    given = {name: value if places[name].is_contiguous() else _narrow(value) for name, value in values.items()}
+    copy_({name: _narrow(places[name]) for name in given}, given)
 
 
 def shape_of(stack: Mapping[str, Tensor]) -> tuple[Any, ...]:

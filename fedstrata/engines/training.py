@@ -24,7 +24,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Clients, LocalStep, Phase, altered
 from fedstrata.optimisers import Optimiser
 from fedstrata.rng import client_keys, fold
-from fedstrata.stack import Stack, Tensors, add, align, clone, take, under
+from fedstrata.stack import Rows, Stack, Tensors, add, align, clone, copy_, take, under
 from fedstrata.transfer import to_device
 
 
@@ -51,6 +51,17 @@ class Trained:
         return Trained(
             clone(self.model), Stack(memory), clone(self.optimiser), self.loss, self.steps.clone(),
             clone(self.gradients), self.mean_gradients,
+        )  # fmt: skip
+
+    def ordered(self, rows: Tensor, given: Stack, taken: Stack) -> Trained:
+        """Bring clients into another order, as copies; memory that is still as it was ``taken`` is as it was given."""
+        memory = {
+            name: given[name] if taken.get(name) is own else own.index_select(0, rows)
+            for name, own in self.memory.items()
+        }
+        return Trained(
+            take(self.model, rows), Stack(memory), take(self.optimiser, rows), self.loss[rows], self.steps[rows],
+            take(self.gradients, rows), take(self.mean_gradients, rows),
         )  # fmt: skip
 
 
@@ -108,7 +119,7 @@ class Workspace:
 
     def batch_in_places(self, batch: Batch) -> tuple[Any, Batch]:
         """Put a batch where others of its kind, for as many clients with as many samples, have been; tell the kind."""
-        kind = batch.rows is None, batch.positions.shape
+        kind = type(batch.place), batch.positions.shape
         if kind not in self.batches:
             self.batches[kind] = replace(batch, **{name: own.clone() for name, own in _tensors_of(batch).items()})
         places = _tensors_of(self.batches[kind])
@@ -130,8 +141,8 @@ class Workspace:
 
 
 def _tensors_of(batch: Batch) -> dict[str, Any]:
-    named = {"rows": batch.rows, "positions": batch.positions, "numbers": batch.numbers}
-    return {name: tensor for name, tensor in named.items() if tensor is not None}
+    named = {"rows": batch.place, "positions": batch.positions, "numbers": batch.numbers}
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
 
 
 def _seen(view: Clients, given: Stack, ring: KeyRing) -> Clients:
@@ -171,7 +182,28 @@ class Trainer:
         ``factor`` is the schedule's, for the learning rate. ``purpose`` separates the draws of different phases.
         Without a ``kept`` state of the optimiser a fresh one is made.
         """
-        work = self._begin(clients, received, start, phase, factor, purpose, kept or {})
+        order = self.data.order_of(clients.ids, self._work(phase))
+        if order is None:
+            trained = self._train(clients, received, start, phase, factor, purpose, kept or {})
+            return trained.copied(clients.memory) if self.setting.replay else trained
+        rows, back = to_device(np.stack((order, np.argsort(order))), self.setting.device)
+        sorted_clients = clients.rows(rows, order)
+        given, begin, state = (take(stack, rows) for stack in (received, start, kept or {}))
+        trained = self._train(sorted_clients, given, begin, phase, factor, purpose, state)
+        return trained.ordered(back, clients.memory, sorted_clients.memory)
+
+    def _train(
+        self,
+        clients: Clients,
+        received: Tensors,
+        start: Tensors,
+        phase: Phase,
+        factor: float,
+        purpose: str,
+        kept: Tensors,
+    ) -> Trained:
+        """Train clients in the order in which they are given; what it leaves may lie in places that are used again."""
+        work = self._begin(clients, received, start, phase, factor, purpose, kept)
         work, replayer = self._in_kept_places(work, phase) if self.setting.replay else (work.in_places(False), None)
 
         for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
@@ -183,10 +215,8 @@ class Trainer:
             step = partial(self._step, work, batch=held, phase=phase, repeat=repeat)
             replayer.run((repeat, *kind), work.clients, batch.members, step, work.ring)
         trained = work.outcome(self.setting.layers.parameter_names)
-        if replayer is None:
-            return trained
         work.view = work.clients  # not to hold what the clients of this round keep
-        return trained.copied(clients.memory)
+        return trained
 
     def _begin(
         self,
@@ -257,7 +287,7 @@ class Trainer:
 
     def _step(self, work: Workspace, clients: Clients, batch: Batch, phase: Phase, repeat: int) -> None:
         """Make one step of a group of the clients, in place."""
-        method, layers, rows = self.setting.method, self.setting.layers, batch.rows
+        method, layers, rows = self.setting.method, self.setting.layers, batch.place
         optimiser = phase.optimiser or self.setting.optimiser
         some, own_state = clients.rows(rows, batch.members), take(work.optimiser, rows)
         current = {name: tensor.detach() for name, tensor in take(work.parameters, rows).items()}
@@ -276,12 +306,11 @@ class Trainer:
             own = {name: new[name] for name in layers.parameter_names}
             some = _remembering(some, Stack(), None, {name: new[name] for name in work.learned})
             projected, memory = method.project(some, step, own)
-            for name, value in projected.items():
-                if value is not new[name]:
-                    new[name].copy_(value)  # a hook may return what it was given; training owns its tensors
+            # A hook may return what it was given; training owns its tensors.
+            copy_(new, {name: value for name, value in projected.items() if value is not new[name]})
             refuse_unprepared(memory, work.view.memory)
             _write_(work.changed, rows, memory, work.clients.memory)
-            if rows is not None:
+            if isinstance(rows, Tensor):  # otherwise they were changed where they are
                 _write_(work.parameters, rows, new)
                 _write_(work.optimiser, rows, own_state)
             _write_(work.buffers, rows, after)
@@ -323,7 +352,7 @@ class Trainer:
         self, work: Workspace, clients: Clients, parameters: Tensors, batch: Batch, phase: Phase, repeat: int
     ) -> tuple[LocalStep, Tensor, Tensors]:
         """Run the models on a batch: return the step as hooks see it, each client's loss, and the buffers after."""
-        method, layers, rows = self.setting.method, self.setting.layers, batch.rows
+        method, layers, rows = self.setting.method, self.setting.layers, batch.place
         received, buffers, keys = (take(stack, rows) for stack in (work.received, work.buffers, work.keys))
         inputs, labels = self.data.make(batch.positions, keys["transforms"], work.number, clients.numbers)
         draws = fold(keys["dropout"], work.number)
@@ -368,26 +397,27 @@ class Trainer:
         return step, method.loss(clients, step, self.setting.loss(outputs, labels, clients.label_counts)), after
 
 
-def _remembering(clients: Clients, changed: Stack, rows: Tensor | None, learned: Tensors) -> Clients:
+def _remembering(clients: Clients, changed: Stack, rows: Rows, learned: Tensors) -> Clients:
     """Let hooks see in the memory what changed in steps before, and what is just being learned."""
     if not changed and not learned:
         return clients
     return altered(clients, memory=clients.memory | take(changed, rows) | learned)
 
 
-def _write_(places: Tensors, rows: Tensor | None, values: Mapping[str, Tensor], like: Tensors | None = None) -> None:
+def _write_(places: Tensors, rows: Rows, values: Mapping[str, Tensor], like: Tensors | None = None) -> None:
     """Write what some of K clients have into its places; where there is none yet, one is made ``like`` another."""
-    for name, value in values.items():
+    for name in values:
         if name not in places:
             assert like is not None
             places[name] = like[name].detach().clone(memory_format=torch.contiguous_format)
-        if rows is None:
-            places[name].copy_(value)
-        else:
-            places[name].index_copy_(0, rows, value)
+    if not isinstance(rows, Tensor):
+        copy_(take(places, rows), values)
+        return
+    for name, value in values.items():
+        places[name].index_copy_(0, rows, value)
 
 
-def _add_(places: Tensors, rows: Tensor | None, values: Mapping[str, Tensor], like: Tensors) -> None:
+def _add_(places: Tensors, rows: Rows, values: Mapping[str, Tensor], like: Tensors) -> None:
     """Add what some of K clients have to what stands in its places, at first zero."""
     for name in values:
         if name not in places:
@@ -417,10 +447,11 @@ class _Mean:
         self.total = torch.zeros(clients, dtype=torch.float64, device=device)
         self.count = torch.zeros_like(self.total)
 
-    def add_(self, rows: Tensor | None, values: Tensor) -> None:
-        if rows is None:
-            self.total += values
-            self.count += 1
+    def add_(self, rows: Rows, values: Tensor) -> None:
+        if not isinstance(rows, Tensor):
+            some = slice(None) if rows is None else rows
+            self.total[some].add_(values)
+            self.count[some].add_(1)
             return
         self.total.index_add_(0, rows, values.to(torch.float64))
         self.count.index_add_(0, rows, torch.ones_like(values, dtype=torch.float64))

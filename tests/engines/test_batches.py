@@ -113,6 +113,28 @@ def test_clients_with_batches_of_the_same_size_train_together():
     assert groups == [(0, None, (3, 4)), (1, [1, 2], (2, 4)), (1, [0], (1, 3)), (2, [1, 2], (2, 4))]
 
 
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8), batch_size=st.integers(1, 7))
+def test_clients_by_size_are_the_first_ones_at_each_whole_batch(sizes, batch_size):
+    data = DeviceData(samples(sum(sizes)), split_by_size(sizes), (), CPU, torch.float64)
+    work = Work(1, None, batch_size, "keep")
+    order = data.order_of(range(len(sizes)), work)
+    assert (order is None) == (sizes == sorted(sizes, reverse=True))
+    ids = np.arange(len(sizes)) if order is None else order
+    assert [sizes[client] for client in ids] == sorted(sizes, reverse=True)
+    for batch in data.batches(ids.tolist(), work, 0, 1):
+        if batch.positions.shape[1] == batch_size and batch.rows is not None:
+            assert batch.place == slice(len(batch.rows))
+            assert batch.rows.tolist() == list(range(len(batch.rows)))
+        elif batch.rows is not None and batch.rows[0] > 0:
+            assert batch.place is batch.rows
+
+
+def test_clients_with_epochs_of_the_same_size_keep_their_order():
+    data = DeviceData(samples(9), split_by_size((2, 7)), (), CPU, torch.float64)
+    assert data.order_of((0, 1), Work(1, None, 2, "keep", samples=4)) is None
+    assert data.order_of((0, 1), Work(1, None, 2, "keep")).tolist() == [1, 0]
+
+
 def test_shuffling_takes_room_for_what_is_seen_only(monkeypatch):
     """With a fixed number of steps a tiny client goes over its data often: the large ones need no room for that."""
     drawn = []

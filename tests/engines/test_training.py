@@ -522,3 +522,14 @@ def test_a_hook_may_probe_with_some_of_its_clients():
 
     one_round(prepared(Asking()))
     assert seen == [((1, 3), [1, 3])]
+
+
+def test_those_who_go_on_are_trained_where_their_weights_are(monkeypatch):
+    """Of four unequal clients only the two small last batches, of one client each, are taken out and put back."""
+    taken = []
+    plain = torch.Tensor.index_copy_
+    monkeypatch.setattr(
+        torch.Tensor, "index_copy_", lambda own, *given: taken.append(given[1].tolist()) or plain(own, *given)
+    )
+    one_round(prepared(methods.make("fedavg")))
+    assert set(map(tuple, taken)) == {(2,), (3,)}

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedstrata.layers import LayerMap
 from fedstrata.optimisers import Optimiser
 from fedstrata.rng import client_keys, key, normal, unrepeatable_normal
-from fedstrata.stack import Stack, Tensors, concatenate, take
+from fedstrata.stack import Rows, Stack, Tensors, concatenate, take
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,16 @@ class Clients:
     drawing: Callable[[str], Tensor] | None = field(default=None, repr=False)
     numbers: Tensor = field(default_factory=_nothing, repr=False)
 
-    def rows(self, rows: Tensor | None, members: Sequence[int] | np.ndarray | None = None) -> Clients:
+    def rows(self, rows: Rows, members: Sequence[int] | np.ndarray | None = None) -> Clients:
         """Narrow the view to some of the clients; ``members`` are the same rows, where they are known on the host."""
         if rows is None:
             return self
         drawing = self.drawing
+        if members is None:
+            members = rows.tolist() if isinstance(rows, Tensor) else range(len(self.ids))[rows]
         return altered(
             self,
-            ids=self.ids_of(rows.tolist() if members is None else members),
+            ids=self.ids_of(members),
             drawing=None if drawing is None else lambda purpose: drawing(purpose)[rows],
             numbers=self.numbers[rows] if len(self.numbers) else self.numbers,
             sizes=self.sizes[rows],
