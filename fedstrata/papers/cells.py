@@ -15,7 +15,7 @@ from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.papers.reading import Changes, Paper, Recipe
 from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
-from fedstrata.spec import format_value
+from fedstrata.spec import format_value, parse
 
 NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic"})
 """Keys that say where and how an experiment is run, not what it is."""
@@ -107,7 +107,10 @@ class Smaller:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cells are asked for: words that name data or columns, rows or methods, and columns."""
+    """Which cells are asked for: words that name data or columns, rows or methods, and columns.
+
+    The name of a row, as it is written, means that row only, also where other rows have the same method.
+    """
 
     only: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
@@ -118,7 +121,7 @@ class Choice:
         named = (_data_of(cell), cell.column, _model_of(cell))
         return (
             _any(self.only, named, within=True)
-            and _any(self.methods, (cell.row, cell.experiment.method, _method_of(cell)))
+            and (not self.methods or any(_called(word, cell) for word in self.methods))
             and _any(self.columns, (cell.column,))
         )
 
@@ -145,11 +148,18 @@ def _data_of(cell: Cell) -> str:
 
 
 def _method_of(cell: Cell) -> str:
-    return cell.experiment.method.split("(")[0]
+    """Name the parts of a cell's method, without their parameters."""
+    return "+".join(part.name for part in parse(cell.experiment.method))
 
 
 def _model_of(cell: Cell) -> str:
     return cell.experiment.model.split("(")[0]
+
+
+def _called(word: str, cell: Cell) -> bool:
+    if word in cell.recipe.rows:
+        return word == cell.row
+    return _any((word,), (cell.row, cell.experiment.method, _method_of(cell)))
 
 
 def _any(asked: Sequence[str], names: Sequence[str], within: bool = False) -> bool:

@@ -145,6 +145,18 @@ def test_cells_are_chosen_by_data_row_method_or_column() -> None:
         chosen(only=(".1",), columns=(".5",))
 
 
+def test_the_name_of_a_row_means_that_row_also_where_others_have_its_method() -> None:
+    table = read_papers()["fedlws"].part("table1")
+
+    def rows(*words: str) -> set[str]:
+        return {cell.row for cell in cells_of(table, 1, choice=Choice(methods=words, columns=("C10 .1",)))}
+
+    assert rows("FedAvg+LWS") == {"FedAvg+LWS"}
+    assert rows("fedavg+lws") == {"FedAvg+LWS", "FedAvg+LWS released"}
+    assert rows("FedAvg", "fedprox") == {"FedAvg", "FedProx"}
+    assert rows("fedprox+lws") == {"FedProx+LWS", "FedProx+LWS released"}
+
+
 def test_what_published_numbers_are_is_said_by_paper_part_or_column(own: Path) -> None:
     table = recipe()
     assert (table.spread, table.middle, table.published_seeds) == ("deviation", "mean", 2)
