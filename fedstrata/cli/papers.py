@@ -56,7 +56,9 @@ def paper(
         str | None,
         typer.Option(metavar="LIST", help="Only cells with this data or model, or this in their column."),
     ] = None,
-    method: Annotated[str | None, typer.Option(metavar="LIST", help="Only the rows of these names, or these methods.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Only the rows of these names, or these methods.")
+    ] = None,
     columns: Annotated[str | None, typer.Option(metavar="LIST", help="Only these columns.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds; by default as many as the recipe says.")] = None,
     rounds: Annotated[int | None, typer.Option(metavar="N", help="Run N rounds instead of the paper's.")] = None,

@@ -112,17 +112,28 @@ class Candidate(Generic[Choice]):
     trials: list[Trial] = field(default_factory=list)
     _round: Round | None = None
     _clients: int = 0
+    _steps: int = 0
 
     def look(self, work: Work, sizes: np.ndarray, steps: int) -> None:
         """Try it with few clients."""
         self._try(work, sizes, steps, min(_FEW_CLIENTS, self.at_once))
 
     def look_closer(self, work: Work, sizes: np.ndarray, steps: int, seconds: float) -> bool:
-        """Try it with more clients, as many as take about so many seconds; tell whether these are more."""
-        more = min(self.at_once, int(self._clients * seconds / max(self.trials[-1].seconds, 1e-9)))
-        if more <= 2 * self._clients and not more == self.at_once > self._clients:
+        """Try it with more clients, as many as take about so many seconds, or, when all train at once, with more of
+        their steps, over which a round's own work spreads; tell whether these are more.
+        """
+        times = seconds / max(self.trials[-1].seconds, 1e-9)
+        if self._clients < self.at_once:
+            now, most = self._clients, self.at_once
+        else:
+            now, most = self._steps, int(work.steps_of(sizes[spread(sizes, self._clients)]).max())
+        more = min(most, int(now * times))
+        if more <= 2 * now and not more == most > now:
             return False
-        self._try(work, sizes, steps, more)
+        if self._clients < self.at_once:
+            self._try(work, sizes, steps, more)
+        else:
+            self._try(work, sizes, more, self._clients)
         return True
 
     def again(self) -> None:
@@ -133,7 +144,7 @@ class Candidate(Generic[Choice]):
 
     def _try(self, work: Work, sizes: np.ndarray, steps: int, clients: int) -> None:
         ids = spread(sizes, clients)
-        self._round, self._clients = self.prepare(ids, steps), clients
+        self._round, self._clients, self._steps = self.prepare(ids, steps), clients, steps
         self.trials.append(Trial(Extent.of(replace(work, steps=steps), sizes[ids]), _seconds(self._round)))
 
     def whole(self, work: Work, sizes: np.ndarray, participants: int) -> Extent:

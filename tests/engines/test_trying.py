@@ -166,3 +166,20 @@ def test_a_short_run_is_not_held_up(clock):
     fastest(ways, WORK, SIZES, 100, 5)
     assert clock.now < 0.1
     assert [bool(way.trials) for way in ways] == [True, True, False, False]
+
+
+def test_what_a_round_costs_each_client_is_spread_over_its_steps(clock):
+    """A loop with 10 ms of its own for each client and 10 ms a step is faster than a stack of 12 ms for each client's
+    step, over a round of 20 steps; in a trial of few steps it takes longer.
+    """
+
+    def prepare(ids, steps):
+        def one_round():
+            clock.now += len(ids) * (0.01 + 0.01 * steps)
+
+        return one_round
+
+    loop, stacked = Candidate("loop", 1, prepare), candidate(clock, "stacked", 100, 0.0, 0.012)
+    assert fastest([stacked, loop], WORK, SIZES, 100, 1000) == "loop"
+    assert loop.trials[-1].extent.client_steps > loop.trials[0].extent.client_steps
+    assert loop.round_seconds(WORK, SIZES, 100) == pytest.approx(100 * (0.01 + 0.01 * 20), rel=0.05)

@@ -76,6 +76,12 @@ def test_all_charts_are_drawn_and_names_are_text(page: Page) -> None:
     assert HOSTILE in column(page, 0)
 
 
+def test_methods_whose_names_begin_alike_can_be_told_apart_beside_the_page(page: Page) -> None:
+    assert page.evaluate(
+        "Array.from(document.querySelectorAll('.chip .name'), (name) => name.scrollWidth > name.clientWidth)"
+    ) == [False] * page.evaluate("document.querySelectorAll('.chip').length")
+
+
 def test_a_press_on_a_heading_sorts_and_another_turns_the_order(page: Page) -> None:
     head = "#results thead tr:last-child th:nth-child(2)"
     arrow = f"getComputedStyle(document.querySelector('{head} button'), '::after').content"

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import ModuleType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedstrata.functional import prune, top_mask
+from fedstrata.kernels.finding import find_kernels
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.declarations import Decision, Matter, Touches
 from fedstrata.methods.contract.exchange import Exchange
@@ -31,6 +33,7 @@ from fedstrata.methods.contract.views import (
 )
 from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.methods.mechanisms.shared import rows_of
+from fedstrata.private_torch import differs_between_clients
 from fedstrata.rng import client_keys, key, uniform
 from fedstrata.stack import Stack, Tensors, per_client, under, weighted_mean
 
@@ -211,10 +214,24 @@ def keep(tensors: Tensors, masks: Mapping[str, Tensor]) -> Tensors:
     >>> keep({"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([True, False])})
     {'a': tensor([1., 0.])}
     """
-    return {
-        name: torch.where(masks[name], tensor, tensor.new_zeros(())) if name in masks else tensor
-        for name, tensor in tensors.items()
-    }
+    return {name: _kept(tensor, masks[name]) if name in masks else tensor for name, tensor in tensors.items()}
+
+
+def _kept(tensor: Tensor, mask: Tensor) -> Tensor:
+    if tensor.is_cuda and not tensor.requires_grad and not differs_between_clients(tensor):
+        kernels = _kernels()
+        if kernels is not None and kernels.takes(tensor, mask):
+            kept: Tensor = kernels.keep(tensor, mask)
+            return kept
+    return torch.where(mask, tensor, tensor.new_zeros(()))
+
+
+def _kernels() -> ModuleType | None:
+    def trial(kernels: ModuleType) -> None:
+        ones = torch.ones(2, device="cuda")
+        kernels.keep(ones, ones > 0)
+
+    return find_kernels("masks", "masks", trial)
 
 
 def send_under(message: Message, masks: Mapping[str, Tensor]) -> Message:
