@@ -12,7 +12,7 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -144,6 +144,24 @@ def from_json(content: bytes, source: Path) -> dict[str, Any]:
     return values
 
 
+def column_of(numbers: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Make a column of whole or floating-point numbers from their memory.
+
+    ``pa.array`` imports pandas, wherever it is installed, to ask whether what it was given belongs to it.
+    """
+    own = np.ascontiguousarray(numbers, dtype=kind.to_pandas_dtype())
+    return pa.Array.from_buffers(kind, len(own), [None, pa.py_buffer(own)])
+
+
+def texts_of(words: np.ndarray, texts: Sequence[str]) -> pa.Array:
+    """Make a column of texts, each given by its place in a list of distinct ones; without ``pa.array``, as above."""
+    encoded = [text.encode("utf-8") for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    distinct = pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+    return distinct.take(column_of(words, pa.int32()))
+
+
 def to_parquet(table: pa.Table) -> bytes:
     """Write a table as Parquet, the same bytes for the same content."""
     sink = pa.BufferOutputStream()
@@ -155,7 +173,7 @@ def to_parquet(table: pa.Table) -> bytes:
 def from_parquet(content: bytes, schema: pa.Schema, source: Path) -> pa.Table:
     """Read a table and insist on its columns; ``source`` is named when the content is damaged."""
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        table = pq.ParquetFile(pa.BufferReader(content)).read()
     except (pa.ArrowException, OSError) as error:
         raise _damaged(source, "Parquet", error) from error
     if not table.schema.equals(schema):

@@ -96,8 +96,12 @@ import sys
 from importlib.abc import MetaPathFinder
 
 
+looked_for = []
+
+
 class Absent(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
+        looked_for.append(name)
         if name.split(".")[0] in {modules!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name.split(".")[0])
 
@@ -111,13 +115,17 @@ importlib.util.find_spec = find_spec  # which looks for a module without importi
 from fedstrata.cli import main
 
 assert not {{"numpy", "torch"}} & set(sys.modules)
-for command in (["--help"], ["methods"], ["models"], ["layers"], ["run", "--rounds", "1", "--epochs", "1", "--quiet"]):
+short = ["run", "--rounds", "1", "--epochs", "1", "--quiet"]
+for command in (["--help"], ["methods"], ["models"], ["layers"], [*short, "--no-report"], short):
     code = main(command)
     assert code == 0, (command, code)
     slow = {{"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy"}} & set(sys.modules)
     assert not slow, (command, slow)
+    assert command == short or "pandas" not in looked_for, command
 """
-"""Nothing is imported either that takes seconds and is not needed: PyTorch's compiler is one such."""
+"""Nothing is imported either that takes long and is not needed: PyTorch's compiler, or pandas, which PyArrow looks for
+(and gets for a report).
+"""
 
 
 def test_the_command_line_works_without_any_extra(tmp_path):

@@ -242,3 +242,24 @@ def test_many_whole_numbers_are_written_as_few_are(shape):
     plain["last"] = numbers[:1].tolist()
     assert files.to_json(content) == json.dumps(plain, indent=2) + "\n"
     assert files.to_json([numbers, numbers]) == json.dumps([numbers.tolist()] * 2, indent=2) + "\n"
+
+
+# Columns --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [([3, -1, 2], pa.int8()), ([0.5, math.nan, -math.inf], pa.float64()), ([], pa.int32()), ([2**40], pa.int64())],
+)
+def test_columns_are_those_of_pyarrow(numbers, kind):
+    ours, theirs = (
+        pa.table({"numbers": column}) for column in (files.column_of(np.array(numbers), kind), pa.array(numbers, kind))
+    )
+    assert files.to_parquet(ours) == files.to_parquet(theirs)
+
+
+def test_texts_are_given_by_their_places():
+    column = files.texts_of(np.array([1, 1, 2, 0]), ["", "zwölf ☃", "b"])
+    assert column.to_pylist() == ["zwölf ☃", "zwölf ☃", "b", ""]
+    assert column.type == pa.string()
+    assert files.texts_of(np.array([], dtype=np.int64), []).to_pylist() == []

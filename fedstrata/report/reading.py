@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedstrata import files
 from fedstrata.runs.folder import RunFolder
@@ -76,21 +75,15 @@ class Run:
         """Every metric of the round table: the rounds in which it was noted, and its values."""
         table = self._table("rounds")
         rounds, values = table.column("round").to_numpy(), table.column("value").to_numpy()
-        encoded = table.column("metric").combine_chunks().dictionary_encode()
-        codes = np.asarray(encoded.indices)
-        chosen = {str(name): codes == code for code, name in enumerate(encoded.dictionary.to_pylist())}
-        return {name: (rounds[rows], values[rows]) for name, rows in chosen.items()}
+        return {name: (rounds[rows], values[rows]) for name, rows in _rows_by_metric(table).items()}
 
     @cached_property
     def clients(self) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
         """Every metric of single clients in the last round that has it: the clients, and their values."""
         table = self._table("clients")
-        last = table.group_by("metric", use_threads=False).aggregate([("round", "max")])
-        found = {}
-        for metric, number in zip(*(last.column(name).to_pylist() for name in ("metric", "round_max")), strict=True):
-            rows = table.filter((pc.field("metric") == metric) & (pc.field("round") == number))
-            found[metric] = (rows.column("client").to_numpy(), rows.column("value").to_numpy())
-        return found
+        rounds, clients, values = (table.column(name).to_numpy() for name in ("round", "client", "value"))
+        last = {name: rows & (rounds == rounds[rows].max()) for name, rows in _rows_by_metric(table).items()}
+        return {name: (clients[rows], values[rows]) for name, rows in last.items()}
 
     @cached_property
     def client_accuracies(self) -> Mapping[int, float]:
@@ -172,3 +165,10 @@ class Run:
 def read_run(path: Path) -> Run:
     """Open the run in a folder; a folder that holds none is refused."""
     return Run(RunFolder.open(Path(path)))
+
+
+def _rows_by_metric(table: pa.Table) -> dict[str, np.ndarray]:
+    """Mark the rows of each metric of a table."""
+    encoded = table.column("metric").combine_chunks().dictionary_encode()
+    codes = np.asarray(encoded.indices)
+    return {str(name): codes == code for code, name in enumerate(encoded.dictionary.to_pylist())}

@@ -80,11 +80,11 @@ def split_to_table(split: Split) -> pa.Table:
     """Set a split as a table, one row for each sample that a client holds, with its hash."""
     parts = {"train": split.train_parts, "test": split.test_parts}
     lengths = [int(part.sizes.sum()) for part in parts.values()]
-    kinds = pa.array(np.repeat(np.arange(len(parts)), lengths), pa.int8())
+    kinds = np.repeat(np.arange(len(parts)), lengths)
     columns = [
-        pa.array(np.concatenate([part.owners() for part in parts.values()]), pa.int32()),
-        pa.DictionaryArray.from_arrays(kinds, pa.array(list(parts), pa.string())).cast(pa.string()),
-        pa.array(np.concatenate([part.joined() for part in parts.values()]), pa.int64()),
+        files.column_of(np.concatenate([part.owners() for part in parts.values()]), pa.int32()),
+        files.texts_of(kinds, list(parts)),
+        files.column_of(np.concatenate([part.joined() for part in parts.values()]), pa.int64()),
     ]
     return pa.table(columns, schema=SPLIT_SCHEMA.with_metadata({"hash": split.hash}))
 

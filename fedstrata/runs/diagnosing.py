@@ -106,20 +106,20 @@ class Diagnosis:
 
     def costs(self, timings: TimingLog) -> dict[str, dict[str, float]]:
         """Tell what each costs: seconds in a round in which it looked, over all rounds, and the most bytes."""
-        spent = (
-            timings.to_table()
-            .group_by("phase", use_threads=False)
-            .aggregate([("seconds", "sum"), ("seconds", "count")])
-        )
-        rows = {row["phase"]: row for row in spent.to_pylist()}
+        if not self.chosen:
+            return {}
+        spent: dict[str, list[float]] = {}
+        table = timings.to_table()
+        for phase, seconds in zip(table["phase"].to_pylist(), table["seconds"].to_pylist(), strict=True):
+            spent.setdefault(phase, []).append(seconds)
         return {
             one.name: {
-                "seconds": row["seconds_sum"],
-                "seconds_per_round": row["seconds_sum"] / row["seconds_count"],
+                "seconds": sum(own),
+                "seconds_per_round": sum(own) / len(own),
                 "peak_bytes": self.peaks.get(one.name, 0),
             }
             for one in self.chosen
-            if (row := rows.get(f"{PHASE}{one.name}")) is not None
+            if (own := spent.get(f"{PHASE}{one.name}")) is not None
         }
 
 

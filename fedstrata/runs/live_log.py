@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedstrata.errors import FedStrataWarning
+from fedstrata.files import column_of
 from fedstrata.runs.metrics import MetricLog, TimingLog
 
 LIVE_FILE = "live.arrows"
@@ -42,7 +44,8 @@ class LiveLog:
         try:
             self._close()
             self._file = self._path.open("wb")
-            self._write(pa.table({"round": pa.array([], pa.int32())}), {_NAME: _BEGINNING, _AFTER: str(after)})
+            nothing = pa.table([column_of(np.empty(0), pa.int32())], names=["round"])
+            self._write(nothing, {_NAME: _BEGINNING, _AFTER: str(after)})
             self._file.flush()
         except OSError as error:
             self._give_up(error)

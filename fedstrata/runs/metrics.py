@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from fedstrata import scores
+from fedstrata import files, scores
 
 METRIC_SCHEMAS: Mapping[str, pa.Schema] = {
     "rounds": pa.schema([("round", pa.int32()), ("metric", pa.string()), ("value", pa.float64())]),
@@ -98,10 +98,10 @@ class _Column:
         return column
 
     def to_array(self, start: int = 0) -> pa.Array:
-        words = pa.array(np.array(self.words[start:] if start else self.words, dtype=self.words.typecode))
-        if self.kind != pa.string():
-            return words
-        return pa.DictionaryArray.from_arrays(words, pa.array(list(self.texts), pa.string())).cast(pa.string())
+        words = np.array(self.words[start:] if start else self.words)
+        return (
+            files.texts_of(words, list(self.texts)) if self.kind == pa.string() else files.column_of(words, self.kind)
+        )
 
 
 class _Rows:
