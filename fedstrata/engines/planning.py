@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +124,7 @@ def _possible(
     # core is the best of the loops. On a small model or a busy machine, one thread may be far faster than all.
     plans = [Plan("stacked", at_once, 1), Plan("loop", _THREADS, 1)]
     if _THREADS > 1:
-        plans += [Plan("loop", 1, 1), Plan("stacked", at_once, _THREADS), Plan("loop", 1, _THREADS)]
+        plans += [Plan("stacked", at_once, _THREADS), Plan("loop", 1, 1), Plan("loop", 1, _THREADS)]
     return plans
 
 
@@ -136,9 +137,22 @@ def _candidates(
     participants: int | None,
 ) -> list[Candidate[Plan]]:
     present = participants or setting.clients
-    return [
-        Candidate(plan, min(plan.chunk, present), _short_rounds(plan, setting, model, data, declared)) for plan in plans
-    ]
+    prepared = {(plan.engine, plan.chunk): cache(_short_rounds(plan, setting, model, data, declared)) for plan in plans}
+
+    def with_threads(plan: Plan) -> Callable[[Sequence[int], int], Round]:
+        def prepare(ids: Sequence[int], steps: int) -> Round:
+            plan.set_threads()
+            shared = prepared[plan.engine, plan.chunk](tuple(ids), steps)
+
+            def one_round() -> None:
+                plan.set_threads()
+                shared()
+
+            return one_round
+
+        return prepare
+
+    return [Candidate(plan, min(plan.chunk, present), with_threads(plan)) for plan in plans]
 
 
 def build_engine(plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> Engine:
@@ -238,19 +252,19 @@ def _parameters(setting: Setting) -> dict[str, Tensor]:
 
 def _short_rounds(
     plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared
-) -> Callable[[Sequence[int], int], Round]:
-    """Make what tries a plan: a round of some clients with a few steps each, without a trace.
+) -> Callable[[tuple[int, ...], int], Round]:
+    """Make what tries a plan, whatever its threads: a round of some clients with a few steps each, without a trace.
 
     It is given when its steps are replayed, as they are in nearly all rounds of a run.
     """
 
-    def prepare(ids: Sequence[int], steps: int) -> Round:
+    def prepare(ids: tuple[int, ...], steps: int) -> Round:
         brief = replace(setting, work=replace(setting.work, steps=steps))
         server = LoopServer(ServerSide(brief, declared))
         if plan.engine == "stacked":
             side = ClientSide(brief, StackedForward(model, head=setting.head), data)
             state, message = side.first_state(ids), server.side.broadcast(server.state, ids, 1)
-            return _learned(lambda: _timed(plan, setting, lambda: side.round(ids, state, message, 1)), [side])
+            return _learned(_to_its_end(setting, lambda: side.round(ids, state, message, 1)), [side])
         side = ClientSide(brief, LoopForward(model, setting.head), data)
         sides, clients = SideBySide(side, plan.chunk), [LoopClient(side, client) for client in ids]
         asked = list(zip(clients, server.messages(ids, 1), strict=True))
@@ -263,7 +277,7 @@ def _short_rounds(
             for client, reply in zip(ids, sides.map(answer, asked), strict=True):
                 server.decoded(reply, client, 1)
 
-        return _learned(lambda: _timed(plan, setting, one_round), sides.sides)
+        return _learned(_to_its_end(setting, one_round), sides.sides)
 
     return prepare
 
@@ -278,9 +292,12 @@ def _learned(one_round: Round, sides: Sequence[ClientSide]) -> Round:
     return one_round
 
 
-def _timed(plan: Plan, setting: Setting, one_round: Round) -> None:
-    """Do a round with the threads of a plan, to its end: on a GPU, what was begun is waited for."""
-    plan.set_threads()
-    one_round()
-    if setting.device.type == "cuda":
-        torch.cuda.synchronize(setting.device)
+def _to_its_end(setting: Setting, one_round: Round) -> Round:
+    """Do a round to its end: on a GPU, what was begun is waited for."""
+
+    def whole_round() -> None:
+        one_round()
+        if setting.device.type == "cuda":
+            torch.cuda.synchronize(setting.device)
+
+    return whole_round

@@ -7,6 +7,7 @@ smaller groups, which are counted and not tried. Trials take a bounded time, and
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,8 +28,12 @@ _SHARE_OF_LONG_RUN, _SHARE_OF_SHORT_RUN = 0.002, 0.05
 """What all trials take together: about a second, more where that is a small share of a run, less where it is a large
 one. Each of the first two ways is tried once in any case.
 """
+_RUNG = 4
+"""How many times more clients, or steps, a closer look has at the least, and by the powers of which they grow: so ways
+that differ in their threads alone come to the same numbers, and share what is prepared for them.
+"""
 _CLOSE = 1.5
-"""What seems to take so many times longer than the fastest is not tried again."""
+"""What would even at its best take so many times longer than the fastest is not tried again."""
 _REPETITIONS = 3
 _MOST_COUNTED = 200
 
@@ -67,9 +72,10 @@ class Trial:
     seconds: float
 
 
-def estimate(whole: Extent, trials: Sequence[Trial]) -> float:
+def estimate(whole: Extent, trials: Sequence[Trial], at_best: bool = False) -> float:
     r"""Estimate how long a round takes: :math:`\alpha` for each group and :math:`\beta` for each client's step, from
-    the last two trials, neither of them below zero; from a single trial, in proportion to clients' steps.
+    the last two trials, neither of them below zero; from a single trial, in proportion to clients' steps, or
+    ``at_best`` to groups, as if more clients in a group cost nothing.
 
     >>> few, many = Trial(Extent(4, 2), 0.08), Trial(Extent(40, 2), 0.44)
     >>> round(estimate(Extent(100, 10), [few, many]), 6)  # 0.02 for each group and 0.01 for each step of a client
@@ -77,6 +83,9 @@ def estimate(whole: Extent, trials: Sequence[Trial]) -> float:
     """
     last, first = trials[-1], trials[-2] if len(trials) > 1 else trials[-1]
     proportional = last.seconds * whole.client_steps / last.extent.client_steps
+    of_groups = last.seconds * whole.groups / last.extent.groups
+    if at_best and len(trials) == 1:
+        return min(proportional, of_groups)
     determinant = first.extent.groups * last.extent.client_steps - last.extent.groups * first.extent.client_steps
     if determinant <= 0:
         return proportional
@@ -85,7 +94,7 @@ def estimate(whole: Extent, trials: Sequence[Trial]) -> float:
     if group <= 0:
         return proportional
     if step <= 0:
-        return last.seconds * whole.groups / last.extent.groups
+        return of_groups
     return group * whole.groups + step * whole.client_steps
 
 
@@ -127,8 +136,9 @@ class Candidate(Generic[Choice]):
             now, most = self._clients, self.at_once
         else:
             now, most = self._steps, int(work.steps_of(sizes[spread(sizes, self._clients)]).max())
-        more = min(most, int(now * times))
-        if more <= 2 * now and not more == most > now:
+        rungs = int(math.log(max(2 * times, 1.0), _RUNG))
+        more = most if most <= now * times else min(most, now * _RUNG**rungs)
+        if more <= now:
             return False
         if self._clients < self.at_once:
             self._try(work, sizes, steps, more)
@@ -189,13 +199,20 @@ def fastest_tried(
         allowed = max(_ALL_SECONDS, min(_MOST_SECONDS, _SHARE_OF_LONG_RUN * run))
         return min(allowed, _SHARE_OF_SHORT_RUN * run) - (time.perf_counter() - began)
 
+    def at_best(candidate: Candidate[Choice]) -> float:
+        return estimate(wholes[id(candidate)], candidate.trials, at_best=True)
+
+    def near() -> list[Candidate[Choice]]:
+        return [one for one in tried if at_best(one) <= _CLOSE * min(map(expected, tried))]
+
     for number, candidate in enumerate(candidates):
         if number < 2 or left() > 0:
             candidate.look(work, sizes, steps)
             tried.append(candidate)
-            candidate.look_closer(work, sizes, steps, min(_TRIAL_SECONDS, left() / 4))
+            if candidate in near():
+                candidate.look_closer(work, sizes, steps, min(_TRIAL_SECONDS, left() / 4))
     for _ in range(_REPETITIONS):
-        close = [candidate for candidate in tried if expected(candidate) <= _CLOSE * min(map(expected, tried))]
+        close = near()
         for candidate in close if len(close) > 1 else ():
             if left() > 0 and not candidate.look_closer(work, sizes, steps, left() / 4):
                 candidate.again()

@@ -159,17 +159,22 @@ def test_a_chunk_is_taken_as_given_but_no_larger_than_the_federation(chunk, at_o
 
 
 def taking(costs, monkeypatch):
-    """Let a trial take as long as is said, for each engine, clients at once and threads."""
-    now = [0.0]
+    """Let a trial take as long as is said, for each engine, clients at once and threads; note what is prepared."""
+    now, prepared = [0.0], []
 
     def short_rounds(plan, setting, model, data, declared):
         def one_round(clients, steps):
-            now[0] += costs[plan.engine, plan.chunk, plan.threads] * clients * steps
+            now[0] += costs[plan.engine, plan.chunk, torch.get_num_threads()] * clients * steps
 
-        return lambda ids, steps: lambda: one_round(len(ids), steps)
+        def prepare(ids, steps):
+            prepared.append((plan.engine, plan.chunk, ids, steps))
+            return lambda: one_round(len(ids), steps)
+
+        return prepare
 
     monkeypatch.setattr(planning, "_short_rounds", short_rounds)
     monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return prepared
 
 
 @pytest.mark.parametrize(
@@ -188,12 +193,13 @@ def test_the_fastest_way_to_use_the_threads_is_chosen_and_set(best, monkeypatch)
     before = torch.get_num_threads()
     ways = [("stacked", 4, 1), ("loop", 1, 1), ("loop", 2, 1), ("stacked", 4, 2), ("loop", 1, 2)]
     monkeypatch.setattr(planning, "_THREADS", 2)
-    taking({way: 0.001 if way == best else 0.005 for way in ways}, monkeypatch)
+    prepared = taking({way: 0.001 if way == best else 0.005 for way in ways}, monkeypatch)
     try:
         plan = plan_of(world_of(plain(), rounds=1000), "auto")
         plan.set_threads()
         assert plan == Plan(*best)
         assert torch.get_num_threads() == best[2]
+        assert len(prepared) == len(set(prepared)), "what differs in threads alone is prepared once"
     finally:
         torch.set_num_threads(before)
 

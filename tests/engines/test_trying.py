@@ -183,3 +183,24 @@ def test_what_a_round_costs_each_client_is_spread_over_its_steps(clock):
     assert fastest([stacked, loop], WORK, SIZES, 100, 1000) == "loop"
     assert loop.trials[-1].extent.client_steps > loop.trials[0].extent.client_steps
     assert loop.round_seconds(WORK, SIZES, 100) == pytest.approx(100 * (0.01 + 0.01 * 20), rel=0.05)
+
+
+def test_no_time_goes_into_what_cannot_be_the_fastest(clock):
+    """Two loops that are far behind, and slow to prepare, leave time for a stack that needs a closer look: for two
+    clients it is no faster than the first one.
+    """
+
+    def slow_to_prepare(name, at_once, group, step):
+        way = candidate(clock, name, at_once, group, step)
+
+        def prepare(ids, steps):
+            clock.now += 0.04
+            return way.prepare(ids, steps)
+
+        return Candidate(name, at_once, prepare)
+
+    first, second = slow_to_prepare("one thread", 20, 0.002, 0.0005), slow_to_prepare("two threads", 20, 0.0025, 0.0002)
+    loops = [slow_to_prepare(f"loop {number}", number, 0.0, 0.003) for number in (2, 1)]
+    assert fastest([first, *loops, second], WORK, SIZES[:20], 20, 1000) == "two threads"
+    assert [len(way.trials) for way in loops] == [1, 1]
+    assert len(second.trials) > 1
