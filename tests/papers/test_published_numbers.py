@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from math import fsum
 
 import pytest
 
+from fedstrata.papers.cells import cells_of
 from fedstrata.papers.reading import Recipe, read_papers
 
 SUMS = """
@@ -58,6 +60,8 @@ HIGHER_IS_BETTER = {
 }
 """PLayer-FL's tables that end with a mean rank."""
 
+SAME = re.compile(r"Table (\d+)'s number for the same setting")
+
 papers = cache(read_papers)
 
 
@@ -92,3 +96,19 @@ def _ranges(recipe: Recipe, higher: bool) -> dict[str, tuple[float, float]]:
             equal = sum(one == values[row] for one in values.values())
             found[row] = lowest + (before + 1) / len(columns), highest + (before + equal) / len(columns)
     return found
+
+
+def test_numbers_of_figures_are_those_of_the_same_runs_in_a_table() -> None:
+    """What a figure has from a table is the number that the table has of a run with the same settings."""
+    for figure in (part for paper in papers().values() for part in paper.parts.values()):
+        drawn = {pair: one for pair, one in figure.published.items() if SAME.fullmatch(one.note)}
+        runs = {(cell.row, cell.column): cell for cell in cells_of(figure, seeds=1)} if drawn else {}
+        for pair, number in drawn.items():
+            table = papers()[figure.paper].part(SAME.sub(r"table\1", number.note))
+            found = {
+                (one.mean, one.std)
+                for cell in cells_of(table, seeds=1)
+                if (cell.settings, cell.recipe.number) == (runs[pair].settings, runs[pair].recipe.number)
+                for one in [table.published_at(cell.row, cell.column)]
+            }
+            assert found == {(number.mean, number.std)}, (figure.name, *pair)
