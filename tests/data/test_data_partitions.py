@@ -388,6 +388,23 @@ def test_classes_that_do_not_come_out_even() -> None:
     assert few.sizes.tolist() == [30] * 4
 
 
+def test_groups_have_the_classes_that_are_named() -> None:
+    """Six clients share 60 samples of each of the classes 0 to 2, two of them also those of class 3 with the others."""
+    split = partitions.make("groups(classes='0-2|1,3', clients='4|2', seed=5)").split(balanced(4, 60, 12), 6)
+    counts = split.label_counts(balanced(4, 60, 12))
+    assert counts.tolist() == [[15, 10, 15, 0]] * 4 + [[0, 10, 0, 30]] * 2
+    assert len(np.unique(np.concatenate(split.train))) == 240
+    tests = [np.unique(balanced(4, 60, 12).labels.numpy()[own]).tolist() for own in split.test]
+    assert tests == [[0, 1, 2]] * 4 + [[1, 3]] * 2
+
+
+def test_groups_are_about_equal_where_nothing_is_said(digits: Dataset) -> None:
+    counts = partitions.make("groups:0-4|5-9|0-9").split(digits, 7).label_counts(digits)
+    assert [np.flatnonzero(own).tolist() for own in counts] == (
+        [[0, 1, 2, 3, 4]] * 3 + [[5, 6, 7, 8, 9]] * 2 + [list(range(10))] * 2
+    )
+
+
 def test_natural_clients_are_the_sites() -> None:
     sites = ["b"] * 8 + ["a"] * 12 + ["c"] * 4
     dataset = from_arrays(torch.rand(24, 1), [0] * 24, sites=sites)
@@ -420,6 +437,9 @@ def test_any_number_of_clients_fits_the_drawn_partitions(digits: Dataset) -> Non
         ("classes:4", 2, "4 classes per client are asked for, but the dataset 'arrays' has 3; use at most 3"),
         ("classes:3", 4, "has 2 training samples for 4 clients"),
         ("natural", 2, "has no natural partition"),
+        ("groups:0-1|3", 2, "names the class 3, but the dataset 'arrays' has classes 0 to 2"),
+        ("groups(classes='0|1', clients='1|2')", 2, "have 3 clients together, and the federation has 2"),
+        ("groups:0-2", 4, "has 2 training samples for 4 clients"),
     ],
 )
 def test_impossible_wishes_get_one_sentence(text: str, clients: int, sentence: str) -> None:
@@ -440,6 +460,26 @@ def test_too_many_natural_clients() -> None:
 def test_bad_parameters_are_refused(text: str) -> None:
     with pytest.raises(FedStrataError, match="is outside what"):
         partitions.make(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("groups:ship|truck", "'ship|truck' of the partition 'groups' are no numbers; write them like '0-7|8-9'"),
+        ("groups:0-|1", "are no numbers"),
+        ("groups:3-1", "The range '3-1' in the classes '3-1' of the partition 'groups' is empty"),
+        ("groups(classes='0|1', clients='4')", "classes for 2 groups .* and clients for 1"),
+        ("groups(classes='0|1', clients='4|none')", "are no numbers of clients; write them like '80|20'"),
+    ],
+)
+def test_groups_that_cannot_be_read_are_refused(text: str, sentence: str) -> None:
+    with pytest.raises(FedStrataError, match=sentence.replace("|", r"\|")):
+        partitions.make(text)
+
+
+def test_groups_of_given_sizes_dictate_the_number_of_clients(digits: Dataset) -> None:
+    assert partitions.make("groups(classes='0-7|8-9', clients='8|2')").clients_for(digits) == 10
+    assert partitions.make("groups:0-7|8-9").clients_for(digits) is None
 
 
 def test_the_first_parameter_is_what_matters_most() -> None:

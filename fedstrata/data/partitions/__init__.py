@@ -1,6 +1,6 @@
 """The ways to divide a dataset among clients: one partition per module."""
 
-from fedstrata.data.partitions import classes, dirichlet, dirichlet_balanced, dirichlet_clients, iid, natural
+from fedstrata.data.partitions import classes, dirichlet, dirichlet_balanced, dirichlet_clients, groups, iid, natural
 from fedstrata.data.partitions.base import Partitioner, partitions
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "dirichlet",
     "dirichlet_balanced",
     "dirichlet_clients",
+    "groups",
     "iid",
     "natural",
     "partitions",

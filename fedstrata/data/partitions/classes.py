@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
 from fedstrata.data.partitions.drawing import class_pools, dealt, even_sizes, local_tests
-from fedstrata.data.split import Split
+from fedstrata.data.split import Parts, Split
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
 
@@ -40,20 +41,27 @@ class Classes(Partitioner):
                 f"has {len(present)}; use at most {len(present)}."
             )
         held = present[balanced_slots(clients, self.per_client, len(present), self.generator("slots"))]
-        counts = np.zeros((clients, dataset.classes), dtype=np.int64)
-        shuffled = list(pools)
-        for label in present:
-            holders = np.flatnonzero((held == label).any(axis=1))
-            if len(holders) > len(pools[label]):
-                raise FedStrataError(
-                    f"The class '{dataset.class_names[label]}' has {len(pools[label])} training samples "
-                    f"for {len(holders)} clients; use fewer clients or fewer classes per client."
-                )
-            if len(holders):
-                shuffled[label] = self.generator("train", int(label)).permutation(pools[label])
-                counts[holders, label] = even_sizes(len(pools[label]), len(holders))
-        train = dealt(shuffled, counts)
+        holds = np.zeros((clients, dataset.classes), dtype=np.bool_)
+        np.put_along_axis(holds, held, True, axis=1)
+        train = divided_classes(dataset, holds, self.generator)
         return Split(train, local_tests(dataset, train, self.test_samples, self.generator))
+
+
+def divided_classes(dataset: Dataset, holds: np.ndarray, generator: Callable[..., np.random.Generator]) -> Parts:
+    """Divide the samples of each class equally over the clients that hold it, by ``holds`` ``[clients, classes]``."""
+    pools = class_pools(dataset, dataset.train)
+    counts, shuffled = np.zeros(holds.shape, dtype=np.int64), list(pools)
+    for label, pool in enumerate(pools):
+        holders = np.flatnonzero(holds[:, label])
+        if len(holders) > len(pool):
+            raise FedStrataError(
+                f"The class '{dataset.class_names[label]}' has {len(pool)} training samples "
+                f"for {len(holders)} clients; use fewer clients or fewer classes per client."
+            )
+        if len(holders):
+            shuffled[label] = generator("train", label).permutation(pool)
+            counts[holders, label] = even_sizes(len(pool), len(holders))
+    return dealt(shuffled, counts)
 
 
 def balanced_slots(clients: int, per_client: int, classes: int, generator: np.random.Generator) -> np.ndarray:
