@@ -52,8 +52,9 @@ class PLayer(Part):
 
     The paper gives no value for t and the released code has no threshold but lists of layers picked by eye; the default
     2 is ours; ``inf`` shares everything. ``up_to`` shares the layers up to a named one instead, without a survey.
-    ``random`` shares a random prefix, neither all layers nor the measured ones (PLayer-FL-Random). The curve and the
-    choice are in the run's layer metrics as ``federation_sensitivity`` and ``federated``.
+    ``random`` shares a random prefix, neither all layers nor the measured ones (PLayer-FL-Random), or beside a
+    ``preset`` not the paper's. The curve and the choice are in the run's layer metrics as ``federation_sensitivity``
+    and ``federated``.
 
     ``preset`` shares as many layers as the paper does on a dataset, for models with as many layers with weights as its
     own (Table A.2): the convolutions of the CNNs for ``fmnist``, ``emnist``, ``cifar`` and ``isic``, two of four layers
@@ -94,7 +95,7 @@ class PLayer(Part):
             f"preset={self.preset}": self.preset is not None,
         }
         ways = [way for way, chosen in given.items() if chosen]
-        if len(ways) > 1:
+        if len(ways) > 1 and self.up_to is not None:
             raise FedStrataError(f"'{self.name}' was given {' and '.join(ways)}, which are ways to choose; keep one.")
 
     def keeps(self, layers: LayerMap) -> Kept:
@@ -104,7 +105,7 @@ class PLayer(Part):
 
     def notes(self, outline: Outline) -> Iterable[str]:
         """Refuse a layer name that does not exist, and a preset for another model, before anything runs."""
-        self._start(outline.layers)
+        self._start(outline.layers, 0)
         return ()
 
     # How many layers are shared ---------------------------------------------------------------------------------------
@@ -115,15 +116,16 @@ class PLayer(Part):
 
     def server_memory(self, server: Server) -> Tensors:
         """Share everything until something is concluded."""
-        return {"federated": server.sizes.new_tensor(self._start(server.layers))}
+        return {"federated": server.sizes.new_tensor(self._start(server.layers, server.seed))}
 
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Share everything until something is announced."""
-        return {"federated": torch.full_like(clients.sizes, self._start(clients.layers))}
+        return {"federated": torch.full_like(clients.sizes, self._start(clients.layers, clients.seed))}
 
-    def _start(self, layers: LayerMap) -> int:
+    def _start(self, layers: LayerMap, seed: int) -> int:
         if self.preset is not None:
-            return self._preset_layers(layers, self.preset)
+            of_paper = self._preset_layers(layers, self.preset)
+            return random_prefix(layers, of_paper, seed) if self.random else of_paper
         return len(layers.weighted) if self.up_to is None else self._position(layers, self.up_to) + 1
 
     def _preset_layers(self, layers: LayerMap, preset: str) -> int:
@@ -201,14 +203,8 @@ class Sensitivity(Exchange):
         """Sum over clients and find the transition point."""
         curve = replies.tensors["sensitivity"].sum(0)
         measured = split_point(curve, self.method.threshold)
-        federated = self._random_prefix(server, measured) if self.method.random else measured
+        federated = random_prefix(server.layers, measured, server.seed) if self.method.random else measured
         return {}, {"federated": server.sizes.new_tensor(federated), "curve": curve}
-
-    def _random_prefix(self, server: Server, measured: int) -> int:
-        choices = [count for count in range(1, len(server.layers.weighted)) if count != measured]
-        if not choices:
-            return measured
-        return int(numpy_generator(server.seed, "player", "prefix").choice(choices))
 
     def announce(self, server: Server) -> Message:
         """Tell how many layers are shared."""
@@ -217,3 +213,9 @@ class Sensitivity(Exchange):
     def adopt(self, clients: Clients, announcement: Message) -> Tensors:
         """Note how many layers are shared."""
         return {"federated": announcement.numbers["federated"].expand(len(clients.ids))}
+
+
+def random_prefix(layers: LayerMap, left_out: int, seed: int) -> int:
+    """Draw how many layers are shared: neither all of them nor ``left_out``, unless nothing else is possible."""
+    choices = [count for count in range(1, len(layers.weighted)) if count != left_out]
+    return int(numpy_generator(seed, "player", "prefix").choice(choices)) if choices else left_out

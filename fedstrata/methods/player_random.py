@@ -8,7 +8,7 @@ from typing import ClassVar
 from fedstrata.methods.contract.declarations import Facts, Touches
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.player import PLayer
+from fedstrata.methods.player import PRESETS, PLayer
 from fedstrata.spec import parameter
 
 
@@ -18,10 +18,11 @@ class PLayerRandom(Part):
     """Share a random prefix of the layers, neither all of them nor those that PLayer-FL would choose.
 
     This is ``player(random=true)``: the prefix is drawn once per run. The survey of PLayer-FL takes place too, to know
-    which prefix to leave out.
+    which prefix to leave out; with a ``preset`` it is the paper's on that dataset, as in the released code.
 
     Defaults:
         threshold: ours; the paper gives no value, and the released code has lists of layers instead.
+        preset: ours; what would be chosen here is left out, unless a dataset of the paper is named.
         batch_size: gaiters-aerials/player_fl, code/configs.py.
     """
 
@@ -31,8 +32,11 @@ class PLayerRandom(Part):
     threshold: float = parameter(
         2.0, "By how much the sensitivity must grow from one layer to the next to end PLayer-FL's own prefix.", above=0
     )
+    preset: str | None = parameter(
+        None, "Leave out the layers that the paper shares on this dataset, without a survey.", choices=tuple(PRESETS)
+    )
     batch_size: int = parameter(128, "Samples in the batch on which gradients are taken.", low=1)
 
     def parts(self) -> tuple[Part, ...]:
         """Stand for PLayer-FL with a random prefix."""
-        return (PLayer(threshold=self.threshold, random=True, batch_size=self.batch_size),)
+        return (PLayer(self.threshold, random=True, preset=self.preset, batch_size=self.batch_size),)

@@ -29,9 +29,9 @@ class RandomK(OwnMasks):
 
     An entry of the global model is the mean over the participants whose masks keep it, by their samples:
     :math:`w = \sum_k p_k m_k w_k / \sum_k p_k m_k`; where no mask does, it stays as it is. SSFL's text leaves open how
-    masked entries are averaged; this is DisPFL's way, which it follows otherwise. Both ways, only what the client's
-    mask keeps travels; a client is tested under its mask. What is personal to a client is not masked. One random mask
-    for all clients (Section 4.2.1) is ``ssfl(topology=random)``.
+    masked entries are averaged; this is DisPFL's way, and ``random-clientwise`` that of SSFL's code. Both ways, only
+    what the client's mask keeps travels; a client is tested under its mask. What is personal to a client is not
+    masked. One random mask for all clients (Section 4.2.1) is ``ssfl(topology=random)``.
 
     Defaults:
         sparsity: paper, Section 4.1.

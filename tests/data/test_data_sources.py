@@ -461,6 +461,8 @@ def test_heart_disease_by_hand(tmp_path: Path) -> None:
     assert dataset.inputs[:, 1].abs().max() == 0
     assert dataset.labels[:4].tolist() == [0, 3, 0, 3]
     assert load("heart_disease(classes=2)", tmp_path).labels[:4].tolist() == [0, 1, 0, 1]
+    halves = load("heart_disease(test_fraction=0.5)", tmp_path)
+    assert np.array_equal(np.bincount(halves.labels.numpy()[halves.test]), [8, 0, 0, 8])
     path = tmp_path / "processed.va.data"
     whole = path.read_text()
     path.write_text(whole + "63.0,1.0\n")

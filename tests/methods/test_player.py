@@ -364,7 +364,6 @@ def test_a_layer_that_does_not_exist_is_refused_before_anything_runs():
     ("text", "ways"),
     [
         ("player(random=true, up_to=body)", "random=true and up_to='body'"),
-        ("player(random=true, preset=cifar)", "random=true and preset=cifar"),
         ("player(up_to='', preset=cifar)", "up_to='' and preset=cifar"),
     ],
 )

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from watching import assert_same_bits, layer_values, run
 
+import fedstrata
+from fedstrata.data import from_arrays
 from fedstrata.engines.engine import pack
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import Method
@@ -14,6 +17,7 @@ from fedstrata.methods import Method
         ("player-random", "player(random=true)"),
         ("player-random(threshold=1.5, batch_size=8)", "player(random=true, threshold=1.5, batch_size=8)"),
         ("fedprox+player-random", "fedprox+player(random=true)"),
+        ("player-random(preset=heart)", "player(random=true, preset=heart)"),
     ],
 )
 def test_it_is_a_name_for_player_with_a_random_prefix(name, long):
@@ -33,6 +37,18 @@ def test_it_shares_a_prefix_that_is_neither_everything_nor_the_measured_one():
     assert values == sorted(values, reverse=True)
     assert 0 < sum(values) < len(values)
     assert shared != measured
+
+
+def test_beside_a_preset_it_is_never_the_papers_and_nothing_is_measured():
+    """Of four layers PLayer-FL shares two: one or three are left to draw."""
+    heart = {"data": from_arrays(torch.rand(20, 10), [0, 1, 2, 3, 4] * 4), "model": "player_mlp"}
+    drawn = set()
+    for seed in range(6):
+        result = fedstrata.run(**heart, clients=2, rounds=1, epochs=1, seed=seed, method="player-random(preset=heart)")
+        layers = result.metrics.to_tables()["layers"].to_pylist()
+        drawn.add(sum(row["value"] for row in layers if row["metric"] == "federated"))
+        assert not [row for row in layers if row["metric"] == "federation_sensitivity"]
+    assert drawn == {1, 3}
 
 
 def test_it_does_not_stand_beside_others_that_choose_layers():

@@ -29,10 +29,11 @@ class HeartDisease(DatasetSource):
 
     As in FLamby (du Terrail et al., NeurIPS 2022), the columns slope, ca and thal are left out, then the patients
     with gaps: 303, 261, 46 and 130 remain. Features are standardised with the mean and deviation of all training
-    patients. There is no official test set: a quarter of each diagnosis of each hospital, evenly spaced, is held out.
+    patients. There is no official test set: a part of each diagnosis of each hospital, evenly spaced, is held out.
     """
 
     classes: int = parameter(5, "5: the severity 0 to 4; 2: disease or none.", choices=(2, 5))
+    test_fraction: float = parameter(0.25, "The part of the patients that is held out.", above=0, below=1)
 
     def find(self, root: Path | None = None) -> list[Path]:
         """Find the file of each hospital."""
@@ -50,7 +51,7 @@ class HeartDisease(DatasetSource):
         table = np.concatenate(tables)
         severity = table[:, -1].astype(np.int64)
         numbers = np.repeat(np.arange(len(tables)), [len(part) for part in tables])
-        train, test = hold_out_for_testing(numbers * 5 + severity, 0.25)
+        train, test = hold_out_for_testing(numbers * 5 + severity, self.test_fraction)
         features = torch.from_numpy(table[:, :-1])
         mean, deviation = (
             torch.tensor(values, dtype=torch.float64)
