@@ -305,7 +305,7 @@ def _read_part(
         {**shared, **experiment},
         rows or {"": {}},
         columns or {"": {}},
-        tuple(_claim(given, rows, columns, where) for given in content.get("claims", ())),
+        tuple(claim for given in content.get("claims", ()) for claim in _claims(given, rows, columns, where)),
         read_charts(content.get("charts", {}), list(rows), list(columns), where),
         published,
         cells,
@@ -365,6 +365,16 @@ def _changes(given: object, where: str, of: str = "[experiment]") -> dict[str, A
         if key.split(".")[0] not in known:
             raise unknown_name(f"key of an experiment, as the {of} of {where} has it, called", key, known)
     return changes
+
+
+def _claims(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str) -> list[StatedClaim]:
+    """Read a claim; where ``by`` is a table of columns and numbers, it is one for each of them."""
+    by = given.get("by")
+    if not isinstance(by, Mapping):
+        return [_claim(given, rows, columns, where)]
+    if "columns" in given:
+        raise FedStrataError(f"A claim in {where} has columns beside a 'by' for each of them; leave the columns out.")
+    return [_claim({**given, "by": one, "columns": [name]}, rows, columns, where) for name, one in by.items()]
 
 
 def _claim(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str) -> StatedClaim:
