@@ -1,6 +1,7 @@
 """Recipes: the settings of a paper, its tables and figures, and the numbers that it published.
 
-    recipes/PAPER/paper.toml    title, citation, link, what its ± means, and under [experiment] what its parts share
+    recipes/PAPER/paper.toml    title, citation, link, what its ± means, and what its parts share: the [experiment], the
+                                number, and what [rows] and [columns] are that several parts have
     recipes/PAPER/PART.toml     a table or a figure: which runs make its rows and columns, and which number is reported
     published.csv               paper, part, row, column, mean, std, note
 
@@ -20,6 +21,7 @@ from typing import Any, TypeVar, get_args
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.papers.figures.asked import Asked, read_charts
+from fedstrata.papers.inheriting import ENTRIES, Entries, completed, entries_of_paper, entries_of_part, flat
 from fedstrata.verdicts import Middle, Spread
 
 PAPERS = Path(__file__).parent
@@ -41,7 +43,9 @@ SPREADS: tuple[Spread, ...] = get_args(Spread)
 MIDDLES: tuple[Middle, ...] = get_args(Middle)
 _STATISTICS = ("published_seeds", "spread", "middle")
 """How many runs are behind a published number, what its ± is, and what was taken of the runs."""
-_PAPER_KEYS = ("title", "citation", "link", "note", *_STATISTICS, "experiment")
+_OF_ALL_PARTS = ("number", "at", *_STATISTICS)
+"""What a paper may say for all its parts; the number only for those that report one."""
+_PAPER_KEYS = ("title", "citation", "link", "note", *_OF_ALL_PARTS, "experiment", *ENTRIES)
 _PART_KEYS = (
     "title", "kind", "like", "number", "at", "unit", "seeds", "runs", "note", "experiment", "rows", "columns", "cells",
     "claims", "charts", *_STATISTICS,
@@ -222,18 +226,34 @@ def _number(text: str | None, name: str, where: str) -> float | None:
 def _read_paper(folder: Path, numbers: Mapping[tuple[str, str, str, str], Published]) -> Paper:
     content, where = _read_toml(folder / PAPER_FILE)
     _refuse_unknown(content, _PAPER_KEYS, where)
-    shared = _changes(content.get("experiment", {}), where)
+    content["experiment"] = _changes(content.get("experiment", {}), where)
+    entries = _checked(entries_of_paper(content, where), where)
     name = folder.name
     files = sorted((path for path in folder.glob("*.toml") if path.name != PAPER_FILE), key=_order)
-    parts = {}
-    for file in files:
-        parts[file.stem] = _read_part(file, name, shared, numbers, content)
+    parts = {file.stem: _read_part(file, name, content, entries, numbers) for file in files}
     texts = [_text(content, key, where) for key in ("title", "citation", "link")]
     paper = Paper(name, texts[0], texts[1], texts[2], parts, str(content.get("note", "")))
     for part in parts.values():
         for source in part.sources:
             paper.part(source)
+    _refuse_idle(entries, paper, where)
     return paper
+
+
+def _checked(entries: Entries, where: str) -> Entries:
+    """Refuse what is misspelt in the rows and columns of a paper, with the name of its own file."""
+    for kind, one in ENTRIES.items():
+        for name, entry in entries[kind].items():
+            _changes(_without_own(entry, {}, (name,), where), where, f"{one} '{name}'")
+    return entries
+
+
+def _refuse_idle(entries: Entries, paper: Paper, where: str) -> None:
+    """Refuse parameters of methods that no part has: they would change nothing."""
+    there = {key for part in paper.parts.values() for column in part.columns.values() for key in column}
+    for key in (key for column in entries["columns"].values() for key in column if key.startswith("method.")):
+        if key not in there:
+            raise FedStrataError(f"'{key}' in the columns of {where} is a parameter of no row's method in any part.")
 
 
 def _order(path: Path) -> tuple[str, str, int]:
@@ -244,19 +264,22 @@ def _order(path: Path) -> tuple[str, str, int]:
 
 
 def _read_part(
-    file: Path, paper: str, shared: Changes, numbers: Mapping[tuple[str, str, str, str], Published],
-    of_paper: Mapping[str, Any],
+    file: Path, paper: str, of_paper: Mapping[str, Any], entries: Entries,
+    numbers: Mapping[tuple[str, str, str, str], Published],
 ) -> Recipe:  # fmt: skip
-    content, where = _read_whole(file)
-    content = {**{key: of_paper[key] for key in _STATISTICS if key in of_paper}, **content}
+    content, where = _read_whole(file, entries)
+    shared, experiment = of_paper["experiment"], _changes(content.get("experiment", {}), where)
+    named = completed(content, entries, experiment, shared, where)
+    taken = _OF_ALL_PARTS if content.get("runs", True) else _STATISTICS
+    content = {**{key: of_paper[key] for key in taken if key in of_paper}, **content}
     own: dict[tuple[str, ...], Changes] = {}
     rows = {
-        name: _row(name, _without_own(given, own, (name, ""), where), where)
-        for name, given in content.get("rows", {}).items()
+        name: _changes(_without_own(given, own, (name, ""), where), where, f"row '{name}'")
+        for name, given in named["rows"].items()
     }
     columns = {
         name: _changes(_without_own(given, own, ("", name), where), where, f"column '{name}'")
-        for name, given in content.get("columns", {}).items()
+        for name, given in named["columns"].items()
     }
     cells = {
         (row, column): _changes(_without_own(given, own, (row, column), where), where, f"cell '{row}', '{column}'")
@@ -279,10 +302,10 @@ def _read_part(
         int(content.get("seeds", 1)),
         bool(content.get("runs", True)),
         str(content.get("note", "")),
-        {**shared, **_changes(content.get("experiment", {}), where)},
+        {**shared, **experiment},
         rows or {"": {}},
         columns or {"": {}},
-        tuple(_claim(given, rows, columns, where) for given in content.get("claims", ())),
+        tuple(claim for given in content.get("claims", ()) for claim in _claims(given, rows, columns, where)),
         read_charts(content.get("charts", {}), list(rows), list(columns), where),
         published,
         cells,
@@ -297,22 +320,24 @@ def _read_part(
     return recipe
 
 
-def _read_whole(file: Path) -> tuple[dict[str, Any], str]:
+def _read_whole(file: Path, entries: Entries) -> tuple[dict[str, Any], str]:
     """Read a part; one that is ``like`` another begins with that one's rows, columns, cells and number."""
     content, where = _read_toml(file)
     _refuse_unknown(content, _PART_KEYS, where)
+    first: dict[str, Any] = {}
     if "like" in content:
         other = file.with_name(f"{content['like']}.toml")
         if not other.is_file() or other == file:
             raise FedStrataError(f"{where} is like '{content['like']}', but its paper has no other part of that name.")
-        first = {key: value for key, value in _read_whole(other)[0].items() if key in _INHERITED}
-        experiment = {**first.get("experiment", {}), **content.get("experiment", {})}
-        content = {**first, **content, **({"experiment": experiment} if experiment else {})}
+        first = {key: value for key, value in _read_whole(other, entries)[0].items() if key in _INHERITED}
+    experiment = {**first.get("experiment", {}), **flat(content.get("experiment", {}), "[experiment]", where)}
+    named = entries_of_part(content, first, entries, where)
+    content = {**first, **content, **named, "experiment": experiment}
     for row, of_row in content.get("cells", {}).items():
-        if "like" not in content and row not in content.get("rows", {}):
-            raise unknown_name(f"row in {where}, of which it has cells, called", row, content.get("rows", {}))
+        if "like" not in content and row not in content["rows"]:
+            raise unknown_name(f"row in {where}, of which it has cells, called", row, content["rows"])
         for column in of_row:
-            if "like" not in content and column not in content.get("columns", {}):
+            if "like" not in content and column not in content["columns"]:
                 raise unknown_name(f"column in {where}, of which it has cells, called", column, content["columns"])
     return content, where
 
@@ -332,22 +357,24 @@ def _without_own(given: object, own: dict[tuple[str, ...], Changes], of: tuple[s
     return {key: value for key, value in given.items() if key not in said}
 
 
-def _row(name: str, given: object, where: str) -> Changes:
-    return {"method": given} if isinstance(given, str) else _changes(given, where, f"row '{name}'")
-
-
 def _changes(given: object, where: str, of: str = "[experiment]") -> dict[str, Any]:
     """Read changes of an experiment, by the names by which ``--sweep`` has them; unknown keys are refused."""
-    if not isinstance(given, Mapping):
-        raise FedStrataError(f"The {of} of {where} is no table of keys of an experiment: '{given}'.")
     known = [one.name for one in dataclasses.fields(Experiment)]
-    flat: dict[str, Any] = {}
-    for key, value in given.items():
+    changes = flat(given, of, where)
+    for key in changes:
         if key.split(".")[0] not in known:
             raise unknown_name(f"key of an experiment, as the {of} of {where} has it, called", key, known)
-        inner = value if isinstance(value, Mapping) else None
-        flat |= {key: value} if inner is None else {f"{key}.{name}": one for name, one in inner.items()}
-    return flat
+    return changes
+
+
+def _claims(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str) -> list[StatedClaim]:
+    """Read a claim; where ``by`` is a table of columns and numbers, it is one for each of them."""
+    by = given.get("by")
+    if not isinstance(by, Mapping):
+        return [_claim(given, rows, columns, where)]
+    if "columns" in given:
+        raise FedStrataError(f"A claim in {where} has columns beside a 'by' for each of them; leave the columns out.")
+    return [_claim({**given, "by": one, "columns": [name]}, rows, columns, where) for name, one in by.items()]
 
 
 def _claim(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str) -> StatedClaim:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import tomllib
 from collections.abc import Callable
 from functools import cache
 from statistics import mean
@@ -18,7 +20,7 @@ from fedstrata.methods import Method
 from fedstrata.models import models
 from fedstrata.optimisers import optimisers
 from fedstrata.papers.cells import Cell, cells_of
-from fedstrata.papers.reading import Recipe, read_papers
+from fedstrata.papers.reading import PAPER_FILE, PAPERS, RECIPES, Recipe, read_papers
 from fedstrata.ranks import mean_ranks
 from fedstrata.schedules import schedules
 from fedstrata.scores import metrics
@@ -156,6 +158,16 @@ def test_every_run_of_a_recipe_can_be_built(paper: str):
                 except FedStrataError as error:
                     problems.add(str(error))
     assert sorted(problems) == []
+
+
+@pytest.mark.parametrize("paper", PARTS)
+def test_what_a_paper_says_of_rows_and_columns_is_used(paper: str):
+    files = sorted((PAPERS / RECIPES / paper).glob("*.toml"))
+    said = tomllib.loads((PAPERS / RECIPES / paper / PAPER_FILE).read_text())
+    begun_with = {name for file in files for name in re.findall(r'\blike = "([^"]+)"', file.read_text())}
+    parts = papers()[paper].parts.values()
+    assert sorted(set(said.get("rows", {})) - begun_with - {row for one in parts for row in one.rows}) == []
+    assert sorted(set(said.get("columns", {})) - begun_with - {name for one in parts for name in one.columns}) == []
 
 
 def test_rows_and_columns_are_those_of_the_published_numbers():

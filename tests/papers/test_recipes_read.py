@@ -10,7 +10,7 @@ import pytest
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.cells import Choice, Smaller, cells_of, changes_in_words, settings_hash
-from fedstrata.papers.reading import Recipe, read_papers
+from fedstrata.papers.reading import Recipe, StatedClaim, read_papers
 from fedstrata.papers.words import statistics_line
 
 SMALL = Path(__file__).parent / "small"
@@ -171,6 +171,23 @@ def test_what_published_numbers_are_is_said_by_paper_part_or_column(own: Path) -
     assert statistics_line(table) == "medians of 10 runs (.5: 50), ± half of the 95 % interval"
     part.write_text('spread = "variance"\n' + part.read_text())
     with pytest.raises(FedStrataError, match="asks for, called 'variance'"):
+        read_papers(own)
+
+
+def test_a_claim_of_several_columns_has_a_number_for_each(own: Path) -> None:
+    path = own / "recipes" / "tiny" / "table1.toml"
+    old = 'by = 4.8\ncolumns = [".1"]'
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, 'by = { ".5" = 1, ".1" = 4.8 }\nmain = true'))
+    [first, second] = read_papers(own)["tiny"].part("table1").claims
+    assert first == StatedClaim("FedBN", "Local", 1.0, (".5",), True)
+    assert second == StatedClaim("FedBN", "Local", 4.8, (".1",), True)
+    path.write_text(text.replace(old, 'by = { ".2" = 1 }'))
+    with pytest.raises(FedStrataError, match=r"which a claim names, called '\.2'"):
+        read_papers(own)
+    path.write_text(text.replace(old, 'by = { ".1" = 1 }\ncolumns = [".1"]'))
+    with pytest.raises(FedStrataError, match=r"A claim in 'tiny/table1\.toml' has columns beside"):
         read_papers(own)
 
 
