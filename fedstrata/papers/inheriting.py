@@ -66,6 +66,20 @@ def completed(own: Entries, paper: Entries, experiment: Entry, shared: Entry, wh
     return {"rows": rows, "columns": columns}
 
 
+def laid_over_cells(own: Mapping[str, Mapping[str, Entry]], first: Mapping[str, Mapping[str, Entry]]) -> dict[str, Any]:
+    """Lay the cells of a part, by row and column, over those of the part that it is like.
+
+    >>> laid_over_cells({"FedAvg": {"Heart": {"seeds": 3}}}, {"FedAvg": {"Heart": {"rounds": 9}, "CIFAR": {}}})
+    {'FedAvg': {'Heart': {'rounds': 9, 'seeds': 3}, 'CIFAR': {}}}
+    """
+    laid = {row: dict(of_row) for row, of_row in first.items()}
+    for row, of_row in own.items():
+        of_first = laid.setdefault(row, {})
+        for column, entry in of_row.items():
+            of_first[column] = _laid_over(entry, of_first.get(column, {}))
+    return laid
+
+
 def flat(given: object, of: str, where: str) -> dict[str, Any]:
     """Write tables inside a table by the names by which ``--sweep`` has them, so that one can be laid over another.
 

@@ -21,7 +21,15 @@ from typing import Any, TypeVar, get_args
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.papers.figures.asked import Asked, read_charts
-from fedstrata.papers.inheriting import ENTRIES, Entries, completed, entries_of_paper, entries_of_part, flat
+from fedstrata.papers.inheriting import (
+    ENTRIES,
+    Entries,
+    completed,
+    entries_of_paper,
+    entries_of_part,
+    flat,
+    laid_over_cells,
+)
 from fedstrata.verdicts import Middle, Spread
 
 PAPERS = Path(__file__).parent
@@ -332,7 +340,8 @@ def _read_whole(file: Path, entries: Entries) -> tuple[dict[str, Any], str]:
         first = {key: value for key, value in _read_whole(other, entries)[0].items() if key in _INHERITED}
     experiment = {**first.get("experiment", {}), **flat(content.get("experiment", {}), "[experiment]", where)}
     named = entries_of_part(content, first, entries, where)
-    content = {**first, **content, **named, "experiment": experiment}
+    cells = laid_over_cells(content.get("cells", {}), first.get("cells", {}))
+    content = {**first, **content, **named, "experiment": experiment, "cells": cells}
     for row, of_row in content.get("cells", {}).items():
         if "like" not in content and row not in content["rows"]:
             raise unknown_name(f"row in {where}, of which it has cells, called", row, content["rows"])

@@ -158,3 +158,17 @@ def test_mistakes_of_a_paper_are_told_with_its_own_file(own: Path, old: str, new
     with pytest.raises(FedStrataError) as caught:
         read_papers(own)
     assert words in str(caught.value)
+
+
+def test_cells_of_a_part_are_laid_over_those_of_the_part_that_it_is_like(own: Path) -> None:
+    """Both cells of the first part are still there, one of them with a change; a third has one of its own."""
+    entries = 'rows = ["Local", "FedBN"]\ncolumns = [".1", ".5"]\n'
+    first = "[cells]\nLocal = { '.1' = { rounds = 2, epochs = 4 }, '.5' = { runs = false } }"
+    part(own, entries + first, "table1")
+    second = part(
+        own, "like = 'table1'\n[cells]\nLocal = { '.1' = { rounds = 3 } }\nFedBN = { '.5' = { epochs = 7 } }", "table2"
+    )
+    found = experiments(second)
+    assert ("Local", ".5") not in found
+    assert (found["Local", ".1"].rounds, found["Local", ".1"].epochs) == (3, 4)
+    assert found["FedBN", ".5"].epochs == 7
