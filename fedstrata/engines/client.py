@@ -21,7 +21,7 @@ from fedstrata.engines.forward import Forward
 from fedstrata.engines.observing import Observer
 from fedstrata.engines.probe import DataProbe
 from fedstrata.engines.setting import Setting
-from fedstrata.engines.training import Trainer, refuse_unprepared
+from fedstrata.engines.training import Assignment, Trainer, refuse_unprepared
 from fedstrata.flops import Cost
 from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Clients, Declared, Message, Phase, Stretch, Training
@@ -159,7 +159,8 @@ class ClientSide:
             stage = phase.stage or (1, clients.rounds)
             factor = self.setting.schedule.factor_in_stage(clients.round, stage, losses_so_far)
             state = last if phase.continues else kept.group(self._place(phase))
-            trained = trainer.train(clients, received, begin, phase, factor, f"phase {first}", state)
+            task = Assignment(clients, received, begin, phase, f"phase {first}", factor, state)
+            trained = trainer.train(task)
             optimiser, taken = phase.optimiser or self.setting.optimiser, state.get(_TAKEN, torch.zeros_like(steps))
             memory, last = trained.memory, {**trained.optimiser, _TAKEN: taken + trained.steps}
             if second is None:
@@ -206,7 +207,7 @@ class ClientSide:
         model, clients = self.own_model(ids, state, broadcast, round)
         phase = self.setting.method.adaptation
         if phase is not None:
-            model = self.trainer.train(clients, model, model, phase, 1.0, "adaptation").model
+            model = self.trainer.train(Assignment(clients, model, model, phase, "adaptation")).model
         return self.setting.method.deployed(clients, model)
 
     def answer_survey(

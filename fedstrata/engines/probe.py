@@ -16,7 +16,7 @@ from fedstrata.engines.batches import Batch
 from fedstrata.engines.evaluation import score_models
 from fedstrata.engines.forward import differentiable_attention
 from fedstrata.engines.operations import Operations
-from fedstrata.engines.training import Trainer
+from fedstrata.engines.training import Assignment, Trainer
 from fedstrata.errors import FedStrataError
 from fedstrata.losses import cross_entropy
 from fedstrata.methods.contract.views import Clients, Phase
@@ -270,7 +270,8 @@ class DataProbe:
     ) -> Tensors:
         """Return the model after a stretch of some epochs of local training at the initial learning rate."""
         clients = replace(self.clients, memory=self.clients.memory | (memory or {}))
-        return self.trainer.train(clients, model, model, Phase(epochs=epochs, span=span), 1.0, "survey").model
+        task = Assignment(clients, model, model, Phase(epochs=epochs, span=span), "survey")
+        return self.trainer.train(task).model
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
         """Return accuracy and mean loss, ``[K]`` each, on all training samples or all samples that are held out."""

@@ -65,6 +65,29 @@ class Trained:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """What K clients are asked to do: to train for one phase, from ``start``.
+
+    ``received`` is what hooks see as the weights of the round's beginning, ``factor`` the schedule's, for the learning
+    rate. ``purpose`` separates the draws of different phases. Without a ``kept`` state of the optimiser a fresh one is
+    made.
+    """
+
+    clients: Clients
+    received: Tensors
+    start: Tensors
+    phase: Phase
+    purpose: str
+    factor: float = 1.0
+    kept: Tensors = field(default_factory=dict)
+
+    def in_order(self, rows: Tensor, order: np.ndarray) -> Assignment:
+        """Bring the clients into another order, which ``rows`` has on the device."""
+        received, start, kept = (take(stack, rows) for stack in (self.received, self.start, self.kept))
+        return replace(self, clients=self.clients.rows(rows, order), received=received, start=start, kept=kept)
+
+
 @dataclass
 class Workspace:
     """The places of all that steps of K clients read and write.
@@ -166,47 +189,23 @@ class Trainer:
     data: DeviceData
     kept: OrderedDict[Any, tuple[Workspace, Replayer]] = field(default_factory=OrderedDict, repr=False, compare=False)
 
-    def train(
-        self,
-        clients: Clients,
-        received: Tensors,
-        start: Tensors,
-        phase: Phase,
-        factor: float,
-        purpose: str,
-        kept: Tensors | None = None,
-    ) -> Trained:
-        """Train K clients for one phase, from ``start``; ``received`` is what hooks see as the weights of the round's
-        beginning.
-
-        ``factor`` is the schedule's, for the learning rate. ``purpose`` separates the draws of different phases.
-        Without a ``kept`` state of the optimiser a fresh one is made.
-        """
-        order = self.data.order_of(clients.ids, self._work(phase))
+    def train(self, task: Assignment) -> Trained:
+        """Train K clients for one phase: those of unequal size in the order of it, so that who goes on comes first."""
+        order = self.data.order_of(task.clients.ids, self._work(task.phase))
         if order is None:
-            trained = self._train(clients, received, start, phase, factor, purpose, kept or {})
-            return trained.copied(clients.memory) if self.setting.replay else trained
+            trained = self._train(task)
+            return trained.copied(task.clients.memory) if self.setting.replay else trained
         rows, back = to_device(np.stack((order, np.argsort(order))), self.setting.device)
-        sorted_clients = clients.rows(rows, order)
-        given, begin, state = (take(stack, rows) for stack in (received, start, kept or {}))
-        trained = self._train(sorted_clients, given, begin, phase, factor, purpose, state)
-        return trained.ordered(back, clients.memory, sorted_clients.memory)
+        in_order = task.in_order(rows, order)
+        return self._train(in_order).ordered(back, task.clients.memory, in_order.clients.memory)
 
-    def _train(
-        self,
-        clients: Clients,
-        received: Tensors,
-        start: Tensors,
-        phase: Phase,
-        factor: float,
-        purpose: str,
-        kept: Tensors,
-    ) -> Trained:
+    def _train(self, task: Assignment) -> Trained:
         """Train clients in the order in which they are given; what it leaves may lie in places that are used again."""
-        work = self._begin(clients, received, start, phase, factor, purpose, kept)
+        clients, phase = task.clients, task.phase
+        work = self._begin(task)
         work, replayer = self._in_kept_places(work, phase) if self.setting.replay else (work.in_places(False), None)
 
-        for batch, repeat in self._batches(clients.ids, clients.round, phase, purpose):
+        for batch, repeat in self._batches(clients.ids, clients.round, phase, task.purpose):
             work.number.fill_(batch.step)
             if replayer is None:
                 self._step(work, work.clients, batch, phase, repeat)
@@ -218,17 +217,9 @@ class Trainer:
         work.view = work.clients  # not to hold what the clients of this round keep
         return trained
 
-    def _begin(
-        self,
-        clients: Clients,
-        received: Tensors,
-        start: Tensors,
-        phase: Phase,
-        factor: float,
-        purpose: str,
-        kept: Tensors,
-    ) -> Workspace:
+    def _begin(self, task: Assignment) -> Workspace:
         """Gather what a phase begins with, as it is."""
+        clients, phase, start = task.clients, task.phase, task.start
         layers, method, device = self.setting.layers, self.setting.method, self.setting.device
         optimiser = phase.optimiser or self.setting.optimiser
         learned = {name: clients.memory[name] for name in method.learned(clients.memory)}
@@ -237,24 +228,24 @@ class Trainer:
         moving = [name for name in layers.parameter_names if name in chosen] + list(learned)
         fresh = optimiser.state({name: parameters[name] for name in moving})
         given = (
-            under("received", received)
+            under("received", task.received)
             | under("memory", clients.memory)
             | under("previous", clients.previous)
             | {name: getattr(clients, name) for name in _FACTS}
             | under("parameters", parameters)
             | under("buffers", {name: start[name] for name in layers.buffer_names})
-            | under("optimiser", {**fresh, **kept})
+            | under("optimiser", {**fresh, **task.kept})
         )
 
         def rate(of: Optimiser) -> Tensor:
-            return torch.full((), of.learning_rate * factor * phase.rate, dtype=torch.float64, device=device)
+            return torch.full((), of.learning_rate * task.factor * phase.rate, dtype=torch.float64, device=device)
 
         return Workspace(
             view=clients,
             given=given,
             ring=KeyRing(clients),
             keys={
-                use: client_keys(self.setting.seed, clients.round, clients.ids, f"{purpose}/{use}", device)
+                use: client_keys(self.setting.seed, clients.round, clients.ids, f"{task.purpose}/{use}", device)
                 for use in ("transforms", "dropout")
             },
             moving=moving,
