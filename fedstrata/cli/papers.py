@@ -208,9 +208,31 @@ def _keep(planned: Planned, folder: Path) -> list[Kept]:
     from fedstrata.papers.running import collect
 
     path = folder / RESULTS
-    found = collect(planned, "fedstrata " + shlex.join(sys.argv[1:]))
+    found = collect(planned, command_to_keep(sys.argv[1:]))
     write_results(path, merged(read_results([path]) if path.exists() else [], found))
     return found
+
+
+def command_to_keep(words: Sequence[str]) -> str:
+    """Write a command as results keep it: what decides their numbers, not where files lie and what is shown.
+
+    >>> command_to_keep(["paper", "lips", "table2", "--only", "c10 .1", "--jobs=2", "--out", "/home/me/t2", "--quiet"])
+    "fedstrata paper lips table2 --only 'c10 .1'"
+    """
+    kept: list[str] = []
+    left = iter(words)
+    for word in left:
+        name, equals, _ = word.partition("=")
+        if name in _OF_A_PLACE:
+            if not equals:
+                next(left, None)
+        elif name not in _OF_WHAT_IS_SHOWN:
+            kept.append(word)
+    return f"fedstrata {shlex.join(kept)}"
+
+
+_OF_A_PLACE = ("--out", "--runs", "--known", "--data-root", "--jobs", "--figures", "--figure-width", "--figure-font")
+_OF_WHAT_IS_SHOWN = ("--json", "--quiet", "-q", "--no-report")
 
 
 def _show(
