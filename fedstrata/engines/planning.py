@@ -152,7 +152,14 @@ def _candidates(
 
         return prepare
 
-    return [Candidate(plan, min(plan.chunk, present), with_threads(plan)) for plan in plans]
+    firsts: dict[tuple[str, int], Candidate[Plan]] = {}
+    candidates = []
+    for plan in plans:
+        same = (plan.engine, plan.chunk)
+        candidate = Candidate(plan, min(plan.chunk, present), with_threads(plan), like=firsts.get(same))
+        firsts.setdefault(same, candidate)
+        candidates.append(candidate)
+    return candidates
 
 
 def build_engine(plan: Plan, setting: Setting, model: nn.Module, data: DeviceData, declared: Declared) -> Engine:

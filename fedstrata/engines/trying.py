@@ -26,7 +26,7 @@ _ALL_SECONDS = 1.0
 _MOST_SECONDS = 5.0
 _SHARE_OF_LONG_RUN, _SHARE_OF_SHORT_RUN = 0.002, 0.05
 """What all trials take together: about a second, more where that is a small share of a run, less where it is a large
-one. Each of the first two ways is tried once in any case.
+one. Each of the first two ways is tried once in any case, and what is like one that may be the fastest.
 """
 _RUNG = 4
 """How many times more clients, or steps, a closer look has at the least, and by the powers of which they grow: so ways
@@ -113,37 +113,43 @@ def spread(sizes: np.ndarray, count: int) -> list[int]:
 class Candidate(Generic[Choice]):
     """A way to run rounds, on trial: ``prepare`` makes a round of some clients with so many steps each, which has
     nothing left to do that is done once for a kind of step, and ``at_once`` is how many clients train together.
+
+    ``like`` is a way for which the same is prepared, so that trials of this one cost little more than their rounds.
     """
 
     choice: Choice
     at_once: int
     prepare: Callable[[Sequence[int], int], Round]
+    like: Candidate[Choice] | None = None
     trials: list[Trial] = field(default_factory=list)
     _round: Round | None = None
-    _clients: int = 0
-    _steps: int = 0
+    _tried: list[tuple[int, int]] = field(default_factory=list)
+    """How many clients and how many steps the trials had."""
 
     def look(self, work: Work, sizes: np.ndarray, steps: int) -> None:
-        """Try it with few clients."""
-        self._try(work, sizes, steps, min(_FEW_CLIENTS, self.at_once))
+        """Try it with few clients, or as often as the one was tried that it is like."""
+        before = self.like._tried if self.like is not None else []
+        for clients, of_each in before or [(min(_FEW_CLIENTS, self.at_once), steps)]:
+            self._try(work, sizes, of_each, clients)
 
     def look_closer(self, work: Work, sizes: np.ndarray, steps: int, seconds: float) -> bool:
         """Try it with more clients, as many as take about so many seconds, or, when all train at once, with more of
         their steps, over which a round's own work spreads; tell whether these are more.
         """
         times = seconds / max(self.trials[-1].seconds, 1e-9)
-        if self._clients < self.at_once:
-            now, most = self._clients, self.at_once
+        clients, of_each = self._tried[-1]
+        if clients < self.at_once:
+            now, most = clients, self.at_once
         else:
-            now, most = self._steps, int(work.steps_of(sizes[spread(sizes, self._clients)]).max())
-        rungs = int(math.log(max(2 * times, 1.0), _RUNG))
+            now, most = of_each, int(work.steps_of(sizes[spread(sizes, clients)]).max())
+        rungs = int(math.log(max(1.5 * times, 1.0), _RUNG))  # more clients at once take less than in proportion
         more = most if most <= now * times else min(most, now * _RUNG**rungs)
         if more <= now:
             return False
-        if self._clients < self.at_once:
+        if clients < self.at_once:
             self._try(work, sizes, steps, more)
         else:
-            self._try(work, sizes, more, self._clients)
+            self._try(work, sizes, more, clients)
         return True
 
     def again(self) -> None:
@@ -154,7 +160,8 @@ class Candidate(Generic[Choice]):
 
     def _try(self, work: Work, sizes: np.ndarray, steps: int, clients: int) -> None:
         ids = spread(sizes, clients)
-        self._round, self._clients, self._steps = self.prepare(ids, steps), clients, steps
+        self._round = self.prepare(ids, steps)
+        self._tried.append((clients, steps))
         self.trials.append(Trial(Extent.of(replace(work, steps=steps), sizes[ids]), _seconds(self._round)))
 
     def whole(self, work: Work, sizes: np.ndarray, participants: int) -> Extent:
@@ -206,7 +213,7 @@ def fastest_tried(
         return [one for one in tried if at_best(one) <= _CLOSE * min(map(expected, tried))]
 
     for number, candidate in enumerate(candidates):
-        if number < 2 or left() > 0:
+        if number < 2 or left() > 0 or candidate.like in near():
             candidate.look(work, sizes, steps)
             tried.append(candidate)
             if candidate in near():
