@@ -66,6 +66,7 @@ def toy(experiment: Experiment) -> dict[str, Any]:
         "precision": "fp32",
         "engine": "loop",
         "method": re.sub(r"fedlaw\(epochs=\d+", "fedlaw(epochs=1", experiment.method),
+        "diagnose": re.sub(r"\bhessian\b(?!\()", "hessian(probes=2, batch_size=4)", experiment.diagnose or "") or None,
         "validation": None if experiment.validation is None else 8,
         "model": "vit" if experiment.model.startswith("dino") else re.sub(r"\(weights=[^,)]*\)", "", experiment.model),
     }
