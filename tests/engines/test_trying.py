@@ -204,3 +204,22 @@ def test_no_time_goes_into_what_cannot_be_the_fastest(clock):
     assert fastest([first, *loops, second], WORK, SIZES[:20], 20, 1000) == "two threads"
     assert [len(way.trials) for way in loops] == [1, 1]
     assert len(second.trials) > 1
+
+
+def test_what_is_like_the_fastest_is_tried_as_often_when_time_is_up(clock):
+    """To look closer at the first way took all of the time; the third has the same rounds, prepared already, and is
+    faster.
+    """
+    slow, quick = candidate(clock, "one thread", 20, 0.002, 0.0005), candidate(clock, "two threads", 20, 0.002, 0.0003)
+
+    def prepare(ids, steps):
+        clock.now += 1.0 if len(ids) > 2 else 0.0
+        return slow.prepare(ids, steps)
+
+    first, loop = Candidate("one thread", 20, prepare), candidate(clock, "loop", 1, 0.0, 0.005)
+    third = Candidate("two threads", 20, quick.prepare, like=first)
+    other = candidate(clock, "other", 20, 0.0, 0.0001)
+    assert fastest([first, loop, third, other], WORK, SIZES[:20], 20, 1000) == "two threads"
+    assert [trial.extent for trial in third.trials] == [trial.extent for trial in first.trials]
+    assert len(third.trials) == 2
+    assert not other.trials, "there was no time for what nobody prepared"
