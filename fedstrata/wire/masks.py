@@ -14,6 +14,7 @@ With :math:`r = 0` gaps are bits without those behind the last position, so they
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedstrata.stack import per_client
+from fedstrata.stack import constant, per_client
 from fedstrata.wire.frame import Bytes, Reader, WireError
 from fedstrata.wire.support import HASH_BYTES, SUPPORTS, Positions, Support, Truth, support_of, true_positions
 
@@ -108,15 +109,52 @@ def tallies(truths: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tally]:
 
 
 def tallies_read_at_once(rows: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tally]:
-    """Count and compare rows ``[K, n]`` where they are, and read all numbers back together."""
-    counted = []
-    for own, others in rows:
-        ones = own.sum(1)
-        held = torch.zeros_like(ones) if others is None else (own == others.to(own.device)).all(1).to(ones.dtype)
-        counted += [ones, held]
-    ends = np.cumsum([len(numbers) for numbers in counted])
-    read = np.split(torch.cat(counted).cpu().numpy(), ends[:-1])
-    return [Tally(ones, held.astype(np.bool_)) for ones, held in zip(read[::2], read[1::2], strict=True)]
+    """Count and compare rows ``[K, n]`` where they are, and read all numbers back together.
+
+    Rows of many masks are laid side by side and their numbers added up in one scan, so that a GPU is asked a few times
+    and not once for every mask.
+    """
+    found: dict[int, Tally] = {}
+    pieces = _side_by_side(rows)
+    counted = [_counted([rows[place] for place in piece]) for piece in pieces]
+    read = torch.cat([numbers.flatten() for numbers in counted]).cpu().numpy() if counted else np.empty(0)
+    begin = 0
+    for piece, numbers in zip(pieces, counted, strict=True):
+        ones, differing = read[begin : begin + numbers.numel()].reshape(numbers.shape)
+        begin += numbers.numel()
+        for column, place in enumerate(piece):
+            own, others = rows[place]
+            same = differing[:, column] == 0 if others is not None else np.zeros(len(own), dtype=np.bool_)
+            found[place] = Tally(ones[: len(own), column], same)
+    return [found[place] for place in range(len(rows))]
+
+
+def _side_by_side(rows: Sequence[tuple[Tensor, Tensor | None]]) -> list[list[int]]:
+    """Divide masks, by their places, into those that are counted together: of as many clients, and not too many."""
+    pieces: list[list[int]] = []
+    last: dict[int, tuple[list[int], int]] = {}
+    for place, (own, others) in enumerate(rows):
+        clients = max(len(own), 0 if others is None else len(others))
+        piece, entries = last.get(clients, ([], 0))
+        if not piece or entries + clients * own.shape[1] > _ENTRIES_AT_ONCE:
+            piece, entries = [], 0
+            pieces.append(piece)
+        piece.append(place)
+        last[clients] = piece, entries + clients * own.shape[1]
+    return pieces
+
+
+def _counted(rows: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """Count for each mask what is true in its rows, and where they differ from what is held: ``[2, K, masks]``."""
+    clients = max(len(part) for pair in rows for part in pair if part is not None)
+    pairs = [(own, own if others is None else others.to(own.device)) for own, others in rows]
+    own, known = (torch.cat([part.expand(clients, -1) for part in parts], dim=1) for parts in zip(*pairs, strict=True))
+    counted = torch.stack([own, own != known])
+    if len(rows) == 1:  # a large one, of which a scan would take four times the memory
+        return counted.sum(2, keepdim=True)
+    ends = constant((0, *itertools.accumulate(part.shape[1] for part, _ in rows)), torch.int64, own.device)
+    sums = torch.nn.functional.pad(counted.cumsum(2, dtype=torch.int32), (1, 0))
+    return sums.index_select(2, ends).diff(dim=2).to(torch.int64)
 
 
 def _tally(rows: Tensor, others: Tensor | None) -> Tally:
@@ -129,6 +167,8 @@ def truth_sizes(truth: Tensor, tally: Tally) -> _Counts:
     """Count the bytes that :func:`write_truth`, or :func:`write_mask`, takes for each client's row of ``[K, ...]``."""
     rows, same = per_client(truth), tally.same
     bits = -(-rows.shape[1] // 8)
+    if same.all():
+        return np.full(len(same), _KIND.size + min(bits, HASH_BYTES), dtype=np.int64)
     wanted = ~same if len(same) == len(rows) else np.ones(len(rows), dtype=np.bool_)
     return _KIND.size + np.where(same, min(bits, HASH_BYTES), np.minimum(bits, _gap_sizes(rows, tally.ones, wanted)))
 

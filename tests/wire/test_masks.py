@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from payloads import assert_equal, random_mask, unframed
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedstrata.methods.contract.views import Message
 from fedstrata.stack import per_client
@@ -132,19 +134,43 @@ def test_published_percentages():
         assert round(len(encode(message, message.masks)) / 40_000, 1) == later
 
 
-@given(st.integers(1, 4), st.integers(0, 40), st.booleans(), st.integers(0, 2**31))
-def test_what_is_read_from_a_gpu_at_once_is_what_is_counted_one_by_one(clients, entries, everybody_the_same, seed):
+@given(st.integers(1, 4), st.integers(0, 40), st.booleans(), st.integers(0, 2**31), st.sampled_from([2**24, 64]))
+def test_what_is_read_from_a_gpu_at_once_is_what_is_counted_one_by_one(
+    clients, entries, everybody_the_same, seed, at_once
+):
     generator = torch.Generator().manual_seed(seed)
-    truths = [torch.rand(size, entries, 2, generator=generator) > 0.5 for size in (clients, 1, clients)]
-    held = [truths[0].clone(), None, truths[2][:1] if everybody_the_same else truths[2].roll(1, 0)]
+    truths = [torch.rand(size, entries, 2, generator=generator) > 0.5 for size in (clients, 1, clients, 1, 1)]
+    held = [truths[0].clone(), None, truths[2][:1] if everybody_the_same else truths[2].roll(1, 0), truths[0], None]
     pairs = list(zip(truths, held, strict=True))
-    with CountingReads() as reads:
+    with mock.patch.object(masks, "_ENTRIES_AT_ONCE", at_once), CountingReads() as reads:
         together = masks.tallies_read_at_once(
             [(per_client(one), None if other is None else per_client(other)) for one, other in pairs]
         )
     assert reads.seen == 1
+    assert len(masks.tallies_read_at_once([])) == 0
     for own, other in zip(masks.tallies(pairs), together, strict=True):
         assert (own.ones.tolist(), own.same.tolist()) == (other.ones.tolist(), other.same.tolist())
+
+
+def test_many_masks_are_counted_in_a_few_operations():
+    """On a GPU every operation is a launch; views are none."""
+    rows = [(torch.rand(3, size) > 0.5, torch.rand(1, size) > 0.5) for size in range(1, 61)]
+    with CountingOperations() as operations:
+        masks.tallies_read_at_once(rows)
+    assert len(operations.seen) < 15
+
+
+class CountingOperations(TorchDispatchMode):
+    """Notes what is computed, without views."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            self.seen.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_held_mask_of_another_shape_is_not_the_same_one():
