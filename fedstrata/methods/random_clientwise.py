@@ -23,7 +23,7 @@ class RandomClientwise(RandomK):
     An entry of the global model is :math:`w = \sum_k p_k m_k w_k`: a masked weight counts as zero, so that every
     average shrinks the weights, by half where half of them are masked. The server sends the whole model; a client
     trains what its mask keeps, and is tested with the whole model. This is the mode ``random_clientwise`` of SSFL's
-    code; :class:`random-k <fedstrata.methods.random_k.RandomK>` averages over those clients whose masks keep an entry.
+    code; ``random-k`` averages over those clients whose masks keep an entry.
 
     Defaults:
         sparsity: paper, Section 4.1.
