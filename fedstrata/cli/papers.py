@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _WHERE = ("data_root", "device", "engine", "chunk")
 """Keys of an experiment that decide where and how it runs, and no number of a paper."""
+_OF_A_PLACE = ("--out", "--runs", "--known", "--data-root", "--jobs", "--figures", "--figure-width", "--figure-font")
+_OF_WHAT_IS_SHOWN = ("--json", "--quiet", "-q", "--no-report")
+"""Options of the command that decide no number either, with a value and without."""
 
 
 def register(app: typer.Typer) -> None:
@@ -229,10 +232,6 @@ def command_to_keep(words: Sequence[str]) -> str:
         elif name not in _OF_WHAT_IS_SHOWN:
             kept.append(word)
     return f"fedstrata {shlex.join(kept)}"
-
-
-_OF_A_PLACE = ("--out", "--runs", "--known", "--data-root", "--jobs", "--figures", "--figure-width", "--figure-font")
-_OF_WHAT_IS_SHOWN = ("--json", "--quiet", "-q", "--no-report")
 
 
 def _show(

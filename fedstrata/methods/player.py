@@ -104,9 +104,13 @@ class PLayer(Part):
         return Kept(resident=[name for name in (*layers.parameter_names, *layers.buffer_names) if name not in first])
 
     def notes(self, outline: Outline) -> Iterable[str]:
-        """Refuse a layer name that does not exist, and a preset for another model, before anything runs."""
+        """Refuse a layer name that does not exist, and a preset for another model; say what has no effect."""
         self._start(outline.layers, 0)
-        return ()
+        idle = [name for name in ("threshold", "batch_size") if getattr(self, name) != getattr(PLayer, name)]
+        if idle and not self.exchanges():
+            given = "up_to" if self.preset is None else "preset"
+            words = " and ".join(idle)
+            yield f"'{self.name}' measures nothing where {given} is given: its {words} will not be looked at."
 
     # How many layers are shared ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedstrata.methods.contract.declarations import Decision, Facts, Touches
 from fedstrata.methods.contract.registry import methods
-from fedstrata.methods.contract.views import Message, Server
+from fedstrata.methods.contract.views import Clients, Message, Server
 from fedstrata.methods.mechanisms.masking import mean_with_zeros
 from fedstrata.methods.random_k import PAPER, RandomK
 from fedstrata.stack import Tensors
@@ -32,6 +32,10 @@ class RandomClientwise(RandomK):
 
     facts: ClassVar[Facts] = Facts("sparse", PAPER, "https://github.com/riohib/SSFL")
     touches: ClassVar[Touches] = RandomK.touches.also(decides=(Decision.GAPS,))
+
+    def masks_known(self, view: Clients | Server, upload: bool) -> Tensors:
+        """Only what comes back stands under masks."""
+        return super().masks_known(view, upload) if upload else {}
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send the whole model."""

@@ -440,6 +440,7 @@ def test_any_number_of_clients_fits_the_drawn_partitions(digits: Dataset) -> Non
         ("groups:0-1|3", 2, "names the class 3, but the dataset 'arrays' has classes 0 to 2"),
         ("groups(classes='0|1', clients='1|2')", 2, "have 3 clients together, and the federation has 2"),
         ("groups:0-2", 4, "has 2 training samples for 4 clients"),
+        ("groups:0|1|2", 2, "2 clients cannot make the 3 groups of .*; use at least 3 clients"),
     ],
 )
 def test_impossible_wishes_get_one_sentence(text: str, clients: int, sentence: str) -> None:

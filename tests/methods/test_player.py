@@ -372,6 +372,24 @@ def test_two_ways_to_choose_are_refused(text, ways):
         Method.make(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("player(up_to=b, threshold=3)", "'player' measures nothing where up_to is given: its threshold will not be"),
+        ("player(preset=heart, batch_size=8, threshold=3)", "where preset is given: its threshold and batch_size"),
+        ("player-random(preset=heart, batch_size=8)", "where preset is given: its batch_size"),
+        ("player(threshold=3, batch_size=8)", None),
+        ("player-random(threshold=3)", None),
+        ("player(preset=heart)", None),
+    ],
+)
+def test_what_has_no_effect_is_said(text, words):
+    layers = LayerMap.read(Chain(4), (2,)) if "preset" in text else LAYERS
+    notes = [note for part in Method.make(text).parts for note in part.notes(outlined(layers))]
+    assert len(notes) == (words is not None)
+    assert all(words in note for note in notes)
+
+
 # Presets -------------------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ def test_the_whole_model_comes_and_what_the_mask_keeps_goes(engine):
     assert (down == 1).all()
     message = simulation.engine.side.broadcast(simulation.engine.server, [4, 1], 3)
     assert not message.masks
+    assert not simulation.engine.side.masks_known(simulation.engine.server, [4, 1], 3, upload=False)
 
 
 @BOTH_ENGINES

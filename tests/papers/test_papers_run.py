@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,11 +88,14 @@ def test_a_cell_in_a_csv_is_not_run_again(call: Call, tmp_path: Path) -> None:
     assert "Published and ours" in Path(told["files"]["report"]).read_text()
 
 
-def test_a_short_run_is_never_called_agreement(call: Call) -> None:
+def test_a_short_run_is_never_called_agreement(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = ("tiny", "table1", "--seeds", "1", "--columns", ".1", "--no-report", "--json")
+    monkeypatch.setattr(sys, "argv", ["fedstrata", "paper", *choice, "--rounds", "1", "--out", "/home/me/short"])
     code, out, _ = call(*choice, "--rounds", "1", "--out", "short")
     told = json.loads(out)
     assert code == 0
+    commands = {one.command for one in read_results([Path("short")])}
+    assert commands == {"fedstrata paper tiny table1 --seeds 1 --columns .1 --rounds 1"}, "no word of where files lay"
     assert {one["verdict"] for one in told["cells"]} == {"not comparable"}
     assert told["claims"][0]["verdict"] == "not comparable"
     assert told["remark"] == "Smaller than in the paper: 1 rounds."

@@ -33,8 +33,7 @@ class Classes(Partitioner):
     def split(self, dataset: Dataset, clients: int) -> Split:
         """Choose every client's classes, then divide each class over its clients."""
         check_clients(dataset, clients)
-        pools = class_pools(dataset, dataset.train)
-        present = np.array([label for label, pool in enumerate(pools) if len(pool)])
+        present = np.unique(dataset.labels.numpy()[dataset.train])
         if self.per_client > len(present):
             raise FedStrataError(
                 f"{self.per_client} classes per client are asked for, but the dataset '{dataset.name}' "

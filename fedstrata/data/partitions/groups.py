@@ -9,7 +9,7 @@ import numpy as np
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.partitions.base import SEED, TEST_SAMPLES, Partitioner, check_clients, partitions
 from fedstrata.data.partitions.classes import divided_classes
-from fedstrata.data.partitions.drawing import local_tests
+from fedstrata.data.partitions.drawing import even_sizes, local_tests
 from fedstrata.data.split import Split
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
@@ -33,12 +33,16 @@ class Groups(Partitioner):
     def __post_init__(self) -> None:
         """Refuse what is no list of numbers before any data is read."""
         super().__post_init__()
-        named = [_numbers(text, self.classes) for text in self.classes.split("|")]
-        if self.clients is not None and len(_sizes(self.clients)) != len(named):
+        groups = len(self._named())
+        if self.clients is not None and len(_sizes(self.clients)) != groups:
             raise FedStrataError(
-                f"The partition 'groups' has classes for {len(named)} groups ('{self.classes}') and clients for "
+                f"The partition 'groups' has classes for {groups} groups ('{self.classes}') and clients for "
                 f"{len(_sizes(self.clients))} ('{self.clients}'); give as many of one as of the other."
             )
+
+    def _named(self) -> list[list[int]]:
+        """The classes of each group."""
+        return [_numbers(text, self.classes) for text in self.classes.split("|")]
 
     def clients_for(self, dataset: Dataset) -> int | None:
         """As many as the groups have together, where that is said."""
@@ -47,15 +51,18 @@ class Groups(Partitioner):
     def split(self, dataset: Dataset, clients: int) -> Split:
         """Give each group its classes, then divide each class over its clients."""
         check_clients(dataset, clients)
-        named = [_numbers(text, self.classes) for text in self.classes.split("|")]
+        named = self._named()
         unknown = sorted({label for labels in named for label in labels if label >= dataset.classes})
         if unknown:
             raise FedStrataError(
                 f"The partition 'groups' names the class {unknown[0]}, but the dataset '{dataset.name}' has classes "
                 f"0 to {dataset.classes - 1}; give classes='...' with these."
             )
-        sizes = [len(some) for some in np.array_split(np.arange(clients), len(named))]
-        sizes = sizes if self.clients is None else _sizes(self.clients)
+        if clients < len(named):
+            raise FedStrataError(
+                f"{clients} clients cannot make the {len(named)} groups of '{self}'; use at least {len(named)} clients."
+            )
+        sizes = even_sizes(clients, len(named)).tolist() if self.clients is None else _sizes(self.clients)
         if sum(sizes) != clients:
             raise FedStrataError(
                 f"The groups of '{self}' have {sum(sizes)} clients together, and the federation has {clients}; "
