@@ -162,12 +162,17 @@ def test_earlier_runs_are_cells_where_their_settings_are_and_only_there(keep_ear
         ("LIPS Magnitude", 0): 42.9475,
     })  # fmt: skip
     assert len(found) == len(exact)
-    parts = [read_papers()["fedlws"].part("table1")]
-    found = keep_earlier.earlier_results(parts, ROOT / "results" / "lws-cifar10")
-    assert all("rounds=" in one.changes for one in found)  # 50 and 49 of 200: no cell of the paper's
-    longest = {(one.row, one.seed): one.value for one in found if "rounds=50" in one.changes}
-    assert longest["FedAvg", 1] == pytest.approx(43.0, abs=0.05)
-    assert len(longest) == 9
+    table = read_papers()["ssfl"].part("table1")
+    found = keep_earlier.earlier_results([table], ROOT / "results" / "ssfl-cifar10")
+    assert all("rounds=" in one.changes for one in found)  # 30 and 135 of 500: no cell of the paper's
+    assert {one.row for one in found} == {"SSFL"}  # FedAvg's cells are runs of fedavg-ft, those of the folder are not
+    short = {(one.column, one.seed): one.value for one in found if "rounds=30" in one.changes}
+    assert short == pytest.approx({
+        ("CIFAR-10", 0): 40.864, ("CIFAR-10", 1): 45.034, ("Comms (MB)", 0): 223.70001, ("Comms (MB)", 1): 223.70001,
+    })  # fmt: skip
+    best = keep_earlier.earlier_results([dataclasses.replace(table, at="best")], ROOT / "results" / "ssfl-cifar10")
+    [longest] = [one.value for one in best if one.column == "CIFAR-10" and "rounds=135" in one.changes]
+    assert longest == pytest.approx(45.455)  # the twelfth of fourteen evaluations; the last has 40.56
 
 
 @pytest.mark.slow
