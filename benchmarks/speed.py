@@ -2,7 +2,8 @@
 
     python benchmarks/speed.py                     the CPU table (and the GPU table where there is a GPU)
     python benchmarks/speed.py --growth            how time and memory grow with the clients (benchmarks/growth.py)
-    python benchmarks/speed.py --steps             on a GPU: the time of a step, and how much of it the GPU computes
+    python benchmarks/speed.py --steps             on a GPU: the time of a step in rounds between two tests, all their
+                                                   own work included, and how much of it the GPU computes
 
 ``--against results/speed-cpu.csv`` (or ``speed-gpu.csv``) says what became slower than the numbers kept there, and
 ``--keep`` writes them. What is kept are ratios: of two ways measured side by side, or of the clock to the GPU's work.
@@ -35,6 +36,7 @@ from torch.profiler import ProfilerActivity, profile  # isort: skip
 
 from growth import growth
 
+from fedstrata.callbacks import Callbacks
 from fedstrata.data import Split, from_arrays
 from fedstrata.engines.planning import Plan
 from fedstrata.experiment import Experiment
@@ -118,6 +120,7 @@ def simulation(case: Case, engine: str, device: str, chunk: int | None = None) -
         chunk=chunk,
         transforms="none",
         rounds=1000,
+        evaluate_every=1000,
     )
     plan = Plan("loop", 1) if engine == "loop" else None
     return Driver.prepare(experiment, Ingredients(dataset=dataset, split=split), plan)
@@ -197,6 +200,24 @@ def measure(case: Case, device: str, repetitions: int) -> Ratios:
     return {(case.name, f"{way}: times usual"): ratio for way, ratio in ratios.items()}
 
 
+_STRETCH = 9
+"""Rounds from one test of models to the next, as in a run that tests in every tenth."""
+
+
+def stretch_of(prepared: Driver) -> Callable[[], None]:
+    """Do rounds as a run does between two tests: each begins before the numbers of the one before are read."""
+    nobody = Callbacks()
+
+    def stretch() -> None:
+        for _ in range(_STRETCH):
+            begun = prepared.begin_round()
+            prepared.read_numbers(nobody)
+            prepared.unread = begun
+        prepared.read_numbers(nobody)
+
+    return stretch
+
+
 def steps(repetitions: int, wanted: Sequence[int]) -> Ratios:
     """Print the time of a step on the clock, and the part of it in which the GPU computes."""
     print(
@@ -206,22 +227,20 @@ def steps(repetitions: int, wanted: Sequence[int]) -> Ratios:
     ratios: Ratios = {}
     for case in [STEP_CASES[number] for number in wanted] if wanted else STEP_CASES:
         prepared = simulation(case, "stacked", "cuda")
-        prepared.engine.exchange(1)
-        one_round = rounds_of(prepared)
-        for _ in range(_WARM_UP):
-            one_round()
+        stretch, made = stretch_of(prepared), _STRETCH * case.epochs
+        stretch()
         torch.cuda.reset_peak_memory_stats()
-        spent = statistics.median(seconds(one_round, "cuda") for _ in range(repetitions)) / case.epochs
-        busy, launches = device_work(one_round)
+        spent = statistics.median(seconds(stretch, "cuda") for _ in range(repetitions)) / made
+        busy, launches = (amount / made for amount in device_work(stretch))
         setting = f"{case.name} | {case.clients} x {case.batch_size} | `{case.method}`, {case.precision}"
-        ratio = spent / (busy / case.epochs)
+        ratio = spent / busy
         print(
-            f"| {setting} | {1e3 * spent:.1f} | {1e3 * busy / case.epochs:.1f} | {ratio:.2f} "
-            f"| {launches / case.epochs:.0f} | {torch.cuda.max_memory_allocated() / 2**30:.1f} |",
+            f"| {setting} | {1e3 * spent:.1f} | {1e3 * busy:.1f} | {ratio:.2f} "
+            f"| {launches:.0f} | {torch.cuda.max_memory_allocated() / 2**30:.1f} |",
             flush=True,
         )
         ratios[setting.replace(" | ", ", "), "busy: times clock"] = 1 / ratio
-        del prepared, one_round
+        del prepared, stretch
         torch.cuda.empty_cache()
     return ratios
 

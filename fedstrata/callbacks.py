@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fedstrata.errors import FedStrataError, FedStrataWarning, nearest
 from fedstrata.spec import Registry, is_registering
@@ -103,6 +103,11 @@ class RoundView:
 
 class Callback:
     """What can be called while a run goes on; derive from it, and define the hooks that you need."""
+
+    only_numbers: ClassVar[bool] = False
+    """Whether it looks at numbers alone, not at models, and never ends a run: then it may hear of a round when the next
+    one is already under way, and a GPU need not wait for it.
+    """
 
     def on_round(self, view: RoundView) -> None:
         """Look at a round that is done."""
@@ -194,6 +199,11 @@ class Callbacks:
 
     def __iter__(self) -> Iterator[object]:
         return iter(self._all)
+
+    @property
+    def only_numbers(self) -> bool:
+        """Whether all of them look at numbers alone."""
+        return all(getattr(one, "only_numbers", False) for one in self._all)
 
     def after_round(self, view: RoundView) -> StopRun | None:
         """Show everybody a round; return who wants the run to end with it, the first of several."""

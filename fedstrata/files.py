@@ -12,8 +12,9 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 from weakref import WeakSet
@@ -22,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -44,7 +46,38 @@ def explained(path: Path, action: str = "written") -> Iterator[None]:
         raise FedStrataError(f"'{path}' cannot be {action}: {_reason(error)}.") from error
 
 
-def write_atomically(path: Path, content: bytes | str, private: bool = False) -> None:
+class Pieces:
+    """The content of a file that comes piece by piece, and is never in memory as a whole.
+
+    Once it is written, it knows its size and its checksum.
+
+    >>> content = Pieces([b"ab", b"c"])
+    >>> b"".join(content), content.size, content.sha256 == sha256(b"abc").hexdigest()
+    (b'abc', 3, True)
+    """
+
+    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
+        self._pieces = pieces
+        self._sum = sha256()
+        self.size = 0
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        for piece in self._pieces:
+            self._sum.update(piece)
+            self.size += len(piece)
+            yield piece
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of what has been written."""
+        return self._sum.hexdigest()
+
+
+Content = bytes | str | Pieces
+"""What can be written into a file."""
+
+
+def write_atomically(path: Path, content: Content, private: bool = False) -> None:
     """Put a file in place in one step: at any moment there is the old file or the new one, never a part.
 
     What is ``private``, only its owner can read, from its first moment on.
@@ -56,18 +89,20 @@ def write_atomically(path: Path, content: bytes | str, private: bool = False) ->
         _flush(path.parent)
 
 
-def write_folder_atomically(path: Path, files: Mapping[str, bytes | str], private: bool = False) -> None:
+def write_folder_atomically(
+    path: Path, files: Mapping[str, Content | Callable[[], str]], private: bool = False
+) -> None:
     """Put a folder with its files in place in one step; a folder of that name must not exist, or be empty.
 
     The name of a file may have a folder before it, as in ``imports/my_methods.py``. What is ``private``, only its owner
-    can read.
+    can read. A function is called when all files before its own are written.
     """
     partial = _partial_beside(path)
     with explained(path), _removed_on_failure(partial):
         partial.mkdir(_folder_mode(private))
         for name, content in files.items():
             (partial / name).parent.mkdir(_folder_mode(private), exist_ok=True)
-            _write_through(partial / name, content, private)
+            _write_through(partial / name, content() if callable(content) else content, private)
         for folder in {(partial / name).parent for name in files} | {partial}:
             _flush(folder)
         partial.rename(path)
@@ -185,14 +220,45 @@ def from_parquet(content: bytes, schema: pa.Schema, source: Path) -> pa.Table:
 
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Write named tensors in the safetensors format; tensors that share memory are written as independent copies."""
-    seen: set[int] = set()
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        copy = tensor.detach().cpu().contiguous()
-        memory = copy.untyped_storage().data_ptr()
-        plain[name] = copy.clone() if memory in seen else copy
-        seen.add(memory)
-    return safetensors.torch.save(plain)
+    return b"".join(safetensors_pieces(tensors))
+
+
+def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Write named tensors in the safetensors format piece by piece, the same bytes as the library of that name writes.
+
+    The library holds all of it in memory several times over, which takes longer than to write it to the disk.
+    """
+    order = sorted(tensors.items(), key=lambda pair: (-_SAFE_TYPES.index(_safe_type(pair[1])), pair[0]))
+    described: dict[str, Any] = {}
+    end = 0
+    for name, tensor in order:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        described[name] = {"dtype": _safe_type(tensor), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    header = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    yield len(header).to_bytes(8, "little") + header
+    for _, tensor in order:
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        for piece in (flat,) if flat.device.type == "cpu" else torch.split(flat, _PIECE):
+            yield piece.cpu().numpy().data
+
+
+_PIECE = 2**24
+"""How many bytes are brought from a GPU at once."""
+_SAFE_TYPES = ("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "C64", "F64", "I64")
+"""The names of types in the safetensors format; tensors are written in the opposite order of these."""
+_SAFE_NAMES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
+    torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.complex64: "C64", torch.float64: "F64",
+    torch.int64: "I64",
+}  # fmt: skip
+
+
+def _safe_type(tensor: Tensor) -> str:
+    try:
+        return _SAFE_NAMES[tensor.dtype]
+    except KeyError:
+        raise FedStrataError(f"Tensors of type {str(tensor.dtype).removeprefix('torch.')} cannot be saved.") from None
 
 
 def from_safetensors(content: bytes, source: Path) -> dict[str, Tensor]:
@@ -277,11 +343,12 @@ def _folder_mode(private: bool) -> int:
     return 0o700 if private else 0o777
 
 
-def _write_through(path: Path, content: bytes | str, private: bool = False) -> None:
+def _write_through(path: Path, content: Content, private: bool = False) -> None:
     """Write a new file down to the disk itself, not only into the system's memory."""
     mode = 0o600 if private else 0o666
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        for piece in content if isinstance(content, Pieces) else (content,):
+            file.write(piece.encode("utf-8") if isinstance(piece, str) else piece)
         file.flush()
         os.fsync(file.fileno())
 

@@ -80,6 +80,8 @@ class Progress(Callback, ABC):
     Where several run at a time, :meth:`turn_to` says of which of them the next words are.
     """
 
+    only_numbers = True
+
     def __init__(self, runs: int, rounds: int, at_a_time: int = 1) -> None:
         self.runs = runs
         self.at_a_time = at_a_time

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedstrata.spec import Registry, Spec, parameter
 
@@ -15,6 +16,9 @@ schedules: Registry[Schedule] = Registry("schedule")
 @dataclass(frozen=True)
 class Schedule(Spec, ABC):
     """A factor on the learning rate for each round."""
+
+    reads_losses: ClassVar[bool] = True
+    """Whether the factor may depend on the losses so far: then each round waits for that of the one before."""
 
     @abstractmethod
     def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
@@ -35,6 +39,8 @@ class Schedule(Spec, ABC):
 class Constant(Schedule):
     """The same learning rate in every round."""
 
+    reads_losses: ClassVar[bool] = False
+
     def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
         """Return 1."""
         return 1.0
@@ -44,6 +50,8 @@ class Constant(Schedule):
 @dataclass(frozen=True)
 class Exponential(Schedule):
     """Multiply the learning rate by a constant after each round: :math:`\\gamma^{t-1}`."""
+
+    reads_losses: ClassVar[bool] = False
 
     decay: float = parameter(0.998, "What each round multiplies the rate by.", above=0, high=1)
 
@@ -57,6 +65,8 @@ class Exponential(Schedule):
 class Cosine(Schedule):
     """Half a cosine from the full rate down to ``floor`` of it in the last round."""
 
+    reads_losses: ClassVar[bool] = False
+
     floor: float = parameter(0.0, "The factor in the last round.", low=0, high=1)
 
     def factor(self, round: int, rounds: int, losses: Sequence[float] = ()) -> float:
@@ -69,6 +79,8 @@ class Cosine(Schedule):
 @dataclass(frozen=True)
 class StepDown(Schedule):
     """Multiply the learning rate by ``factor_per_drop`` when 1/2 and when 3/4 of the rounds are done."""
+
+    reads_losses: ClassVar[bool] = False
 
     factor_per_drop: float = parameter(0.1, "What each drop multiplies the rate by.", above=0, high=1)
 

@@ -6,12 +6,14 @@ import json
 import math
 import os
 import socket
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import safetensors.torch
 import torch
 
 from fedstrata import files
@@ -173,6 +175,18 @@ def test_tensors_of_all_kinds_come_back(tmp_path: Path) -> None:
     assert torch.equal(read["same"], base)
     assert files.to_safetensors(dict(reversed(tensors.items()))) == content
     assert files.from_safetensors(files.to_safetensors({}), tmp_path) == {}
+    plain = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    assert content == safetensors.torch.save(plain), "other bytes than the library's"
+    assert files.to_safetensors({}) == safetensors.torch.save({})
+    with pytest.raises(FedStrataError, match="type complex128 cannot be saved"):
+        files.to_safetensors({"a": torch.zeros(1, dtype=torch.complex128)})
+
+
+def test_content_may_come_in_pieces_and_a_file_may_tell_of_those_before_it(tmp_path: Path) -> None:
+    pieces = files.Pieces([b"ab", memoryview(b"c")])
+    files.write_folder_atomically(tmp_path / "a", {"first": pieces, "last": lambda: f"{pieces.size} {pieces.sha256}"})
+    assert (tmp_path / "a" / "first").read_bytes() == b"abc"
+    assert (tmp_path / "a" / "last").read_text() == f"3 {sha256(b'abc').hexdigest()}"
 
 
 def test_damaged_content_is_one_sentence(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def _report(facts: dict[str, Any], tensors: Stack) -> RoundReport:
         sent=frozenset(facts["sent"]),
         loss=tensors["loss"],
         cost=Cost(tensors["cost/dense"], tensors["cost/sparse"]),
-        bytes_up=facts["bytes"][0],
-        bytes_down=facts["bytes"][1],
+        up=facts["bytes"][0],
+        down=facts["bytes"][1],
         before=None
         if tested is None
         else Scores(

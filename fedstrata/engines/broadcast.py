@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from fedstrata.engines.server import ServerSide, ServerState
 from fedstrata.methods.contract.views import Message
 from fedstrata.transfer import numbers_on
-from fedstrata.wire import AS_IS, bytes_sent, encoded_sizes, quantisation_error, received
+from fedstrata.wire import AS_IS, bytes_to_count, quantisation_error, received
 
 
 class Broadcast:
@@ -65,23 +65,24 @@ class Broadcast:
         message = self._built(clients)
         if not self._testing:
             self._relayed_names = frozenset(message.tensors)
-            self._relayed_bytes += self._bytes(message, clients)
+            self._relayed_bytes += self._bytes(message, clients)()
             if self._values != AS_IS:
                 self._relayed_errors.append(quantisation_error(message, self._values))
         return received(message, self._values)
 
-    def _bytes(self, message: Message, clients: Sequence[int]) -> int:
+    def _bytes(self, message: Message, clients: Sequence[int]) -> Callable[[], int]:
         known = self._side.masks_known(self._state, clients, self._round, upload=False)
-        return bytes_sent(encoded_sizes(message, len(clients), known, self._values))
+        return bytes_to_count(message, len(clients), known, self._values)
 
     @property
     def names(self) -> frozenset[str]:
         """What was sent."""
         return self._relayed_names if self._whole is None else frozenset(self._whole.tensors)
 
-    def bytes(self) -> int:
-        """Count the bytes of the messages to all clients, after they were handed out."""
-        return self._relayed_bytes if self._whole is None else self._bytes(self._whole, self._clients)
+    def bytes(self) -> Callable[[], int]:
+        """Prepare to count the bytes of the messages to all clients, after they were handed out."""
+        relayed = self._relayed_bytes
+        return (lambda: relayed) if self._whole is None else self._bytes(self._whole, self._clients)
 
     def errors(self) -> Tensor:
         """Tell what each client's message lost in a narrower type, or the one of all ``[K]`` or ``[1]``."""

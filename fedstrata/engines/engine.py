@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ class RoundReport:
 
     ``participants`` are those who really took part: on a network, those whose replies came and were used. ``sent``
     names what the server sent them. ``loss`` is each participant's mean training loss, ``cost`` what its training took,
+    ``up`` and ``down`` the bytes of all replies and broadcasts, or what counts them when they are asked for,
     ``before`` the scores before aggregation, if asked, and ``judged`` those on the samples that clients hold out to
     choose models by, where they do. ``errors`` are the metrics of what was lost by sending values in
     a narrower type, if anything was. ``aggregation`` knows how long the server took to make the next model of the
@@ -36,12 +38,22 @@ class RoundReport:
     sent: frozenset[str]
     loss: Tensor
     cost: Cost
-    bytes_up: int
-    bytes_down: int
+    up: int | Callable[[], int]
+    down: int | Callable[[], int]
     before: Scores | None
     judged: Scores | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     aggregation: Stopwatch | None = None
+
+    @cached_property
+    def bytes_up(self) -> int:
+        """The bytes of all replies; masks on a GPU are counted now, which waits for it."""
+        return self.up() if callable(self.up) else self.up
+
+    @cached_property
+    def bytes_down(self) -> int:
+        """The bytes of all broadcasts, counted likewise."""
+        return self.down() if callable(self.down) else self.down
 
 
 def wire_errors(setting: Setting, up: Callable[[], Tensor], sent: Message | Callable[[], Tensor]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fedstrata.methods.contract.composition import PartExchange
 from fedstrata.methods.contract.views import Declared, Message, Probe
 from fedstrata.stack import Stack, Tensors, concatenate, take_first
 from fedstrata.transfer import numbers_on
-from fedstrata.wire import AS_IS, bytes_sent, encoded_sizes, quantisation_error, received
+from fedstrata.wire import AS_IS, bytes_to_count, quantisation_error, received
 
 
 class StackedEngine:
@@ -56,9 +56,8 @@ class StackedEngine:
             joined = Message.join(replies)
             self.server, announcement = self.side.conclude(self.server, exchange, joined, round)
             self._adopt(exchange, announcement, round)
-            up += self._bytes(joined, asked)
-            down += sent.bytes()
-            down += self._bytes(announcement, self._everybody)
+            up += self._bytes(joined, asked)()
+            down += sent.bytes()() + self._bytes(announcement, self._everybody)()
         return up, down
 
     def round(
@@ -90,8 +89,8 @@ class StackedEngine:
             sent=sent.names,
             loss=torch.cat(losses),
             cost=Cost.join(costs),
-            bytes_up=self._bytes(joined, participants, known, upload_values),
-            bytes_down=sent.bytes(),
+            up=self._bytes(joined, participants, known, upload_values),
+            down=sent.bytes(),
             before=Scores.join([tested() for tested in scores]) if evaluate else None,
             judged=Scores.join([tested() for tested in judged]) if judged else None,
             errors=wire_errors(self.setting, lambda: quantisation_error(joined, upload_values), sent.errors),
@@ -164,5 +163,5 @@ class StackedEngine:
 
     def _bytes(
         self, message: Message, clients: Sequence[int], known: Tensors | None = None, values: str = AS_IS
-    ) -> int:
-        return bytes_sent(encoded_sizes(message, len(clients), known, values))
+    ) -> Callable[[], int]:
+        return bytes_to_count(message, len(clients), known, values)

@@ -99,6 +99,8 @@ class _Memory:
 class _Kept(Callback):
     """A logger in a run. What it does wrong is told once, and then it is left alone."""
 
+    only_numbers = True
+
     def __init__(self, logger: Logger, run: LoggedRun, memory: _Memory) -> None:
         self._text, self._memory = str(logger), memory
         self._writer: Writer | None = None

@@ -169,8 +169,8 @@ class SparseFineTuning(Part):
         return self.calibration == "soft-mask" and self.estimates()
 
     def calibrated(self, memory: Stack) -> bool:
-        """Tell whether the server has found the mask."""
-        return int(memory["calibrated"]) >= self.calibrations()
+        """Tell whether the server has found the mask: by a name, so that no round waits for a GPU to know it."""
+        return "found" in memory
 
     def server_memory(self, server: Server) -> Tensors:
         """Start with a mask that trains everything."""
@@ -262,9 +262,12 @@ class Calibration(Exchange):
         """Average over clients, accumulate over rounds, and after the last choose what is trained."""
         method, equal = self.method, torch.ones_like(server.sizes)
         means = {name: aggregate_scores(estimates, equal) for name, estimates in replies.tensors.items()}
+        number = int(server.memory["calibrated"]) + 1
         memory = server.memory | {"calibrated": server.memory["calibrated"] + 1}
+        if number >= method.calibrations():
+            memory |= {"found": torch.ones_like(server.memory["calibrated"], dtype=torch.bool)}
         if method.softens():
-            frozen = progressive_sparsity(method.sparsity, int(memory["calibrated"]), method.calibration_rounds)
+            frozen = progressive_sparsity(method.sparsity, number, method.calibration_rounds)
             return {}, memory | under("mask", select_further(means, memory.group("mask"), frozen, method.rule))
         so_far = memory.group("fisher")
         fisher = {name: mean + so_far.get(name, torch.zeros_like(mean)) for name, mean in means.items()}

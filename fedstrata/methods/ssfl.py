@@ -135,8 +135,7 @@ class SSFL(SharedMask):
 
     def server_memory(self, server: Server) -> Tensors:
         """Start dense; keep initial values where masked weights may come back to them."""
-        found = torch.zeros_like(server.sizes[0], dtype=torch.bool)
-        return self._first_memory(super().server_memory(server), server.model) | {"found": found}
+        return self._first_memory(super().server_memory(server), server.model)
 
     def _first_memory(self, dense: Tensors, weights: Tensors) -> Stack:
         memory = Stack(dense)
@@ -146,8 +145,8 @@ class SSFL(SharedMask):
     # Before a mask is found, everything travels as in FedAvg ----------------------------------------------------------
 
     def broadcast(self, server: Server, message: Message) -> Message:
-        """Send only what the mask keeps, once there is one."""
-        return super().broadcast(server, message) if server.memory["found"] else message
+        """Send only what the mask keeps, once there is one: a name tells it, so that no round waits for a GPU."""
+        return super().broadcast(server, message) if "found" in server.memory else message
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps, once there is one."""
@@ -199,9 +198,9 @@ class Saliency(MaskExchange):
         model, kept = {}, {}
         for name, mask in self._new_masks(server, replies).items():
             old, weight = masks[name], server.model[name]
-            kept[name] = mask | old if self.method.growth and server.memory["found"] else mask
+            kept[name] = mask | old if self.method.growth and "found" in server.memory else mask
             model[name] = weight.where(old, initial.get(name, weight)) * kept[name]
-        found = torch.ones_like(server.memory["found"])
+        found = torch.ones_like(server.sizes[0], dtype=torch.bool)
         return model, server.memory | under("mask", kept) | {"found": found}
 
     def _new_masks(self, server: Server, replies: Message) -> Tensors:

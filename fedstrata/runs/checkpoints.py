@@ -66,11 +66,11 @@ class Checkpoints:
             if _is_whole(place):
                 return False
             files.remove_folder(place)
-        content: dict[str, bytes] = {
-            "state.safetensors": files.to_safetensors(state),
-            **logs_to_parquet(metrics, timings),
+        content: dict[str, files.Pieces] = {
+            "state.safetensors": files.Pieces(files.safetensors_pieces(state)),
+            **{name: files.Pieces([data]) for name, data in logs_to_parquet(metrics, timings).items()},
         }
-        files.write_folder_atomically(place, {**content, "manifest.json": _manifest(round, facts, content)})
+        files.write_folder_atomically(place, {**content, "manifest.json": lambda: _manifest(round, facts, content)})
         there = self._there()
         kept = [number for number in there if number <= round][:_CHECKPOINTS_KEPT]
         for number, path in there.items():
@@ -134,9 +134,9 @@ def timings_of_checkpoint(folder: Path) -> TimingLog:
     return timings_from_parquet(lambda name: _read_verified(folder, manifest, name), folder)
 
 
-def _manifest(round: int, facts: Mapping[str, Any], content: Mapping[str, bytes]) -> str:
+def _manifest(round: int, facts: Mapping[str, Any], content: Mapping[str, files.Pieces]) -> str:
     """Describe a checkpoint and its files, with checksums for them and for the description itself."""
-    sums = {name: {"sha256": sha256(data).hexdigest(), "size": len(data)} for name, data in content.items()}
+    sums = {name: {"sha256": written.sha256, "size": written.size} for name, written in content.items()}
     manifest = {"version": _CHECKPOINT_VERSION, "round": round, "facts": dict(facts), "files": sums}
     return json.dumps({**manifest, "sha256": _checksum(json.loads(json.dumps(manifest)))}, indent=2) + "\n"
 

@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
+from fedstrata.runs.ahead import BegunRound, mark_end
 from fedstrata.runs.choosing import Best
 from fedstrata.runs.describing import describe_environment
 from fedstrata.runs.devices import spare_host
@@ -72,6 +74,12 @@ class Driver:
     """Why the run ended before its last round, if it did: by a callback, or for want of better models."""
     seconds: float = 0.0
     """How long the last round took."""
+    runs_ahead: bool | None = None
+    """Whether a round may begin before the numbers of the one before are read; by default, on a GPU."""
+    unread: BegunRound | None = None
+    """The round whose numbers are still to be read."""
+    read_at: float = 0.0
+    """When the numbers of the last round had been read."""
 
     @property
     def method(self) -> Method:
@@ -186,13 +194,18 @@ class Driver:
         pace = Pace(self.experiment.checkpoint_every)
         with stop_requests() as stop:
             while not self.ended:
-                self.step(called)
-                if folder is not None:
-                    folder.show_round(self.metrics, self.timings)
-                if folder is not None and (pace.due(self.round) or self.ended or stop):
+                begun = self.begin_round()
+                self.read_numbers(called, folder)  # of the round before, while a GPU does this one
+                self.unread = begun
+                due = folder is not None and pace.due(self.round)
+                if due or not self._may_run_ahead(begun, called):
+                    self.read_numbers(called, folder)
+                if stopping := bool(stop):
+                    self.read_numbers(called, folder)
+                if folder is not None and (due or self.ended or stopping):
                     with pace.saving():
                         self.save(folder)
-                if stop and not self.ended:
+                if stopping and not self.ended:
                     if folder is not None:
                         folder.end_live()
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
@@ -204,7 +217,7 @@ class Driver:
             if self.best.model or self.best.clients:
                 folder.save_last(self.tested(), models_of_clients(self, last=True))
             folder.finish(self.model, own, global_card(self), self.metrics, self.timings, summary)
-        called.at_end(self._view(self.metrics.of_round(self.round)), summary)
+        called.at_end(self._view(self.round, self.metrics.of_round(self.round)), summary)
         return summary
 
     @property
@@ -214,6 +227,10 @@ class Driver:
 
     def step(self, callbacks: Callbacks | None = None) -> None:
         """Do one round, evaluate it if it is due, and show it to the callbacks."""
+        self._note_round(self.begin_round(), callbacks)
+
+    def begin_round(self) -> BegunRound:
+        """Let the engine do one round; on a GPU it may still be under way when this returns."""
         began = time.perf_counter()
         self.round += 1
         last = self.round == self.experiment.rounds
@@ -224,50 +241,82 @@ class Driver:
         losses_so_far = self.metrics.series("train.loss")[1].tolist()
         self.engine.observer.begin(self.diagnosis.needs(self.round, self.experiment.rounds))
         report = self.engine.round(self.round, participants, evaluate, losses_so_far)
-        moved = self._layer_metrics(before, report)  # asked for while a GPU still trains
-        self._synchronise()
-        trained = time.perf_counter()
         view = self.engine.side.view(self.engine.server, report.participants, self.round)
-        own = self.method.metrics(view)
+        end, asked = mark_end(self.setting.device), len(participants)
+        return BegunRound(self.round, last, evaluate, asked, up, down, before, report, view, began, end)
+
+    def _may_run_ahead(self, begun: BegunRound, callbacks: Callbacks) -> bool:
+        """Tell whether the next round may begin before the numbers of this one are read.
+
+        It may where nothing depends on them: no test of models, no diagnostic, no schedule that reads losses, and
+        nobody who looks at the model of each round or may end the run.
+        """
+        wanted = self.setting.device.type == "cuda" if self.runs_ahead is None else self.runs_ahead
+        return (
+            wanted
+            and not begun.evaluated
+            and not self.diagnosis.chosen
+            and not self.setting.schedule.reads_losses
+            and callbacks.only_numbers
+        )
+
+    def read_numbers(self, callbacks: Callbacks, folder: RunFolder | None = None) -> None:
+        """Read and show the numbers of the round that was begun, where they were not read yet."""
+        if self.unread is None:
+            return
+        begun, self.unread = self.unread, None
+        with begun.reading() if begun.number < self.round else nullcontext():
+            self._note_round(begun, callbacks)
+        if folder is not None:
+            folder.show_round(self.metrics, self.timings)
+
+    def _note_round(self, begun: BegunRound, callbacks: Callbacks | None) -> None:
+        """Note what a round gave, test models if that is due, and show it to the callbacks."""
+        report, since = begun.report, max(begun.began, self.read_at)
+        moved = self._layer_metrics(begun)  # asked for while a GPU still trains
+        trained = begun.wait()
+        own = self.method.metrics(begun.view)
         told, losses = _on_host(report)
         values = {
             **told,
             "participation.clients": float(len(report.participants)),
-            "participation.fraction": len(report.participants) / len(participants),
-            "bytes.up": float(report.bytes_up + up),
-            "bytes.down": float(report.bytes_down + down),
+            "participation.fraction": len(report.participants) / begun.asked,
+            "bytes.up": float(report.bytes_up + begun.up),
+            "bytes.down": float(report.bytes_down + begun.down),
             **report.errors,
             **{name: value for name, value in own.items() if not isinstance(value, dict)},
         }
-        self._warn_if_diverged(report, losses)
-        if last:
-            self._remark(view)
+        self._warn_if_diverged(begun, losses)
+        if begun.last:
+            self._remark(begun.view)
         self.tested_accuracies = {}
-        if evaluate:
-            values |= self._evaluate(report.before, last, report.judged)
+        if begun.evaluated:
+            values |= self._evaluate(report.before, begun.last, report.judged)
         of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
         for metric, numbers in (moved | of_layers).items():
-            self.metrics.add_layers(self.round, metric, numbers)
-        self._synchronise()
+            self.metrics.add_layers(begun.number, metric, numbers)
+        if begun.evaluated:
+            self._synchronise()
         merging = 0.0 if report.aggregation is None else report.aggregation.seconds()
-        self.timings.add(self.round, "train", trained - began - merging)
+        self.timings.add(begun.number, "train", max(trained - since - merging, 0.0))
         if report.aggregation is not None:
-            self.timings.add(self.round, AGGREGATE, merging)
-        self.timings.add(self.round, "evaluate", time.perf_counter() - trained)
-        values |= look(self, before, report, view, own)
-        self.metrics.add_round(self.round, values)
+            self.timings.add(begun.number, AGGREGATE, merging)
+        self.timings.add(begun.number, "evaluate", time.perf_counter() - trained)
+        values |= look(self, begun.before, report, begun.view, own)
+        self.metrics.add_round(begun.number, values)
+        self.read_at = time.perf_counter()
         if callbacks is not None:
-            self.seconds = time.perf_counter() - began
-            asked = callbacks.after_round(self._view(values, evaluate))
-            if asked is not None and not last:
+            self.seconds = self.read_at - since
+            asked = callbacks.after_round(self._view(begun.number, values, begun.evaluated))
+            if asked is not None and not begun.last:
                 self.stopped = str(asked) or "a callback asked for it"
-        if evaluate and not last and self.stopped is None:
+        if begun.evaluated and not begun.last and self.stopped is None:
             self.stopped = self._waited_enough()
 
-    def _view(self, values: Mapping[str, float], evaluated: bool = True) -> RoundView:
+    def _view(self, round: int, values: Mapping[str, float], evaluated: bool = True) -> RoundView:
         method, seed, rounds = str(self.method), self.experiment.seed, self.experiment.rounds
-        layers = self.metrics.of_layers(self.round)
-        return RoundView(method, seed, self.round, rounds, self.seconds, values, evaluated, self, layers)
+        layers = self.metrics.of_layers(round)
+        return RoundView(method, seed, round, rounds, self.seconds, values, evaluated, self, layers)
 
     def tested_model(self, round: int) -> Tensors:
         """Copy the shared part of the model that is tested after a round; refused once that round is over."""
@@ -365,13 +414,13 @@ class Driver:
         """The name of the number by which models are chosen, if they are."""
         return "validation.accuracy" if self.experiment.validation else "client_validation.accuracy.mean"
 
-    def _layer_metrics(self, before: Tensors, report: RoundReport) -> dict[str, dict[str, float]]:
+    def _layer_metrics(self, begun: BegunRound) -> dict[str, dict[str, float]]:
         """Measure the layers that travelled: their update, and their cosine to the reference round."""
-        layers, model = self.setting.layers, self.engine.server.model
-        if self.round == self.experiment.reference_round:
+        layers, model = self.setting.layers, begun.view.model
+        if begun.number == self.experiment.reference_round:
             self.reference = clone(model)
-        travelled = {name: tensor for name, tensor in model.items() if name in report.sent}
-        return layer_changes(layers, before, travelled, self.reference)
+        travelled = {name: tensor for name, tensor in model.items() if name in begun.report.sent}
+        return layer_changes(layers, begun.before, travelled, self.reference)
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
         if label in ("client_after", "client_adapted"):
@@ -386,12 +435,12 @@ class Driver:
         for remark in self.method.remarks(view):
             warnings.warn(remark, FedStrataWarning, stacklevel=2)
 
-    def _warn_if_diverged(self, report: RoundReport, losses: np.ndarray) -> None:
+    def _warn_if_diverged(self, begun: BegunRound, losses: np.ndarray) -> None:
         bad = np.flatnonzero(~np.isfinite(losses))
         if len(bad):
-            client = report.participants[bad[0]]
+            client = begun.report.participants[bad[0]]
             warnings.warn(
-                f"The training loss of client {client} is not a finite number in round {self.round}: "
+                f"The training loss of client {client} is not a finite number in round {begun.number}: "
                 "training has diverged. Lower the learning rate or set a clip.",
                 FedStrataWarning,
                 stacklevel=2,

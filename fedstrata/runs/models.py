@@ -83,13 +83,25 @@ def models_of_clients(driver: Driver, last: bool = False) -> Tensors:
         return {}
     everybody = range(driver.split.clients)
     chunks = [everybody[begin : begin + _CLIENTS_AT_ONCE] for begin in range(0, len(everybody), _CLIENTS_AT_ONCE)]
-    parts = [{name: tensor.cpu() for name, tensor in driver.used(chunk, last).items()} for chunk in chunks]
-    shared = {name: tensor.cpu() for name, tensor in (driver.tested() if last else driver.model).items()}
-    return _own_statistics(driver) | {
-        name: stack
-        for name, stack in concatenate(parts).items()
-        if name not in shared or not bool((stack == shared[name]).all())
-    }
+    shared = driver.tested() if last else driver.model
+    parts = [_differing(driver.used(chunk, last), shared) for chunk in chunks]
+    names = dict.fromkeys(name for part in parts for name in part)
+    whole = [
+        {
+            name: part[name] if name in part else shared[name].cpu().expand(len(chunk), *shared[name].shape)
+            for name in names
+        }
+        for chunk, part in zip(chunks, parts, strict=True)
+    ]
+    return _own_statistics(driver) | concatenate(whole)
+
+
+def _differing(models: Tensors, shared: Tensors) -> Tensors:
+    """Bring from the device what differs in some clients' models from the one that they share."""
+    common = [name for name in models if name in shared]
+    same = [(models[name] == shared[name].to(models[name].device)).all() for name in common]
+    alike = dict(zip(common, torch.stack(same).tolist() if same else [], strict=True))
+    return {name: tensor.cpu() for name, tensor in models.items() if not alike.get(name, False)}
 
 
 def _own_statistics(driver: Driver) -> Tensors:

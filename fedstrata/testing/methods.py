@@ -79,12 +79,15 @@ def _engines_agree(method: Method, chunk: int, operations: Operations, changes: 
 
 def the_same_run_twice_is_the_same(method: Method) -> None:
     """To the bit, in single precision, also where steps are recorded and replayed in one, and run in Python in the
-    other.
+    other, and where the next round begins before the numbers of the one before are read.
     """
     engine = ("stacked", "loop")[len(str(method)) % 2]
     changes: dict[str, Any] = {"precision": "fp32", "schedule": "exponential:0.5", "steps": 2}
     changes["deterministic"] = torch.cuda.is_available()
-    replayed, in_python = (_run(method, engine, 2, replay=replay, **changes) for replay in (True, False))
+    replayed = _prepared(method, engine, 2, replay=True, **changes)
+    replayed.runs_ahead = True
+    replayed.run()
+    in_python = _run(method, engine, 2, replayed.experiment.rounds, replay=False, **changes)
     trainer = _client_side(replayed).trainer
     require(trainer.replayed > 0 or bool(trainer.obstacles), "no step of it was replayed, and nothing stood against it")
     _assert_equal("two equal runs", _state(replayed), _state(in_python))

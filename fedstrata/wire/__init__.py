@@ -1,6 +1,15 @@
 """What travels between clients and the server, as bytes."""
 
-from fedstrata.wire.codec import bytes_sent, decode, encode, encoded_sizes, outline, quantisation_error, received
+from fedstrata.wire.codec import (
+    bytes_sent,
+    bytes_to_count,
+    decode,
+    encode,
+    encoded_sizes,
+    outline,
+    quantisation_error,
+    received,
+)
 from fedstrata.wire.encodings import ENCODINGS, bytes_by_encoding
 from fedstrata.wire.frame import WireError
 from fedstrata.wire.masks import mask_hash
@@ -13,6 +22,7 @@ __all__ = [
     "WireError",
     "bytes_by_encoding",
     "bytes_sent",
+    "bytes_to_count",
     "decode",
     "encode",
     "encoded_sizes",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import chain
@@ -133,6 +133,23 @@ def encoded_sizes(
 
     The leading axes of the message, and of the held masks, are the number of clients or 1.
     """
+    return _sizes_to_count(message, clients, held, values)()
+
+
+def bytes_to_count(
+    message: Message, clients: int, held: Mapping[str, Tensor] | None = None, values: str = AS_IS
+) -> Callable[[], int]:
+    """Prepare to tell the bytes of all clients' messages: counting masks on a GPU waits for it.
+
+    Until they are counted, only the masks of the message are held.
+    """
+    sizes = _sizes_to_count(message, clients, held, values)
+    return lambda: bytes_sent(sizes())
+
+
+def _sizes_to_count(
+    message: Message, clients: int, held: Mapping[str, Tensor] | None = None, values: str = AS_IS
+) -> Callable[[], list[int]]:
     entries, numbers = _entries(message, values)
     sizes = np.full(clients, FRAME_BYTES + len(_description(entries, numbers)), dtype=np.int64)
     tensors = [message.tensors[entry.name] for entry in entries] + [message.numbers[entry.name] for entry in numbers]
@@ -144,12 +161,17 @@ def encoded_sizes(
             truths.append((entry, tensor, None))
         else:
             sizes += byte_count(entry.count, entry.dtype, entry.sent_as)
-    counted = tallies([(truth, known) for _, truth, known in truths])
-    for (entry, truth, _), tally in zip(truths, counted, strict=True):
-        sizes += truth_sizes(truth, tally)
-        if not entry.is_truth:
-            sizes += byte_count(tally.ones * entry.values_per_mask_entry, entry.dtype, entry.sent_as)
-    return [int(size) for size in sizes]
+
+    def count() -> list[int]:
+        counted = sizes.copy()
+        tallied = tallies([(truth, known) for _, truth, known in truths])
+        for (entry, truth, _), tally in zip(truths, tallied, strict=True):
+            counted += truth_sizes(truth, tally)
+            if not entry.is_truth:
+                counted += byte_count(tally.ones * entry.values_per_mask_entry, entry.dtype, entry.sent_as)
+        return [int(size) for size in counted]
+
+    return count
 
 
 def bytes_sent(sizes: Iterable[int]) -> int:

@@ -14,9 +14,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedstrata.engines import batches
+from fedstrata.engines import batches, broadcast, stacked
 from fedstrata.engines.batches import DeviceData
-from fedstrata.engines.broadcast import Broadcast
 from fedstrata.engines.stacked import StackedEngine
 from fedstrata.rng import philox
 
@@ -53,7 +52,7 @@ class Operations(TorchDispatchMode):
 
 
 def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
-    """An engine after its first round; it does not count the bytes of masks, which belongs to the report."""
+    """An engine after its first round."""
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
     optimiser = "sgd(learning_rate=0.1, momentum=0.9, clip=1.0, weight_decay=0.01)"
     changes = {"method": method, "batch_size": 4, "epochs": epochs, "optimiser": optimiser, "device": device}
@@ -61,36 +60,33 @@ def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
     world = federation(model, dataset, split, **changes)
     data = DeviceData(dataset, split, (), world.setting.device, torch.float64)
     monkeypatch.setattr(batches, "philox_at_once", philox)  # a CPU draws few words by NumPy, a GPU by its kernel
-    monkeypatch.setattr(StackedEngine, "_bytes", lambda *arguments: 0)
-    monkeypatch.setattr(Broadcast, "_bytes", lambda *arguments: 0)
     engine = StackedEngine(world.setting, world.model.to(device), data, world.declared, chunk)
     engine.exchange(1)
     engine.round(1, PARTICIPANTS, evaluate=False)
     return engine
 
 
-@pytest.mark.parametrize(
-    ("method", "asked"),
-    [
-        ("fedavg", 0),
-        ("fedbn", 0),
-        ("fedprox", 0),
-        ("ditto", 0),
-        ("scaffold", 0),
-        ("ssfl", 1),  # whether there is a mask, when the server sends
-    ],
-)
-def test_a_round_reads_nothing_back(method, asked, monkeypatch):
+METHODS = [
+    *("fedavg", "fedbn", "fedprox", "ditto", "scaffold", "ssfl"),
+    pytest.param("sparse-ft(head_rounds=0)", marks=pytest.mark.filterwarnings("ignore:'sparse-ft' has no rounds")),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_reads_nothing_back(method, monkeypatch):
+    """Nor are the bytes of masks counted, before they are asked for."""
     engine = engine_of(method, monkeypatch)
     with Functions() as functions, Operations() as operations:
-        engine.round(2, PARTICIPANTS, evaluate=False)
-    assert operations.seen["_local_scalar_dense"] == asked
-    assert {name: count for name, count in functions.seen.items() if name != "__bool__"} == {}
-    assert functions.seen["__bool__"] == asked
-    assert operations.seen["nonzero"] == 0
+        report = engine.round(2, PARTICIPANTS, evaluate=False)
+    assert operations.seen["_local_scalar_dense"] == operations.seen["nonzero"] == 0
+    assert functions.seen == {}
+    assert report.bytes_up > 0
+    assert report.bytes_down > 0
 
 
-def test_a_survey_only_asks_whether_there_is_a_mask_and_whether_scores_are_finite(monkeypatch):
+def test_a_survey_only_asks_whether_scores_are_finite(monkeypatch):
+    for module in (broadcast, stacked):
+        monkeypatch.setattr(module, "bytes_to_count", lambda *given: lambda: 0)
     engine = engine_of("ssfl(refresh_every=1)", monkeypatch)
     with Functions() as functions:
         engine.exchange(2)
@@ -109,7 +105,7 @@ def test_what_is_moved_to_the_device_does_not_grow_with_clients_or_steps(monkeyp
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedprox"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("chunk", [2, 8])
 def test_a_gpu_is_never_waited_for_in_a_round(method, chunk, monkeypatch):
     engine = engine_of(method, monkeypatch, "cuda", chunk)

@@ -221,7 +221,7 @@ def test_what_clients_keep_to_themselves_is_not_estimated_and_not_announced():
     memory = {"calibrated": torch.tensor([0])}
     exchange.survey(clients_view(LAYERS, 1, shared=shared, memory=memory, probing=lambda clients: Watching()), {})
     assert asked == BACKBONE[1:]
-    done = {"calibrated": torch.tensor(3), "mask/stem.bias": torch.tensor([True])}
+    done = {"calibrated": torch.tensor(3), "mask/stem.bias": torch.tensor([True]), "found": torch.tensor(True)}
     announced = exchange.announce(server_view(LAYERS, {"head.bias": torch.ones(10)}, memory=done))
     assert sorted(announced.tensors) == ["calibrated", "head/head.bias", "mask/stem.bias"]
 
@@ -496,10 +496,8 @@ def test_messages_hold_what_moves_under_the_mask_that_both_sides_know():
     model = {name: torch.ones(2, 2) for name in (*BACKBONE, *HEAD)} | {"scale.running_mean": torch.ones(2)}
     masks = {name: torch.tensor([[True, False], [True, True]]) for name in BACKBONE}
     stacks = {name: tensor[None] for name, tensor in model.items()}
-    for round, calibrated, travelling, hidden in ((1, 0, HEAD, {}), (2, 1, BACKBONE, masks)):
-        server = server_view(
-            LAYERS, model, round, memory=under("mask", masks) | {"calibrated": torch.tensor(calibrated)}
-        )
+    for round, found, travelling, hidden in ((1, {}, HEAD, {}), (2, {"found": torch.tensor(True)}, BACKBONE, masks)):
+        server = server_view(LAYERS, model, round, memory=under("mask", masks) | found)
         clients = clients_view(LAYERS, 1, round, memory=under("mask", {n: mask[None] for n, mask in masks.items()}))
         down, up = part.broadcast(server, Message(stacks)), part.upload(clients, None, Message(stacks))
         for message in (down, up):

@@ -275,10 +275,9 @@ def test_initial_values_are_kept_where_they_may_come_back(text):
     part, model = methods.make(text), {"weight": torch.tensor([[1.0, 2.0, 3.0, 4.0]])}
     server = part.server_memory(server_view(ONE, model))
     client = part.client_memory(clients_view(ONE, 2), {"weight": model["weight"].expand(2, 1, 4)})
-    assert not server["found"]
-    for memory, own in ((server, {"found"}), (client, set())):
+    for memory in (server, client):
         kept = {"init/weight"} if text != "ssfl" else set()
-        assert memory.keys() == {"mask/weight"} | own | kept
+        assert memory.keys() == {"mask/weight"} | kept
         assert memory["mask/weight"].all()
     assert all(torch.equal(server[name], model["weight"]) for name in server.keys() & {"init/weight"})
 

@@ -64,8 +64,8 @@ class SecureRounds:
             sent=sent,
             loss=torch.tensor([number_in(facts, "loss") for facts in said.values()], dtype=torch.float64),
             cost=Cost.join([cost_from_facts(facts) for facts in said.values()]),
-            bytes_up=aggregation.bytes_up - up,
-            bytes_down=aggregation.bytes_down - down + bytes_sent(len(request.payload) for request in asked.values()),
+            up=aggregation.bytes_up - up,
+            down=aggregation.bytes_down - down + bytes_sent(len(request.payload) for request in asked.values()),
             before=Scores.join(scores) if evaluate else None,
         )
 
