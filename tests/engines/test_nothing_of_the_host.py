@@ -53,9 +53,16 @@ class Operations(TorchDispatchMode):
 
 def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
     """An engine after its first round."""
-    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
     optimiser = "sgd(learning_rate=0.1, momentum=0.9, clip=1.0, weight_decay=0.01)"
-    changes = {"method": method, "batch_size": 4, "epochs": epochs, "optimiser": optimiser, "device": device}
+    changes = {
+        "method": method,
+        "rounds": 9,
+        "batch_size": 4,
+        "epochs": epochs,
+        "optimiser": optimiser,
+        "device": device,
+    }
     dataset, split = samples(60), split_by_size(SIZES)
     world = federation(model, dataset, split, **changes)
     data = DeviceData(dataset, split, (), world.setting.device, torch.float64)
@@ -67,7 +74,7 @@ def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
 
 
 METHODS = [
-    *("fedavg", "fedbn", "fedprox", "ditto", "scaffold", "ssfl"),
+    *("fedavg", "fedbn", "fedprox", "ditto", "scaffold", "lips", "ssfl"),
     pytest.param("sparse-ft(head_rounds=0)", marks=pytest.mark.filterwarnings("ignore:'sparse-ft' has no rounds")),
 ]
 
