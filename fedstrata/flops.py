@@ -94,9 +94,22 @@ class Flops:
         steps = PASSES * samples.to(torch.float64)
         saved = torch.zeros_like(steps)
         for name, count in self.weights.items():
-            zeros = ((begin[name] == 0) & (end[name] == 0)).flatten(1)
-            saved += zeros.sum(1) * (count / zeros.shape[1])
+            saved += zero_in_both(begin[name], end[name]) * (count / end[name][0].numel())
         return Cost(steps * self.forward, steps * (self.forward - saved))
+
+
+def zero_in_both(begin: Tensor, end: Tensor) -> Tensor:
+    """Count for each of K clients the entries that are zero in two stacks ``[K, ...]``: ``[K]``, in float64.
+
+    >>> zero_in_both(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 2.0, 0.0]]))
+    tensor([1.], dtype=torch.float64)
+    """
+    begin = begin[:1] if begin.stride(0) == 0 else begin  # the same for all clients
+    if end.is_cuda:  # where a sum of truth values would first be a copy of them in eight times the memory
+        used = torch.where(begin == 0, end, 1).flatten(1)
+        rest: Tensor = torch.linalg.vector_norm(used, 0, dim=1, dtype=torch.float64)
+        return used.shape[1] - rest
+    return ((begin == 0) & (end == 0)).flatten(1).sum(1).to(torch.float64)
 
 
 class _Products(OperationMode):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata.engines.engine import pack, unpack
-from fedstrata.flops import Cost, Flops
+from fedstrata.flops import Cost, Flops, zero_in_both
 from fedstrata.layers import LayerMap
 from fedstrata.methods import methods
 from fedstrata.methods.mechanisms.layer_choice import weights_of
@@ -249,3 +251,21 @@ def test_the_work_of_one_client_in_all_rounds_comes_near_table_7(name, shape, cl
     held = {"until-next": [max(drops[max(0, t - 4) : t + 1]) for t in range(rounds)], "round": drops}
     for local, taus in held.items():
         assert 1 - middle * sum(taus) / rounds == pytest.approx(left[local], abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_what_was_zero_all_the_time_is_counted_for_each_client(device):
+    """Also from a model that all begin with; what is not a number is not zero."""
+    begin = torch.tensor([[[0.0, -0.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 0.0]]], device=device)
+    end = torch.tensor([[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [-0.0, math.nan]]], device=device)
+    assert zero_in_both(begin, end).tolist() == [3, 2]
+    assert zero_in_both(begin[:1].expand(2, 2, 2), end).tolist() == [3, 2]
+    assert zero_in_both(begin[1:].expand(2, 2, 2), end).tolist() == [3, 2]
+    assert zero_in_both(torch.ones(1, 1).expand(3, 1).to(device), torch.zeros(3, 1, device=device)).tolist() == [
+        0,
+        0,
+        0,
+    ]
