@@ -13,6 +13,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -49,7 +50,7 @@ def explained(path: Path, action: str = "written") -> Iterator[None]:
 class Pieces:
     """The content of a file that comes piece by piece, and is never in memory as a whole.
 
-    Once it is written, it knows its size and its checksum.
+    Once it is written, it knows its size and its checksum, which is computed while the pieces are written.
 
     >>> content = Pieces([b"ab", b"c"])
     >>> b"".join(content), content.size, content.sha256 == sha256(b"abc").hexdigest()
@@ -62,10 +63,12 @@ class Pieces:
         self.size = 0
 
     def __iter__(self) -> Iterator[bytes | memoryview]:
-        for piece in self._pieces:
-            self._sum.update(piece)
-            self.size += len(piece)
-            yield piece
+        with ThreadPoolExecutor(1) as beside:
+            for piece in self._pieces:
+                summed = beside.submit(self._sum.update, piece)
+                self.size += len(piece)
+                yield piece
+                summed.result()
 
     @property
     def sha256(self) -> str:

@@ -113,6 +113,8 @@ class Transient(Part):
         """Zero what was least sensitive in the round before: once, or as long as the mask holds."""
         event, memory = self._event_before(clients.round), clients.memory
         drop = self.drop_after(event, clients.rounds)
+        if drop == 0 and self.local_sparsity == "off":
+            return model, memory
         masks = {
             name: self._mask(clients, name, weight, drop) for name, weight in self._weights(clients, model).items()
         }
