@@ -115,6 +115,21 @@ def test_a_callback_ends_a_run_after_its_round():
     assert (summary["rounds"], summary["stopped"]) == (2, "enough")
 
 
+def test_who_ends_a_run_though_it_said_not_to_ends_it_after_the_round_under_way(tmp_path):
+    class Ending(Callback):
+        only_numbers = True
+
+        def on_round(self, view):
+            if view.round == 2:
+                raise StopRun("enough")
+
+    driver = prepared(True)
+    with in_folder(driver, tmp_path / "run") as folder:
+        summary = driver.run(folder, [Ending()])
+        assert folder.metrics().series("train.loss")[0].tolist() == [1, 2, 3]
+    assert (summary["rounds"], summary["stopped"]) == (3, "enough")
+
+
 def test_an_interrupted_run_has_the_numbers_of_all_its_rounds(tmp_path):
     """The signal comes while round 3 is under way and the numbers of round 2 are told."""
 

@@ -24,13 +24,16 @@ class PFedSD(Part):
 
     The local loss is :math:`\mathrm{CE}(f_w) + \lambda T^2 \, \mathrm{KL}(\mathrm{softmax}(v_k / T) \,\|\,
     \mathrm{softmax}(w / T))`, where the teacher :math:`v_k` is the client's own model after the last round in which it
-    took part, in evaluation mode. Before the first one there is no teacher. The model is sent as in FedAvg; the client
-    uses the one that it has just trained, not the average, until it trains again.
+    took part. Before the first one there is no teacher. The model is sent as in FedAvg; the client uses the one that it
+    has just trained, not the average, until it trains again.
 
-    Fling, which LIPS builds on, has ``strength=0.5, temperature=3``.
+    The paper does not say in which mode the teacher runs. In the authors' code and in Fling it is that of training:
+    batch norm sees the batch, since running statistics of so few steps still are mostly other clients'. Dropout draws
+    for the teacher what it draws for the student. Fling, which LIPS builds on, has ``strength=0.5, temperature=3``.
 
     Defaults:
         strength, temperature: CGCL-codes/pFedSD, parameters.py.
+        teacher: CGCL-codes/pFedSD, pcode/workers/worker_pFedSD.py.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -41,6 +44,9 @@ class PFedSD(Part):
 
     strength: float = parameter(1.0, "The weight of the teacher (lambda).", low=0)
     temperature: float = parameter(1.0, "The temperature of the softened predictions.", above=0)
+    teacher: str = parameter(
+        "training", "The mode in which the previous model runs.", choices=("training", "evaluation")
+    )
 
     @property
     def needs(self) -> Needs:
@@ -51,9 +57,15 @@ class PFedSD(Part):
         """Distil the previous model's predictions into the new one, where there is one."""
         if clients.round == 1:
             return loss
-        teacher, _ = step.predict(clients.previous)
-        lesson = self.strength * distillation(step.outputs, teacher, self.temperature)
+        lesson = self.strength * distillation(step.outputs, self._taught(clients, step), self.temperature)
         return loss + torch.where(clients.trained, lesson, 0.0)
+
+    def _taught(self, clients: Clients, step: LocalStep) -> Tensor:
+        """Let the previous model predict the batch."""
+        if self.teacher == "evaluation":
+            return step.predict(clients.previous)[0]
+        with torch.no_grad():
+            return step.forward({name: clients.previous[name] for name in step.parameters})
 
     def deployed(self, clients: Clients, model: Tensors) -> Tensors:
         """Use the client's own last model; before its first round, what the server sent."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
 import torch
 
 from fedstrata.engines.engine import RoundReport
@@ -66,6 +67,17 @@ def mark_end(device: torch.device) -> torch.cuda.Event | None:
     end = torch.cuda.Event()  # type: ignore[no-untyped-call]
     end.record(torch.cuda.current_stream(device))
     return end
+
+
+def on_host(report: RoundReport) -> tuple[dict[str, float], np.ndarray]:
+    """Bring what a round reports from the device, all at once: its numbers, and each participant's loss."""
+    numbers = {
+        "train.loss": report.loss.mean(),
+        "train.flops": report.cost.dense.sum(),
+        "train.sparse_flops": report.cost.sparse.sum(),
+    }
+    brought = torch.cat((torch.stack(list(numbers.values())), report.loss)).cpu().numpy()
+    return dict(zip(numbers, brought.tolist(), strict=False)), brought[len(numbers) :]
 
 
 @cache

@@ -18,7 +18,7 @@ from torch import nn
 from fedstrata.callbacks import Callbacks, RoundView
 from fedstrata.data import Dataset, Split
 from fedstrata.diagnostics import layer_changes
-from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
+from fedstrata.engines.engine import Engine, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import ENGINES, Plan, SharedMemory, build_engine, make_plan, memory_of
 from fedstrata.engines.setting import Setting
@@ -26,7 +26,7 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.methods import Method, Server
 from fedstrata.plugins import imported_callbacks
-from fedstrata.runs.ahead import BegunRound, mark_end
+from fedstrata.runs.ahead import BegunRound, mark_end, on_host
 from fedstrata.runs.choosing import Best
 from fedstrata.runs.describing import describe_environment
 from fedstrata.runs.devices import spare_host
@@ -198,7 +198,7 @@ class Driver:
                 self.read_numbers(called, folder)  # of the round before, while a GPU does this one
                 self.unread = begun
                 due = folder is not None and pace.due(self.round)
-                if due or not self._may_run_ahead(begun, called):
+                if due or self.ended or not self._may_run_ahead(begun, called):
                     self.read_numbers(called, folder)
                 if stopping := bool(stop):
                     self.read_numbers(called, folder)
@@ -248,12 +248,13 @@ class Driver:
     def _may_run_ahead(self, begun: BegunRound, callbacks: Callbacks) -> bool:
         """Tell whether the next round may begin before the numbers of this one are read.
 
-        It may where nothing depends on them: no test of models, no diagnostic, no schedule that reads losses, and
-        nobody who looks at the model of each round or may end the run.
+        It may in a simulation where nothing depends on them: no test of models, no diagnostic, no schedule that reads
+        losses, and nobody who looks at the model of each round or may end the run.
         """
         wanted = self.setting.device.type == "cuda" if self.runs_ahead is None else self.runs_ahead
         return (
             wanted
+            and self.plan.engine in ENGINES
             and not begun.evaluated
             and not self.diagnosis.chosen
             and not self.setting.schedule.reads_losses
@@ -276,7 +277,7 @@ class Driver:
         moved = self._layer_metrics(begun)  # asked for while a GPU still trains
         trained = begun.wait()
         own = self.method.metrics(begun.view)
-        told, losses = _on_host(report)
+        told, losses = on_host(report)
         values = {
             **told,
             "participation.clients": float(len(report.participants)),
@@ -487,14 +488,3 @@ class Driver:
     def _synchronise(self) -> None:
         if self.setting.device.type == "cuda":
             torch.cuda.synchronize(self.setting.device)
-
-
-def _on_host(report: RoundReport) -> tuple[dict[str, float], np.ndarray]:
-    """Bring what a round reports from the device, all at once: its numbers, and each participant's loss."""
-    numbers = {
-        "train.loss": report.loss.mean(),
-        "train.flops": report.cost.dense.sum(),
-        "train.sparse_flops": report.cost.sparse.sum(),
-    }
-    brought = torch.cat((torch.stack(list(numbers.values())), report.loss)).cpu().numpy()
-    return dict(zip(numbers, brought.tolist(), strict=False)), brought[len(numbers) :]

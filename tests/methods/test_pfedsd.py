@@ -25,11 +25,12 @@ def test_pfedsd_distils_the_previous_model():
     logits = torch.tensor([[[math.log(3), 0.0]], [[math.log(3), 0.0]]])
     clients, plain = view([True, False]), torch.tensor([1.0, 2.0])
 
-    def predict(asked):
-        assert asked is clients.previous
-        return logits, logits
+    def forward(asked):
+        assert asked["weight"] is clients.previous["weight"]
+        assert not torch.is_grad_enabled()
+        return logits
 
-    step = step_view({"weight": torch.zeros(2, 2, 2)}, outputs=torch.zeros(2, 1, 2), predict=predict)
+    step = step_view({"weight": torch.zeros(2, 2, 2)}, outputs=torch.zeros(2, 1, 2), forward=forward)
     expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
     part = methods.make("pfedsd")
     assert part.loss(clients, step, plain).tolist() == pytest.approx([1.0 + expected, 2.0])
@@ -39,6 +40,34 @@ def test_pfedsd_distils_the_previous_model():
     clients = view([True, True])
     assert part.loss(clients, step, plain).tolist() == pytest.approx([1.0 + softer, 2.0 + softer])
     assert part.loss(view([False, False], round=1), step, plain) is plain
+
+
+def test_pfedsd_teaches_in_the_mode_of_training_or_in_that_of_evaluation():
+    """In training, batch norm sees the batch: the two inputs become -1 and 1, whatever the running statistics are."""
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2, bias=False))
+    layers = LayerMap.read(model, (1,))
+    previous = Stack({name: tensor.detach()[None] for name, tensor in model.state_dict().items()})
+    previous["1.weight"] = torch.tensor([[[1.0], [0.0]]])
+    previous["0.running_mean"] = torch.full((1, 1), 100.0)
+    clients = clients_view(layers, 1, round=2, previous=previous, trained=torch.tensor([True]))
+    inputs = torch.tensor([[[3.0], [5.0]]])
+
+    def run(weights, mean, deviation):
+        return (inputs - mean) / deviation @ weights["1.weight"].transpose(1, 2)
+
+    step = step_view(
+        {name: previous[name] for name in ("0.weight", "0.bias", "1.weight")},
+        outputs=torch.zeros(1, 2, 2),
+        forward=lambda weights: run(weights, inputs.mean(), inputs.std(correction=0)),
+        predict=lambda whole: (run(whole, whole["0.running_mean"], whole["0.running_var"].sqrt()), None),
+    )
+    loss = {
+        mode: float(methods.make(f"pfedsd(teacher={mode})").loss(clients, step, torch.zeros(1)))
+        for mode in ("training", "evaluation")
+    }
+    yes = math.e / (1 + math.e)
+    assert loss["training"] == pytest.approx(yes * math.log(2 * yes) + (1 - yes) * math.log(2 * (1 - yes)))
+    assert loss["evaluation"] == pytest.approx(math.log(2))  # of one class, as good as certainly
 
 
 def test_pfedsd_clients_use_what_they_trained_last():
