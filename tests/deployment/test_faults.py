@@ -336,15 +336,15 @@ def test_what_cannot_run_on_sites_is_refused_before_anybody_connects(tmp_path):
 
 
 def test_a_run_that_is_interrupted_can_be_gone_on_with(tmp_path, monkeypatch):
-    original = Driver.step
+    original = Driver.read_numbers
 
-    def step(self: Driver, listener: Any = None) -> None:
-        original(self, listener)
+    def read_numbers(self: Driver, callbacks: Any, folder: Any) -> None:
+        original(self, callbacks, folder)
         if self.round == 2:
             raise Interrupted(2, 2, tmp_path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Driver, "step", step)
+        patched.setattr(Driver, "read_numbers", read_numbers)
         with pytest.raises(Interrupted):
             run(tmp_path, DirectNetwork(tmp_path, SITES))
     folder, lines = run(tmp_path, DirectNetwork(tmp_path, SITES))

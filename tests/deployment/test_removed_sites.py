@@ -38,15 +38,15 @@ def deployment(folder: Path, rules: Rules | None = None, rehearsal: bool = True,
 
 def begin(given: Deployment, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the first of its rounds, and be stopped in the second."""
-    original = Driver.step
+    original = Driver.read_numbers
 
-    def step(self: Driver, listener: Any = None) -> None:
-        original(self, listener)
+    def read_numbers(self: Driver, callbacks: Any, folder: Any) -> None:
+        original(self, callbacks, folder)
         if self.round == 2:
             raise Interrupted(2, 2, folder)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Driver, "step", step)
+        patched.setattr(Driver, "read_numbers", read_numbers)
         with pytest.raises(Interrupted):
             given.run(DirectNetwork(folder, SITES))
 
