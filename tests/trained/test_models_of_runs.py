@@ -16,6 +16,7 @@ from fedstrata.data import datasets
 from fedstrata.errors import FedStrataError
 from fedstrata.methods import methods
 from fedstrata.models import build_model
+from fedstrata.runs import models
 
 SPLIT = "dirichlet(alpha=0.5, samples=60, test_samples=40)"
 SMALL = {"clients": 3, "rounds": 2, "steps": 3, "model": "cnn", "partition": SPLIT, "seed": 3}
@@ -157,3 +158,18 @@ def test_the_model_that_is_given_does_not_change(tmp_path: Path) -> None:
         for parameter in first.parameters():
             parameter.zero_()
     assert float(next(result.client_model(0).parameters()).detach().abs().sum()) > 0
+
+
+def test_clients_who_use_the_shared_model_stand_beside_those_who_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pFedSD, clients that have not trained yet use what the server sends; they are gathered one by one here."""
+    monkeypatch.setattr(models, "_CLIENTS_AT_ONCE", 1)
+    changes = {**SMALL, "clients": 4, "rounds": 1, "participation": 0.5}
+    driver = fedstrata.run(method="pfedsd", engine="stacked", **changes).driver
+    own, shared = models.models_of_clients(driver), driver.model
+    assert own
+    differing = []
+    for client in range(4):
+        used = driver.used([client])
+        assert all(torch.equal(stack[client], used[name][0]) for name, stack in own.items())
+        differing.append(not all(torch.equal(used[name][0], tensor) for name, tensor in shared.items()))
+    assert sorted(differing) == [False, False, True, True]

@@ -8,7 +8,7 @@ from payloads import DTYPES, assert_equal, numbers, random_mask, small_message, 
 
 from fedstrata.errors import FedStrataError
 from fedstrata.methods.contract.views import Message
-from fedstrata.wire import WireError, bytes_sent, codec, decode, encode, encoded_sizes, mask_hash
+from fedstrata.wire import WireError, bytes_sent, bytes_to_count, codec, decode, encode, encoded_sizes, mask_hash
 
 # There and back ------------------------------------------------------------------------------------------------------
 
@@ -209,6 +209,15 @@ def test_sizes_of_stacks_of_large_masks_and_truth_values(density, monkeypatch):
     message = Message({"a": torch.zeros(7, 5000), "b": masks}, {"a": masks})
     assert encoded_sizes(message, 7) == each_size(message, 7)
     assert len(set(encoded_sizes(message, 7))) > 1
+
+
+def test_bytes_may_be_counted_later_and_more_than_once():
+    mask = random_mask(0.3, 40, 30)
+    message = Message({"a": torch.ones(1, 40, 30), "b": torch.ones(3, 2)}, {"a": mask})
+    count = bytes_to_count(message, 3, {"a": mask})
+    message.masks.clear()
+    expected = bytes_sent(each_size(Message(message.tensors, {"a": mask}), 3, {"a": mask}))
+    assert count() == count() == expected
 
 
 def test_sizes_of_single_numbers_under_masks():
