@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WHERE = ("data_root", "device", "engine", "chunk")
 """Keys of an experiment that decide where and how it runs, and no number of a paper."""
 _OF_A_PLACE = ("--out", "--runs", "--known", "--data-root", "--jobs", "--figures", "--figure-width", "--figure-font")
-_OF_WHAT_IS_SHOWN = ("--json", "--quiet", "-q", "--no-report")
+_OF_WHAT_IS_SHOWN = ("--json", "--quiet", "-q", "--no-report", "--finished")
 """Options of the command that decide no number either, with a value and without."""
 
 
@@ -71,6 +71,10 @@ def paper(
         bool,
         typer.Option("--dry-run", help="Tell what it would cost, after a few steps; write nothing."),
     ] = False,
+    finished: Annotated[
+        bool,
+        typer.Option("--finished", help="Run nothing: tell of the runs that are finished, such as a killed job left."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The folder of the results; by default runs/PAPER-PART. Nothing is run twice.")
     ] = None,
@@ -111,6 +115,10 @@ def paper(
     drawn = read_figures(figures, figure_width, figure_font)
     if drawn is not None and (write is not None or dry_run):
         raise FedStrataError("'--figures' does nothing here: figures are drawn of finished runs.")
+    if finished and (dry_run or jobs != "1"):
+        raise FedStrataError(
+            f"'{'--dry-run' if dry_run else '--jobs'}' does nothing beside --finished, which runs nothing."
+        )
     papers = read_papers(recipes or PAPERS)
     if write is not None:
         write_reproduction(write, papers, [Path(name) for name in named])
@@ -123,8 +131,8 @@ def paper(
         _refuse_idle(
             {
                 "--only": only, "--method": method, "--columns": columns, "--seeds": seeds, "--rounds": rounds,
-                "--scale": scale != 1, "--jobs": jobs != "1", "--dry-run": dry_run, "--out": out, "--runs": runs,
-                "--known": known, "--figures": figures, "--no-report": no_report,
+                "--scale": scale != 1, "--jobs": jobs != "1", "--dry-run": dry_run, "--finished": finished,
+                "--out": out, "--runs": runs, "--known": known, "--figures": figures, "--no-report": no_report,
             },
             next(iter(chosen)),
         )  # fmt: skip
@@ -144,7 +152,7 @@ def paper(
     if dry_run:
         _price(planned, json, quiet)
         return
-    failed = _perform(planned, jobs, folder, quiet)
+    failed = {} if finished else _perform(planned, jobs, folder, quiet)
     _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet, drawn)
 
 

@@ -101,6 +101,21 @@ def test_a_short_run_is_never_called_agreement(call: Call, monkeypatch: pytest.M
     assert told["remark"] == "Smaller than in the paper: 1 rounds."
 
 
+def test_what_is_finished_is_told_without_running_the_rest(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a job that was killed: its runs lie there, and no table of them."""
+    call("tiny", "table1", "--seeds", "1", "--method", "FedBN", "--columns", ".1", "--no-report", "--out", "a")
+    for path in Path("a").glob("*.csv"):
+        path.unlink()
+    whole = ("tiny", "table1", "--seeds", "1", "--no-report", "--out", "a", "--finished")
+    monkeypatch.setattr(sys, "argv", ["fedstrata", "paper", *whole])
+    code, out, err = call(*whole, "--json")
+    assert (code, "seed 0" in err) == (0, False)
+    assert [one["verdict"] for one in json.loads(out)["cells"]] == ["below", "not run", "not run", "not run"]
+    [one] = read_results([Path("a")])
+    assert (one.row, one.column) == ("FedBN", ".1")
+    assert one.command == "fedstrata paper tiny table1 --seeds 1"
+
+
 def test_a_dry_run_writes_nothing(call: Call) -> None:
     code, out, _ = call("tiny", "table1", "--dry-run", "--json", "--method", "FedBN")
     told = json.loads(out)
@@ -161,6 +176,9 @@ def test_results_are_merged_and_read_back(tmp_path: Path) -> None:
         (("tiny", "--figures", "f"), "--figures is for a table or a figure"),
         (("tiny", "table1", "--figures", "f", "--dry-run"), "'--figures' does nothing here"),
         (("tiny", "table1", "--figure-width", "page"), "does nothing without --figures DIR"),
+        (("tiny", "--finished"), "--finished is for a table or a figure"),
+        (("tiny", "table1", "--finished", "--dry-run"), "'--dry-run' does nothing beside --finished"),
+        (("tiny", "table1", "--finished", "--jobs", "2"), "'--jobs' does nothing beside --finished"),
     ],
 )
 def test_mistakes_are_sentences(call: Call, words: tuple[str, ...], sentence: str) -> None:
