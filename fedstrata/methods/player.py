@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.functional import federation_sensitivity, split_point
@@ -132,6 +133,10 @@ class PLayer(Part):
             return random_prefix(layers, of_paper, seed) if self.random else of_paper
         return len(layers.weighted) if self.up_to is None else self._position(layers, self.up_to) + 1
 
+    def _federated(self, view: Clients | Server, told: Tensor) -> int:
+        """Count the layers that are shared; where they are given, without waiting for a GPU to tell."""
+        return int(told) if self.exchanges() else self._start(view.layers, view.seed)
+
     def _preset_layers(self, layers: LayerMap, preset: str) -> int:
         """Count the layers that a preset shares of this model."""
         (shared, expected), found = PRESETS[preset], len(layers.weighted)
@@ -147,11 +152,11 @@ class PLayer(Part):
 
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send only the shared layers."""
-        return self._shared_only(message, server.layers, int(server.memory["federated"]))
+        return self._shared_only(message, server.layers, self._federated(server, server.memory["federated"]))
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only the shared layers."""
-        return self._shared_only(message, clients.layers, int(clients.memory["federated"][0]))
+        return self._shared_only(message, clients.layers, self._federated(clients, clients.memory["federated"][:1]))
 
     def _shared_only(self, message: Message, layers: LayerMap, count: int) -> Message:
         shared = set(self._names_up_to(layers, count))
@@ -176,7 +181,7 @@ class PLayer(Part):
         if server.round != 1:
             return {}
         names = [layer.name for layer in server.layers.weighted]
-        federated = int(server.memory["federated"])
+        federated = self._federated(server, server.memory["federated"])
         metrics: Metrics = {"federated": {name: float(place < federated) for place, name in enumerate(names)}}
         if "curve" in server.memory:
             metrics["federation_sensitivity"] = dict(zip(names, server.memory["curve"].tolist(), strict=True))

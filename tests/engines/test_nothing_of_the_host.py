@@ -74,7 +74,7 @@ def engine_of(method, monkeypatch, device="cpu", chunk=8, epochs=2):
 
 
 METHODS = [
-    *("fedavg", "fedbn", "fedprox", "ditto", "scaffold", "lips(every=7)", "ssfl"),
+    *("fedavg", "fedbn", "fedprox", "ditto", "scaffold", "lips(every=7)", "ssfl", "player(up_to='0')"),
     pytest.param("sparse-ft(head_rounds=0)", marks=pytest.mark.filterwarnings("ignore:'sparse-ft' has no rounds")),
 ]
 
