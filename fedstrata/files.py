@@ -223,43 +223,49 @@ def from_parquet(content: bytes, schema: pa.Schema, source: Path) -> pa.Table:
 
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Write named tensors in the safetensors format; tensors that share memory are written as independent copies."""
-    return b"".join(safetensors_pieces(tensors))
+    return b"".join(_safetensors(tensors, {}))
 
 
-def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Write named tensors in the safetensors format piece by piece, the same bytes as the library of that name writes.
+def safetensors_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Pieces:
+    """Write the same piece by piece, perhaps with texts beside the tensors."""
+    return Pieces(_safetensors(tensors, metadata or {}))
+
+
+def _safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Write the same bytes as the library of that name.
 
     The library holds all of it in memory several times over, which takes longer than to write it to the disk.
     """
-    order = sorted(tensors.items(), key=lambda pair: (-_SAFE_TYPES.index(_safe_type(pair[1])), pair[0]))
-    described: dict[str, Any] = {}
+    ranks = {kind: rank for rank, kind in enumerate(_SAFE_TYPES.values())}
+    kinds = {name: _safe_type(tensor) for name, tensor in tensors.items()}
+    order = sorted(tensors, key=lambda name: (-ranks[kinds[name]], name))
+    described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name, tensor in order:
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        described[name] = {"dtype": _safe_type(tensor), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    for name in order:
+        begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        described[name] = {"dtype": kinds[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
     header = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
     yield len(header).to_bytes(8, "little") + header
-    for _, tensor in order:
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    for name in order:
+        flat = tensors[name].detach().contiguous().reshape(-1).view(torch.uint8)
         for piece in (flat,) if flat.device.type == "cpu" else torch.split(flat, _PIECE):
             yield piece.cpu().numpy().data
 
 
 _PIECE = 2**24
 """How many bytes are brought from a GPU at once."""
-_SAFE_TYPES = ("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "C64", "F64", "I64")
-"""The names of types in the safetensors format; tensors are written in the opposite order of these."""
-_SAFE_NAMES = {
+_SAFE_TYPES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
     torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.complex64: "C64", torch.float64: "F64",
     torch.int64: "I64",
 }  # fmt: skip
+"""The names of types in the safetensors format; tensors are written in the opposite order of these."""
 
 
 def _safe_type(tensor: Tensor) -> str:
     try:
-        return _SAFE_NAMES[tensor.dtype]
+        return _SAFE_TYPES[tensor.dtype]
     except KeyError:
         raise FedStrataError(f"Tensors of type {str(tensor.dtype).removeprefix('torch.')} cannot be saved.") from None
 

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstrata.models.trial import forward, undisturbed, zero_samples
 from fedstrata.private_torch import OperationMode
-from fedstrata.stack import Tensors
+from fedstrata.stack import Tensors, narrow
 
 PASSES = 3
 """A local step in forward passes: the forward one, and as much again for each of the two backward ones."""
@@ -104,7 +104,7 @@ def zero_in_both(begin: Tensor, end: Tensor) -> Tensor:
     >>> zero_in_both(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 2.0, 0.0]]))
     tensor([1.], dtype=torch.float64)
     """
-    begin = begin[:1] if begin.stride(0) == 0 else begin  # the same for all clients
+    begin = narrow(begin)  # what all clients begin with is looked at once
     if end.is_cuda:  # where a sum of truth values would first be a copy of them in eight times the memory
         used = torch.where(begin == 0, end, 1).flatten(1)
         rest: Tensor = torch.linalg.vector_norm(used, 0, dim=1, dtype=torch.float64)

@@ -63,7 +63,7 @@ def take(stack: Mapping[str, Tensor], rows: Rows) -> Stack:
 def _rows_of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
     if isinstance(rows, slice):
         return tensor[rows]
-    shared = len(tensor) > 1 and tensor.stride(0) == 0
+    shared = expanded_axes(tensor)[0]
     return tensor[:1].expand(len(rows), *tensor.shape[1:]) if shared else tensor.index_select(0, rows)
 
 
@@ -141,6 +141,19 @@ def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors
 def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors:
     """Add name by name, over the names of ``left``."""
     return {name: tensor + right[name] for name, tensor in left.items()}
+
+
+def expanded_axes(tensor: Tensor) -> tuple[bool, ...]:
+    """Tell along which axes a tensor is only expanded, so that all of it is the same there."""
+    return tuple(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def narrow(tensor: Tensor) -> Tensor:
+    """Take one slice of each axis that is only expanded."""
+    for axis, expanded in enumerate(expanded_axes(tensor)):
+        if expanded:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def squared_norm(stack: Mapping[str, Tensor]) -> Tensor:

@@ -86,8 +86,10 @@ def test_nothing_runs_ahead_of_what_it_depends_on(changes, monkeypatch):
     assert told.order == [f"{what} {number}" for number in range(1, 7) for what in ("begin", "told")]
 
 
-def test_on_a_cpu_rounds_are_told_at_once(monkeypatch):
-    driver = prepared(None)
+@pytest.mark.parametrize(("ahead", "engine"), [(None, "stacked"), (True, "network")])
+def test_on_a_cpu_and_on_real_sites_rounds_are_told_at_once(ahead, engine, monkeypatch):
+    driver = prepared(ahead)
+    driver.plan = replace(driver.plan, engine=engine)
     told = Told(driver, monkeypatch)
     driver.run(callbacks=[told])
     assert told.order[:4] == ["begin 1", "told 1", "begin 2", "told 2"]
@@ -105,19 +107,12 @@ def test_who_looks_at_models_sees_those_of_the_round():
     assert not all(torch.equal(first[name], tensor) for name, tensor in second.items())
 
 
-def test_a_callback_ends_a_run_after_its_round():
-    def stop(view):
-        if view.round == 2:
-            raise StopRun("enough")
+@pytest.mark.parametrize(("said", "rounds"), [(False, 2), (True, 3)])
+def test_a_callback_ends_a_run_after_its_round_or_the_one_under_way(said, rounds, tmp_path):
+    """The latter where it has said that it would not."""
 
-    driver = prepared(True)
-    summary = driver.run(callbacks=[stop])
-    assert (summary["rounds"], summary["stopped"]) == (2, "enough")
-
-
-def test_who_ends_a_run_though_it_said_not_to_ends_it_after_the_round_under_way(tmp_path):
     class Ending(Callback):
-        only_numbers = True
+        only_numbers = said
 
         def on_round(self, view):
             if view.round == 2:
@@ -126,8 +121,8 @@ def test_who_ends_a_run_though_it_said_not_to_ends_it_after_the_round_under_way(
     driver = prepared(True)
     with in_folder(driver, tmp_path / "run") as folder:
         summary = driver.run(folder, [Ending()])
-        assert folder.metrics().series("train.loss")[0].tolist() == [1, 2, 3]
-    assert (summary["rounds"], summary["stopped"]) == (3, "enough")
+        assert folder.metrics().series("train.loss")[0].tolist() == list(range(1, rounds + 1))
+    assert (summary["rounds"], summary["stopped"]) == (rounds, "enough")
 
 
 def test_an_interrupted_run_has_the_numbers_of_all_its_rounds(tmp_path):

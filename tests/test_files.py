@@ -178,6 +178,9 @@ def test_tensors_of_all_kinds_come_back(tmp_path: Path) -> None:
     plain = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     assert content == safetensors.torch.save(plain), "other bytes than the library's"
     assert files.to_safetensors({}) == safetensors.torch.save({})
+    assert b"".join(files.safetensors_pieces(tensors, {"größe": '"1"'})) == safetensors.torch.save(
+        plain, {"größe": '"1"'}
+    )
     with pytest.raises(FedStrataError, match="type complex128 cannot be saved"):
         files.to_safetensors({"a": torch.zeros(1, dtype=torch.complex128)})
 

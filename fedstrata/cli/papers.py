@@ -113,14 +113,20 @@ def paper(
 
     named = names or []
     drawn = read_figures(figures, figure_width, figure_font)
-    if drawn is not None and (write is not None or dry_run):
+    if drawn is not None and dry_run:
         raise FedStrataError("'--figures' does nothing here: figures are drawn of finished runs.")
     if finished and (dry_run or jobs != "1"):
         raise FedStrataError(
             f"'{'--dry-run' if dry_run else '--jobs'}' does nothing beside --finished, which runs nothing."
         )
     papers = read_papers(recipes or PAPERS)
+    of_a_part = {
+        "--only": only, "--method": method, "--columns": columns, "--seeds": seeds, "--rounds": rounds,
+        "--scale": scale != 1, "--jobs": jobs != "1", "--dry-run": dry_run, "--finished": finished,
+        "--out": out, "--runs": runs, "--known": known, "--figures": figures, "--no-report": no_report,
+    }  # fmt: skip
     if write is not None:
+        _refuse_idle(of_a_part, "--write writes of kept results")
         write_reproduction(write, papers, [Path(name) for name in named])
         papers_shown.show_places({"written": write}, json, quiet)
         return
@@ -128,14 +134,11 @@ def paper(
         raise FedStrataError(f"One paper and one of its parts at a time, not {len(named)} names: {' '.join(named)}.")
     chosen = {name: find_paper(papers, name) for name in named[:1]} or papers
     if len(named) < 2:
+        name = next(iter(chosen))
         _refuse_idle(
-            {
-                "--only": only, "--method": method, "--columns": columns, "--seeds": seeds, "--rounds": rounds,
-                "--scale": scale != 1, "--jobs": jobs != "1", "--dry-run": dry_run, "--finished": finished,
-                "--out": out, "--runs": runs, "--known": known, "--figures": figures, "--no-report": no_report,
-            },
-            next(iter(chosen)),
-        )  # fmt: skip
+            of_a_part,
+            f"none is named: write 'fedstrata paper {name} PART'; 'fedstrata paper {name}' lists them",
+        )
         with telling("looking for methods, models and data", quiet):
             here = Here()
             told = papers_shown.describe(chosen, changes, here)
@@ -156,14 +159,11 @@ def paper(
     _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet, drawn)
 
 
-def _refuse_idle(options: Mapping[str, object], paper: str) -> None:
-    """Refuse what means nothing where papers are only listed."""
+def _refuse_idle(options: Mapping[str, object], why: str) -> None:
+    """Refuse what means nothing where no table or figure is run."""
     given = [name for name, value in options.items() if value]
     if given:
-        raise FedStrataError(
-            f"{', '.join(given)} is for a table or a figure, and none is named: write 'fedstrata paper {paper} PART'; "
-            f"'fedstrata paper {paper}' lists them."
-        )
+        raise FedStrataError(f"{', '.join(given)} is for a table or a figure, and {why}.")
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

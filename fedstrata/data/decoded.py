@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import PIL
-import safetensors.torch
+import safetensors
 import torch
 from safetensors import SafetensorError
 
@@ -150,10 +150,7 @@ def _write(path: Path, dataset: Dataset, made_from: list[Any]) -> None:
         files.make_folder(path.parent, private=True)
         if sum(tensor.nbytes for tensor in tensors.values()) * _SPARED > shutil.disk_usage(path.parent).free:
             return
-        content = safetensors.torch.save(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, {_KEY: json.dumps(header)}
-        )
-        files.write_atomically(path, content, private=True)
+        files.write_atomically(path, files.safetensors_pieces(tensors, {_KEY: json.dumps(header)}), private=True)
     except (FedStrataError, OSError):
         return
     remember(dataset, contents)

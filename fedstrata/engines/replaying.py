@@ -41,7 +41,7 @@ from fedstrata.errors import FedStrataWarning
 from fedstrata.layers import LayerMap
 from fedstrata.methods.contract.views import Clients
 from fedstrata.rng import client_keys
-from fedstrata.stack import Stack, copy_
+from fedstrata.stack import Stack, copy_, expanded_axes, narrow
 
 _RECORDS = {"cpu": 256, "cuda": 64}
 """For how many kinds of steps, such as those of groups of clients and sizes of batches, there are records. A hundred
@@ -57,30 +57,18 @@ _CHANGING = "what a hook makes of the round or of the clients' numbers changes a
 
 def hold(stack: Mapping[str, Tensor]) -> Stack:
     """Copy tensors into places of their own; what is the same for all clients, and expanded, stays so."""
-    return Stack({name: _narrow(tensor).clone().expand(tensor.shape) for name, tensor in stack.items()})
+    return Stack({name: narrow(tensor).clone().expand(tensor.shape) for name, tensor in stack.items()})
 
 
 def fill_(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Write values into places that were made for such values."""
-    given = {name: value if places[name].is_contiguous() else _narrow(value) for name, value in values.items()}
-    copy_({name: _narrow(places[name]) for name in given}, given)
+    given = {name: value if places[name].is_contiguous() else narrow(value) for name, value in values.items()}
+    copy_({name: narrow(places[name]) for name in given}, given)
 
 
 def shape_of(stack: Mapping[str, Tensor]) -> tuple[Any, ...]:
     """Tell all that two stacks must have in common for the same places to do for both."""
-    return tuple((name, tensor.shape, tensor.dtype, _expanded(tensor)) for name, tensor in stack.items())
-
-
-def _expanded(tensor: Tensor) -> tuple[bool, ...]:
-    return tuple(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def _narrow(tensor: Tensor) -> Tensor:
-    """Take one slice of each axis that is only expanded."""
-    for axis, expanded in enumerate(_expanded(tensor)):
-        if expanded:
-            tensor = tensor.narrow(axis, 0, 1)
-    return tensor
+    return tuple((name, tensor.shape, tensor.dtype, expanded_axes(tensor)) for name, tensor in stack.items())
 
 
 class KeyRing:
@@ -323,7 +311,7 @@ class ReplayedFunction:
 
     def __call__(self, function: Callable[[Stack], Mapping[str, Tensor]], given: Stack) -> Mapping[str, Tensor]:
         """Compute the function of what is given; all functions that one of these gets must be the same."""
-        if sum(_narrow(tensor).nbytes for tensor in given.values()) > self.most or self.replayer.obstacle is not None:
+        if sum(narrow(tensor).nbytes for tensor in given.values()) > self.most or self.replayer.obstacle is not None:
             return function(given)
         kind = shape_of(given)
         if kind not in self._places:

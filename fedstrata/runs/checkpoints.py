@@ -28,7 +28,7 @@ from fedstrata.runs.log_files import logs_to_parquet, metrics_from_parquet, timi
 from fedstrata.runs.metrics import MetricLog, TimingLog
 
 CHECKPOINTS_FOLDER = "checkpoints"
-_CHECKPOINT_VERSION = 2
+_CHECKPOINT_VERSION = 3
 _CHECKPOINTS_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"round-(\d{6,})")
 
@@ -67,7 +67,7 @@ class Checkpoints:
                 return False
             files.remove_folder(place)
         content: dict[str, files.Pieces] = {
-            "state.safetensors": files.Pieces(files.safetensors_pieces(state)),
+            "state.safetensors": files.safetensors_pieces(state),
             **{name: files.Pieces([data]) for name, data in logs_to_parquet(metrics, timings).items()},
         }
         files.write_folder_atomically(place, {**content, "manifest.json": lambda: _manifest(round, facts, content)})

@@ -316,7 +316,7 @@ class RunFolder:
         """Write the models of the last round, where others are the results of the run."""
         self._require_lock()
         for name, tensors in ((WEIGHTS_FILE, model), (_CLIENTS_FILE, clients)):
-            files.write_atomically(self.path / _LAST.format(name), files.Pieces(files.safetensors_pieces(tensors)))
+            files.write_atomically(self.path / _LAST.format(name), files.safetensors_pieces(tensors))
 
     def finish(
         self,
@@ -336,7 +336,7 @@ class RunFolder:
         weights = files.to_safetensors(model)
         files.write_atomically(self.path / WEIGHTS_FILE, weights)
         if clients is not None:
-            files.write_atomically(self.path / _CLIENTS_FILE, files.Pieces(files.safetensors_pieces(clients)))
+            files.write_atomically(self.path / _CLIENTS_FILE, files.safetensors_pieces(clients))
         described = card.with_changes(hash=sha256(weights).hexdigest()).to_mapping()
         files.write_atomically(self.path / CARD_FILE, files.to_json(described))
         files.write_atomically(self.path / "summary.json", files.to_json(summary))

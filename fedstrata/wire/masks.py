@@ -150,6 +150,8 @@ def _counted(rows: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     """Count for each mask what is true in its rows, and where they differ from what is held: ``[2, K, masks]``.
 
     Each mask is filled up to whole blocks; these are added up side by side, and only their few sums one after another.
+    Inside of a block eight truth values, of a byte each, are one number: in a sum of 128 such numbers no byte
+    overflows, and no wider copy is made of them.
     """
     clients = max(len(part) for pair in rows for part in pair if part is not None)
     pairs = [(own, own if others is None else others.to(own.device)) for own, others in rows]
@@ -161,7 +163,8 @@ def _counted(rows: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
         return torch.cat([piece.expand(clients, -1) for piece in pieces], dim=1)
 
     own, known = map(filled_up, zip(*pairs, strict=True))
-    sums = torch.stack([own, own != known]).view(2, clients, -1, _BLOCK).sum(3)
+    words = torch.stack([own, own != known]).view(2, clients, sum(blocks), _BLOCK).view(torch.int64)
+    sums = words.sum(3, keepdim=True).view(torch.uint8).sum(3)
     ends = constant((0, *itertools.accumulate(blocks)), torch.int64, own.device)
     return torch.nn.functional.pad(sums.cumsum(2), (1, 0)).index_select(2, ends).diff(dim=2)
 

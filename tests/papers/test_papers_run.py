@@ -177,6 +177,12 @@ def test_results_are_merged_and_read_back(tmp_path: Path) -> None:
         (("tiny", "table1", "--figures", "f", "--dry-run"), "'--figures' does nothing here"),
         (("tiny", "table1", "--figure-width", "page"), "does nothing without --figures DIR"),
         (("tiny", "--finished"), "--finished is for a table or a figure"),
+        (("--write", "a.md", "r", "--jobs", "2", "--finished"), "'--jobs' does nothing beside --finished"),
+        (
+            ("--write", "a.md", "r", "--only", "c"),
+            "--only is for a table or a figure, and --write writes of kept results",
+        ),
+        (("--write", "a.md", "r", "--figures", "f"), "--figures is for a table or a figure, and --write writes of"),
         (("tiny", "table1", "--finished", "--dry-run"), "'--dry-run' does nothing beside --finished"),
         (("tiny", "table1", "--finished", "--jobs", "2"), "'--jobs' does nothing beside --finished"),
     ],

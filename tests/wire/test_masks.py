@@ -187,3 +187,11 @@ class CountingReads(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.seen += getattr(func, "__name__", "") == "cpu"
         return func(*args, **(kwargs or {}))
+
+
+def test_what_a_gpu_adds_up_eight_at_a_time_does_not_overflow():
+    everything, half = torch.ones(2, 10_001, dtype=torch.bool), torch.ones(2, 9_000, dtype=torch.bool)
+    half[1, ::2] = False
+    first, second = masks.tallies_read_at_once([(everything, ~everything[:1]), (half, torch.ones_like(half[:1]))])
+    assert (first.ones.tolist(), first.same.tolist()) == ([10_001, 10_001], [False, False])
+    assert (second.ones.tolist(), second.same.tolist()) == ([9_000, 4_500], [True, False])
