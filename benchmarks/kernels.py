@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -23,7 +23,8 @@ from torch import Tensor
 from fedstrata.data import from_arrays
 from fedstrata.data.pictures import make_inputs
 from fedstrata.data.transforms import Transform, parse_transforms
-from fedstrata.engines import norms, operations
+from fedstrata.engines import norms, pooling
+from fedstrata.fused import Windows
 from fedstrata.kernels import finding
 from fedstrata.optimisers import optimisers
 from fedstrata.rng import client_keys
@@ -153,6 +154,17 @@ def norm_rows(dtype: torch.dtype) -> list[Row]:
 
         name = f"batch norm{' + add' if added else ''} + relu, 100 x {channels} x 100 x {side}^2, {kind}"
         rows += both_ways(name, "batch_norm", batch_norm, (images, weight, bias, other))
+    images = laid(100, 64, 100, 16, dtype)
+    weight, bias = (torch.rand(100, 64, device="cuda") + 0.5 for _ in range(2))
+    windows = Windows((3, 3), (2, 2), (1, 1))
+
+    def pooled_norm(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return norms._batch_norm_stack(images, None, None, weight, bias, None, True, 0.1, 1e-5, True, windows)
+
+    name = f"batch norm + relu + max-pool, 100 x 64 x 100 x 16^2, {kind}"
+    forwards, backwards = both_ways(name, "batch_norm", pooled_norm, (images, weight, bias))
+    small = images.nbytes // 4 + images.numel() // 4
+    rows += [replace(forwards, moved=images.nbytes + small), replace(backwards, moved=2 * images.nbytes + small)]
     if dtype == torch.bfloat16:
         return rows
     for channels, side, added in ((64, 32, False), (64, 32, True), (128, 16, True), (256, 8, True), (512, 4, True)):
@@ -173,10 +185,10 @@ def pooling_rows(dtype: torch.dtype) -> list[Row]:
     images = laid(100, 64, 100, 16, dtype)
     name = f"max-pool 3/2/1, 100 x 64 x 100 x 16^2, {str(dtype).removeprefix('torch.')}"
     forwards, backwards = both_ways(
-        name, "pooling", lambda images: operations._max_pool_stack(images, (3, 2, 1, 1, False)), (images,)
+        name, "pooling", lambda images: pooling.max_pool_stack(images, (3, 3), (2, 2), (1, 1)), (images,)
     )
     bytes_back = images.nbytes + images.nbytes // 4 + images.numel() // 4
-    return [forwards, Row(backwards.name, backwards.plain, backwards.kernel, bytes_back, backwards.error)]
+    return [forwards, replace(backwards, moved=bytes_back)]
 
 
 def optimiser_rows() -> list[Row]:

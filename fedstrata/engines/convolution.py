@@ -33,15 +33,24 @@ from fedstrata.kernels.finding import find_kernels
 
 Pair = tuple[int, int]
 WAYS = ("windows", "implicit", "grouped")
+_MEASURED = "convolutions-2"
+"""Where choices are kept: under another name whenever a way becomes quicker, so that all are measured again."""
 _WORTH_MEASURING = 5e8
 """Multiplications of one convolution; below, the choice hardly matters."""
 _MOST_TAPS = 15
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NARROW = (torch.bfloat16, torch.float16)
+_HAS_WIDE_PRODUCT = "dtype" in torch.ops.aten.bmm.overloads()
+"""Whether PyTorch can leave a product of narrow factors in float32, in which it is computed."""
 _broken: list[str] = []
 
 
 class StackedConvolution(torch.autograd.Function):
-    """Convolve K clients' images ``[K, C, B, H, W]`` with K clients' weights ``[K, O, C, h, w]``."""
+    """Convolve K clients' images ``[K, C, B, H, W]`` with K clients' weights ``[K, O, C, h, w]``.
+
+    Weights may be more exact than images, as under autocast: they are narrowed where they are read, and their gradient,
+    which is added up in float32 anyway, is not narrowed at all.
+    """
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, weights: Tensor, stride: Pair, padding: Pair) -> Tensor:
@@ -49,8 +58,10 @@ class StackedConvolution(torch.autograd.Function):
         geometry = (weights.shape[3], weights.shape[4]), stride, padding
         choice = _choice_ahead(images, weights, stride, padding, learning=any(ctx.needs_input_grad[:2]))
         columns = None
+        ctx.weights_dtype = weights.dtype
         if choice["forward"] == "windows":
             columns, places = windows_of(images, *geometry)
+            weights = weights.to(images.dtype)
             outputs = _by_windows(columns, weights, places)
         else:
             outputs = forward_by(choice["forward"], images, weights, stride, padding)
@@ -66,12 +77,13 @@ class StackedConvolution(torch.autograd.Function):
         """Return the gradients for the images and the weights."""
         kept, weights = ctx.saved_tensors
         shape, stride, padding = ctx.geometry
+        dtype = ctx.weights_dtype
         for_images = for_weights = None
         if ctx.needs_input_grad[1]:
             if ctx.unfolded:
-                for_weights = _weights_by_windows(gradient, kept, weights.shape)
+                for_weights = _weights_by_windows(gradient, kept, weights.shape, dtype)
             else:
-                for_weights = weights_by(ctx.way_for_weights, gradient, kept, weights.shape, stride, padding)
+                for_weights = weights_by(ctx.way_for_weights, gradient, kept, weights.shape, stride, padding, dtype)
         if ctx.needs_input_grad[0]:
             way = _choice_back(gradient, weights, shape, stride, padding)
             for_images = images_by(way, gradient, weights, shape, stride, padding)
@@ -91,7 +103,8 @@ def _choice_ahead(images: Tensor, weights: Tensor, stride: Pair, padding: Pair, 
         if not learning:
             return {"forward": quickest(forward), "weights": "windows"}
         gradient = forward_by("windows", images, weights, stride, padding)
-        back = _times(lambda way: weights_by(way, gradient, images, weights.shape, stride, padding), WAYS)
+        options = weights.shape, stride, padding, weights.dtype
+        back = _times(lambda way: weights_by(way, gradient, images, *options), WAYS)
         kernel = (weights.shape[3], weights.shape[4])
         return quickest_pair(forward, back, milliseconds_on_gpu(lambda: windows_of(images, kernel, stride, padding)))
 
@@ -181,7 +194,7 @@ def _chosen(
 
 @cache
 def _choices(device: torch.device) -> Choices:
-    return Choices(choices_file("convolutions", torch.cuda.get_device_name(device)), WAYS)
+    return Choices(choices_file(_MEASURED, torch.cuda.get_device_name(device)), WAYS)
 
 
 def _times(work: Callable[[str], Tensor], ways: Collection[str]) -> dict[str, float]:
@@ -252,6 +265,7 @@ def forward_by(way: str, images: Tensor, weights: Tensor, stride: Pair, padding:
             lambda: convolution.forward(images, weights, stride, padding, _kernel_precision(images.dtype)),
             lambda: forward_by("windows", images, weights, stride, padding),
         )
+    weights = weights.to(images.dtype)
     if way == "grouped":
         with _repeatable():
             outputs = F.conv2d(_joined(images), weights.flatten(0, 1), None, stride, padding, 1, len(weights))
@@ -260,21 +274,32 @@ def forward_by(way: str, images: Tensor, weights: Tensor, stride: Pair, padding:
     return _by_windows(columns, weights, places)
 
 
-def weights_by(way: str, gradient: Tensor, images: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
-    """Compute the gradient for weights ``[K, O, C, h, w]`` in one of the ways."""
+def weights_by(
+    way: str,
+    gradient: Tensor,
+    images: Tensor,
+    shape: torch.Size,
+    stride: Pair,
+    padding: Pair,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute the gradient for weights ``[K, O, C, h, w]`` of some type, or that of the images, in one of the ways."""
+    dtype = dtype or images.dtype
     if way == "implicit" and _can_be_implicit(images):
         from fedstrata.kernels import convolution
 
         kernel = (shape[3], shape[4])
         return _attempted(
-            lambda: convolution.for_weights(gradient, images, kernel, stride, padding, _kernel_precision(images.dtype)),
-            lambda: weights_by("windows", gradient, images, shape, stride, padding),
+            lambda: convolution.for_weights(
+                gradient, images, kernel, stride, padding, _kernel_precision(images.dtype), dtype
+            ),
+            lambda: weights_by("windows", gradient, images, shape, stride, padding, dtype),
         )
     if way == "grouped":
         nothing = images.new_empty(1).expand(shape[0] * shape[1], *shape[2:])
-        return _grouped_back(gradient, _joined(images), nothing, stride, padding, shape[0], 1).view(shape)
+        return _grouped_back(gradient, _joined(images), nothing, stride, padding, shape[0], 1).view(shape).to(dtype)
     columns, _ = windows_of(images, (shape[3], shape[4]), stride, padding)
-    return _weights_by_windows(gradient, columns, shape)
+    return _weights_by_windows(gradient, columns, shape, dtype)
 
 
 def images_by(way: str, gradient: Tensor, weights: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
@@ -288,13 +313,14 @@ def images_by(way: str, gradient: Tensor, weights: Tensor, shape: torch.Size, st
             lambda: convolution.for_images(gradient, weights, size, stride, padding, _kernel_precision(gradient.dtype)),
             lambda: images_by("windows", gradient, weights, shape, stride, padding),
         )
+    weights = weights.to(gradient.dtype)
     if way == "grouped":
         nothing = gradient.new_empty(1).expand(shape[2], clients * channels, *shape[3:])
         return _apart(_grouped_back(gradient, nothing, weights.flatten(0, 1), stride, padding, clients, 0), clients)
     if stride == (1, 1) and padding[0] < height and padding[1] < width:
         return _correlate_back(gradient, weights, padding).view(shape)
     back = torch.bmm(weights.reshape(clients, outputs, -1).transpose(1, 2), gradient.reshape(clients, outputs, -1))
-    return _fold(back, shape, gradient.shape, (height, width), stride, padding)
+    return folded(back, shape, (gradient.shape[3], gradient.shape[4]), (height, width), stride, padding)
 
 
 def _attempted(work: Callable[[], Tensor], instead: Callable[[], Tensor]) -> Tensor:
@@ -362,7 +388,8 @@ def _windows_kernels() -> ModuleType | None:
     """Find the GPU kernel for windows, if it can be compiled here."""
 
     def trial(kernels: ModuleType) -> None:
-        kernels.windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
+        columns, places = kernels.windows(torch.zeros(1, 1, 1, 3, 3, device="cuda"), (3, 3), (1, 1), (1, 1))
+        kernels.fold(columns, torch.Size((1, 1, 1, 3, 3)), places[1:], (3, 3), (1, 1), (1, 1))
 
     return find_kernels("windows", "windows of convolutions", trial)
 
@@ -381,8 +408,11 @@ def _by_windows(columns: Tensor, weights: Tensor, places: tuple[int, int, int]) 
     return torch.bmm(weights.reshape(*weights.shape[:2], -1), columns).view(*weights.shape[:2], *places)
 
 
-def _weights_by_windows(gradient: Tensor, columns: Tensor, shape: torch.Size) -> Tensor:
-    return torch.bmm(gradient.reshape(*gradient.shape[:2], -1), columns.transpose(1, 2)).view(shape)
+def _weights_by_windows(gradient: Tensor, columns: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    factors = gradient.reshape(*gradient.shape[:2], -1), columns.transpose(1, 2)
+    if dtype == torch.float32 and columns.dtype in _NARROW and columns.is_cuda and _HAS_WIDE_PRODUCT:
+        return torch.bmm(*factors, out_dtype=dtype).view(shape)
+    return torch.bmm(*factors).view(shape).to(dtype)
 
 
 def _correlate_back(gradient: Tensor, weights: Tensor, padding: Pair) -> Tensor:
@@ -394,11 +424,20 @@ def _correlate_back(gradient: Tensor, weights: Tensor, padding: Pair) -> Tensor:
     return torch.bmm(flipped, columns)
 
 
-def _fold(columns: Tensor, shape: torch.Size, output: torch.Size, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Add the columns back to where their windows stood: the adjoint of :func:`windows_of`."""
+def folded(columns: Tensor, shape: torch.Size, places: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """Add columns back to where their windows stood, the adjoint of :func:`windows_of`; ``places`` are ``(H', W')``."""
+    kernels = _windows_kernels() if columns.is_cuda else None
+    if kernels is None:
+        return added_back(columns, shape, places, kernel, stride, padding)
+    images: Tensor = kernels.fold(columns, shape, places, kernel, stride, padding)
+    return images
+
+
+def added_back(columns: Tensor, shape: torch.Size, places: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """Fold columns as :func:`folded` does, by one of PyTorch's additions for each tap."""
     clients, channels, batch, height, width = shape
     padded = columns.new_zeros(clients, channels, batch, height + 2 * padding[0], width + 2 * padding[1])
-    rows, across = output[3:]
+    rows, across = places
     windows = columns.view(clients, channels, *kernel, batch, rows, across)
     for i in range(kernel[0]):
         for j in range(kernel[1]):

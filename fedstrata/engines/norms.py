@@ -1,4 +1,4 @@
-"""Batch norm and group norm for many clients at once, with the addition and the rectifier that follow them.
+"""Batch norm and group norm for many clients at once, with the addition, rectifier and pooling that follow them.
 
 What follows is announced by models (``fused.py``). On a GPU a kernel computes it all in one launch; without the kernel
 the general operations do, one after another.
@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstrata.fused import take_tail
+from fedstrata.engines.pooling import max_pool_stack
+from fedstrata.fused import Tail, Windows, take_tail
 from fedstrata.kernels.finding import find_kernels
 from fedstrata.private_torch import for_all_clients
 
@@ -26,9 +27,13 @@ _FEWEST_ROWS = 64
 _FUSED_PARTS: frozenset[Callable[..., Any]] = frozenset(
     (
         F.batch_norm, torch.batch_norm, F.group_norm, torch.group_norm, F.relu, torch.relu, torch.relu_, Tensor.relu,
-        Tensor.relu_, torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__,
+        Tensor.relu_, torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, F.max_pool2d,
+        torch.max_pool2d,
     )
 )  # fmt: skip
+
+
+_NOTHING = Tail(None)
 
 
 def fuses(operations: Replacements, around: Replacements | None) -> bool:
@@ -47,20 +52,20 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Normalise each client's channels, and compute what follows if somebody announced it."""
-    tail = take_tail()
-    tensors = input, running_mean, running_var, weight, bias, tail.added if tail else None
-    return for_all_clients(_batch_norm_stack, tensors, training, momentum, eps, tail is not None)
+    tail = take_tail() or _NOTHING
+    tensors = input, running_mean, running_var, weight, bias, tail.added
+    return for_all_clients(_batch_norm_stack, tensors, training, momentum, eps, tail is not _NOTHING, tail.pooled)
 
 
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Normalise each client's samples over groups of channels, and compute what follows if somebody announced it."""
-    tail = take_tail()
+    tail = take_tail() or _NOTHING
     # Under autocast group norm returns float32, as it does in PyTorch.
     dtype = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
-    tensors = input, weight, bias, tail.added if tail else None
-    return for_all_clients(_group_norm_stack, tensors, num_groups, eps, dtype, tail is not None)
+    tensors = input, weight, bias, tail.added
+    return for_all_clients(_group_norm_stack, tensors, num_groups, eps, dtype, tail is not _NOTHING, tail.pooled)
 
 
 def _batch_norm_stack(
@@ -74,6 +79,7 @@ def _batch_norm_stack(
     momentum: float,
     eps: float,
     rectified: bool,
+    pooled: Windows | None = None,
 ) -> Tensor:
     stacked = inputs.transpose(1, 2)
     clients, channels = stacked.shape[:2]
@@ -85,10 +91,15 @@ def _batch_norm_stack(
     kernels = find_kernels("batch_norm", "batch norm", _try_batch_norm) if suits else None
     if kernels is None:
         normalised = F.batch_norm(flat[None], mean, variance, weight, bias, training, momentum, eps)
-        return _tail(normalised.view(stacked.shape).transpose(1, 2), added, rectified)
+        return _tail(normalised.view(stacked.shape).transpose(1, 2), added, rectified, pooled)
     beside = None if added is None else added.transpose(1, 2).reshape(flat.shape)
-    outputs: Tensor = kernels.batch_norm(flat, mean, variance, weight, bias, training, momentum, eps, beside, rectified)
-    return outputs.view(stacked.shape).transpose(1, 2)
+    pooling = None if pooled is None else kernels.pooling_of(stacked, pooled.kernel, pooled.stride, pooled.padding)
+    outputs: Tensor = kernels.batch_norm(
+        flat, mean, variance, weight, bias, training, momentum, eps, beside, rectified, pooling
+    )
+    if pooling is not None:
+        return outputs.view(*stacked.shape[:3], *pooling.windows).transpose(1, 2)
+    return _pooled(outputs.view(stacked.shape).transpose(1, 2), pooled)
 
 
 def _group_norm_stack(
@@ -100,6 +111,7 @@ def _group_norm_stack(
     eps: float,
     dtype: torch.dtype,
     rectified: bool,
+    pooled: Windows | None = None,
 ) -> Tensor:
     clients, batch, channels = inputs.shape[:3]
     weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
@@ -109,16 +121,20 @@ def _group_norm_stack(
         flat = stacked.reshape(clients, channels, batch, -1)
         beside = None if added is None else added.transpose(1, 2).reshape(flat.shape)
         outputs: Tensor = kernels.group_norm(flat, groups, weight, bias, eps, beside, rectified, dtype)
-        return outputs.view(stacked.shape).transpose(1, 2)
+        return _pooled(outputs.view(stacked.shape).transpose(1, 2), pooled)
     stacked = inputs.to(dtype).transpose(0, 1)
     flat = stacked.reshape(batch, clients * channels, *stacked.shape[3:])
     normalised = F.group_norm(flat, clients * groups, weight, bias, eps)
-    return _tail(normalised.reshape(stacked.shape).transpose(0, 1), added, rectified)
+    return _tail(normalised.reshape(stacked.shape).transpose(0, 1), added, rectified, pooled)
 
 
-def _tail(normalised: Tensor, added: Tensor | None, rectified: bool) -> Tensor:
+def _tail(normalised: Tensor, added: Tensor | None, rectified: bool, pooled: Windows | None) -> Tensor:
     outputs = normalised if added is None else normalised + added
-    return F.relu(outputs) if rectified else outputs
+    return _pooled(F.relu(outputs) if rectified else outputs, pooled)
+
+
+def _pooled(outputs: Tensor, pooled: Windows | None) -> Tensor:
+    return outputs if pooled is None else max_pool_stack(outputs, pooled.kernel, pooled.stride, pooled.padding)
 
 
 def _try_batch_norm(kernels: ModuleType) -> None:

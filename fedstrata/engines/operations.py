@@ -3,14 +3,14 @@
 ``vmap`` turns the convolutions of K clients into one grouped convolution, which GPU libraries run far below their
 speed. Here images of all clients lie in memory as ``[K, channels, batch, height, width]``: a convolution is then one
 batched matrix product (``convolution.py``), norms are one call over ``K * channels`` channels (``norms.py``), and
-pooling needs no copy. To the model nothing changes: it still sees ``[batch, channels, height, width]``.
+pooling needs no copy (``pooling.py``). To the model nothing changes: it still sees images ``[batch, channels, height,
+width]``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor
 from fedstrata.engines import cpu_pooling
 from fedstrata.engines.convolution import StackedConvolution
 from fedstrata.engines.norms import batch_norm, group_norm
-from fedstrata.kernels.finding import find_kernels
+from fedstrata.engines.pooling import max_pool2d
+from fedstrata.fused import pair
 from fedstrata.private_torch import for_all_clients
 
 Operations = dict[Callable[..., Any], Callable[..., Any]]
@@ -39,23 +40,6 @@ def _convolve_stack(images: Tensor, weights: Tensor, stride: tuple[int, int], pa
     return outputs.transpose(1, 2)
 
 
-def _max_pool_stack(images: Tensor, options: tuple[Any, ...]) -> Tensor:
-    stacked = images.transpose(1, 2)
-    clients, channels, batch = stacked.shape[:3]
-    kernel, stride, padding = (_pair(option) for option in (options[0], options[1] or options[0], options[2]))
-    suits = images.is_cuda and _pair(options[3]) == (1, 1) and not options[4]
-    kernels = find_kernels("pooling", "pooling", _try_pooling) if suits else None
-    if kernels is not None and kernels.takes(stacked, kernel, stride, padding):
-        outputs: Tensor = kernels.max_pool(stacked.flatten(0, 2), kernel, stride, padding)
-        return outputs.view(clients, channels, batch, *outputs.shape[1:]).transpose(1, 2)
-    pooled: Tensor = F.max_pool2d(stacked.reshape(clients * channels, *stacked.shape[2:]), *options)
-    return pooled.view(clients, channels, batch, *pooled.shape[2:]).transpose(1, 2)
-
-
-def _try_pooling(kernels: ModuleType) -> None:
-    kernels.max_pool(torch.ones(2, 4, 4, device="cuda"), (2, 2), (2, 2), (0, 0))
-
-
 def _attention_stack(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
     mixed = F.scaled_dot_product_attention(query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), **options)
     return mixed.view(*query.shape[:2], *mixed.shape[1:])
@@ -70,28 +54,12 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4:
+    if groups != 1 or pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4:
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     if torch.is_autocast_enabled(input.device.type):
-        working = torch.get_autocast_dtype(input.device.type)
-        input, weight = input.to(working), weight.to(working)
-    outputs = for_all_clients(_convolve_stack, (input, weight), _pair(stride), _pair(padding))
+        input = input.to(torch.get_autocast_dtype(input.device.type))
+    outputs = for_all_clients(_convolve_stack, (input, weight), pair(stride), pair(padding))
     return outputs if bias is None else outputs + bias.to(outputs.dtype)[:, None, None]
-
-
-def _max_pool2d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    options = (kernel_size, stride, padding, dilation, ceil_mode)
-    if return_indices or input.dim() != 4:
-        return F.max_pool2d(input, *options, return_indices)  # type: ignore[call-overload]
-    return for_all_clients(_max_pool_stack, (input,), options)
 
 
 def _attention(
@@ -193,16 +161,12 @@ def _rrelu(
     return F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
-
-
 GPU_OPERATIONS: Operations = {
     torch.conv2d: _conv2d,
     F.conv2d: _conv2d,
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,
-    F.max_pool2d: _max_pool2d,
+    F.max_pool2d: max_pool2d,
     F.scaled_dot_product_attention: _attention,
 }
 

@@ -33,6 +33,7 @@ from fedstrata.kernels.rearranging import (
     line_of,
     rearranged_images,
     rearranged_weights,
+    transposed_weights,
 )
 
 Pair = tuple[int, int]
@@ -238,7 +239,7 @@ def forward(
     )
     result = images.new_empty(clients, outputs, batch, *size)
     laid, unfolded = rearranged_images(images, tile.inner, wide, stride, padding, size[1], precision)
-    factors = rearranged_weights(weights, laid.shape[4], unfolded, precision)
+    factors = rearranged_weights(weights, laid.shape[4], unfolded, precision, images.dtype)
     _multiply(
         factors, laid, result, (tall, 1 if unfolded else wide),
         (stride[0], 1 if unfolded else stride[1]), (padding[0], 0 if unfolded else padding[1]),
@@ -265,7 +266,7 @@ def for_images(
     )
     result = gradient.new_empty(clients, channels, batch, *size)
     laid, _ = rearranged_images(gradient, tile.inner, None, stride, padding, 0, precision)
-    factors = rearranged_weights(weights.transpose(1, 2), laid.shape[4], 0, precision)
+    factors = transposed_weights(weights, laid.shape[4], precision, gradient.dtype)
     _multiply(factors, laid, result, (tall, wide), stride, padding, True, tile, precision)
     return result
 
@@ -277,9 +278,10 @@ def for_weights(
     stride: Pair,
     padding: Pair,
     precision: str,
+    dtype: torch.dtype,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Sum a gradient ``[K, O, B, H', W']`` over the windows of the images: ``[K, O, C, h, w]``."""
+    """Sum a gradient ``[K, O, B, H', W']`` over the windows of the images: ``[K, O, C, h, w]``, of some type."""
     gradient = in_planes(gradient)
     clients, outputs, batch, rows, across = gradient.shape
     channels = images.shape[1]
@@ -308,7 +310,7 @@ def for_weights(
             rows, across, *taps, laid.shape[4], gradient.stride(2) == rows * across, parted, precision,
             tile.rows, tile.columns, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    return collected(parts, channels, kernel, laid.shape[4], unfolded, images.dtype)
+    return collected(parts, channels, kernel, laid.shape[4], unfolded, dtype)
 
 
 def product_tile(clients: int, rows: int, line: int, places: int, dtype: torch.dtype, precision: str) -> Tile:

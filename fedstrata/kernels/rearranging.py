@@ -15,6 +15,8 @@ Pair = tuple[int, int]
 _FEW = 32
 """So many numbers of one line of a window, or fewer, are unfolded into the channels."""
 _BLOCK = 4096
+_SIDE = 64
+"""Rows and columns of a tile of weights that is turned around."""
 _PLAIN = ("channels", "plane", "width", "stride_across", "pad_across", "splits", "split_step")
 
 
@@ -85,6 +87,20 @@ def _rearrange_weights(  # type: ignore[no-untyped-def]
     language.store(rearranged + client * count + place, _rounded(values, NARROW), mask=place < count)
 
 
+@triton.jit(do_not_specialize=("rows", "columns"))  # type: ignore[untyped-decorator]
+def _transpose_weights(  # type: ignore[no-untyped-def]
+    weights, transposed, rows, columns, FILLED: constexpr, NARROW: constexpr, SIDE: constexpr,  # noqa: N803
+):  # fmt: skip
+    client = language.program_id(2).to(language.int64)
+    row = language.program_id(1) * SIDE + language.arange(0, SIDE)
+    column = language.program_id(0) * SIDE + language.arange(0, SIDE)
+    source = weights + client * rows * columns + (row[:, None] * columns + column[None, :])
+    values = language.load(source, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0)
+    values = language.trans(_rounded(values, NARROW))
+    target = transposed + client * columns * FILLED + (column[:, None] * FILLED + row[None, :])
+    language.store(target, values, mask=(column < columns)[:, None] & (row < FILLED)[None, :])
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _part(values, parts, count, BLOCK: constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     place = language.program_id(0).to(language.int64) * BLOCK + language.arange(0, BLOCK)
@@ -148,19 +164,35 @@ def rearranged_images(
     return laid, unfolded
 
 
-def rearranged_weights(weights: Tensor, filled: int, unfolded: int, precision: str) -> Tensor:
-    """Bring ``[K, M, C, h, w]`` into the order ``[K, M, h, w, C]``, the channels filled up with zeros."""
+def rearranged_weights(weights: Tensor, filled: int, unfolded: int, precision: str, dtype: torch.dtype) -> Tensor:
+    """Bring ``[K, O, C, h, w]`` into the order ``[K, O, h, w, C]``, the channels filled up with zeros."""
     if weights.stride()[3:] != (weights.shape[4], 1):
         weights = weights.contiguous()
     clients, rows, channels, tall, wide = weights.shape
     taps = tall * (1 if unfolded else wide)
-    laid = weights.new_empty(clients, rows, taps, filled)
+    laid = weights.new_empty(clients, rows, taps, filled, dtype=dtype)
     count = rows * taps * filled
     with on_device_of(weights):
         _rearrange_weights[(triton.cdiv(count, _BLOCK), clients)](
             weights, laid, count, channels, *weights.stride()[:3], tall, wide, filled, unfolded,
-            precision == "tf32" and weights.dtype == torch.float32, _BLOCK, num_warps=8,
+            precision == "tf32" and dtype == torch.float32, _BLOCK, num_warps=8,
         )  # fmt: skip
+    return laid
+
+
+def transposed_weights(weights: Tensor, filled: int, precision: str, dtype: torch.dtype) -> Tensor:
+    """Bring ``[K, O, C, h, w]`` into the order ``[K, C, h, w, O]``, the outputs filled up with zeros.
+
+    For each client this is one matrix, turned around: tiles of it are read and written in whole rows.
+    """
+    weights = weights.contiguous()
+    clients, outputs, channels, tall, wide = weights.shape
+    laid = weights.new_empty(clients, channels, tall * wide, filled, dtype=dtype)
+    columns = channels * tall * wide
+    with on_device_of(weights):
+        _transpose_weights[(triton.cdiv(columns, _SIDE), triton.cdiv(filled, _SIDE), clients)](
+            weights, laid, outputs, columns, filled, precision == "tf32" and dtype == torch.float32, _SIDE
+        )
     return laid
 
 

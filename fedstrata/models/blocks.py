@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -55,7 +55,7 @@ def convolution_unit(
 
 
 class ConvolutionUnit(nn.Sequential):
-    """A convolution, a norm, ReLU and perhaps a pooling; an engine may compute norm and ReLU as one."""
+    """A convolution, a norm, ReLU and perhaps a pooling; an engine may compute all but the first as one."""
 
     conv: nn.Module
     norm: nn.Module
@@ -64,8 +64,7 @@ class ConvolutionUnit(nn.Sequential):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Run the modules one after another."""
-        outputs = norm_rectified(self.norm, self.relu, self.conv(inputs))
-        return cast(Tensor, self.pool(outputs)) if hasattr(self, "pool") else outputs
+        return norm_rectified(self.norm, self.relu, self.conv(inputs), pool=getattr(self, "pool", None))
 
 
 class GlobalAverage(nn.Module):

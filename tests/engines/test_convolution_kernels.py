@@ -102,7 +102,7 @@ def all_directions(kernels, images, weights, gradient, geometry, precision, rows
     return (
         kernels.forward(images, weights, *options, tile),
         kernels.for_images(gradient, weights, images.shape[3:], *options, tile),
-        kernels.for_weights(gradient, images, geometry["kernel"], *options, shared),
+        kernels.for_weights(gradient, images, geometry["kernel"], *options, images.dtype, shared),
     )
 
 
@@ -131,6 +131,23 @@ def test_narrow_numbers(kernels, precision, dtype, tolerance, rows):
     if dtype == torch.float32:
         assert worst(results[2:], expected[2:]) < 3e-5, "factors in two parts are more exact than tf32"
         assert worst(results[:1], expected[:1]) > 1e-6, "rounded to tf32, or this test tests nothing"
+
+
+def test_weights_more_exact_than_images_are_narrowed_once_and_their_gradient_is_not(kernels):
+    geometry = GEOMETRIES[0]
+    images, weights, gradient = draw(geometry, clients=2, batch=2)
+    images, gradient = images.bfloat16(), gradient.bfloat16()
+    options = geometry["stride"], geometry["padding"], "tf32"
+    tile, size = kernels.Tile(16, 16, 16), geometry["size"]
+    for wide, narrow in (
+        (kernels.forward(images, given, *options, tile) for given in (weights, weights.bfloat16())),
+        (kernels.for_images(gradient, given, size, *options, tile) for given in (weights, weights.bfloat16())),
+    ):
+        assert wide.dtype == torch.bfloat16
+        assert worst([wide], [narrow]) < 1e-2  # the interpreter cuts bits off where a GPU rounds
+    found = kernels.for_weights(gradient, images, geometry["kernel"], *options, torch.float32, tile)
+    assert found.dtype == torch.float32
+    assert worst([found], exact(images, weights, gradient, geometry)[2:]) < 1e-6
 
 
 def test_rounding_keeps_what_is_no_number(kernels):
@@ -209,5 +226,5 @@ def test_on_a_gpu_large_convolutions_are_measured_and_keep_no_windows(dtype, mon
     back = torch.autograd.grad(outputs, (images, weights), gradient)
     expected = exact(images.detach()[:1], weights.detach()[:1], gradient[:1], geometry)
     assert worst([outputs[:1].detach(), *(tensor[:1] for tensor in back)], expected) < 1e-2
-    assert len(list((tmp_path / "fedstrata" / "convolutions").glob("*.json"))) == 1
+    assert len(list((tmp_path / "fedstrata" / convolution._MEASURED).glob("*.json"))) == 1
     convolution._choices.cache_clear()

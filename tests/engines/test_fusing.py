@@ -31,13 +31,13 @@ class TwoBlocks(nn.Module):
 
 @pytest.fixture
 def tails(monkeypatch):
-    """Note what norms took along: whether something was added, and whether it was rectified."""
+    """Note what norms took along: whether something was added, whether it was rectified, and pooled."""
     seen = []
     computed = norms._tail
 
-    def note(normalised, added, rectified):
-        seen.append((added is not None, rectified))
-        return computed(normalised, added, rectified)
+    def note(normalised, added, rectified, pooled):
+        seen.append((added is not None, rectified) if pooled is None else (added is not None, rectified, "pooled"))
+        return computed(normalised, added, rectified, pooled)
 
     monkeypatch.setattr(norms, "_tail", note)
     return seen
@@ -64,7 +64,7 @@ def passed(forward, model, around=None):
     return [outputs, *after.values(), *gradients]
 
 
-FUSED = [(False, True), (False, True), (False, False), (True, True), (False, True), (True, True)]
+FUSED = [(False, True, "pooled"), (False, True), (False, False), (True, True), (False, True), (True, True)]
 """The stem; a block: its first norm, its shortcut's, its last one with the addition; a block with no norm beside it."""
 
 
@@ -98,6 +98,20 @@ def test_a_norm_whose_outputs_a_hook_looks_at_takes_nothing_along(tails):
     model.blocks[1].norm2.register_forward_hook(lambda module, inputs, outputs: None)
     passed(StackedForward(model, GPU_OPERATIONS), model)
     assert tails == [*FUSED[:-1], (False, False)]
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.AvgPool2d(2), nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2)]
+)
+def test_a_pooling_of_another_kind_or_that_a_hook_looks_at_is_called_as_ever(pool, tails):
+    model = TwoBlocks(batch_norm).double()
+    model.stem.pool = pool
+    seen = []
+    pool.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.shape))
+    ours = passed(StackedForward(model, GPU_OPERATIONS), model)
+    assert tails == [(False, True), *FUSED[1:]]
+    assert len(seen) == 1
+    torch.testing.assert_close(ours, passed(LoopForward(model), model), rtol=1e-9, atol=1e-12)
 
 
 def test_what_does_not_fit_is_computed_as_ever():

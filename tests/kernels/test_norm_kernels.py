@@ -39,6 +39,32 @@ def test_batch_norm_with_what_follows(count, added, rectified, small_blocks):
         assert torch.equal(running[0], torch.ones_like(running[0])) != training
 
 
+@pytest.mark.parametrize("rectified", [True, False])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"),
+    [
+        ((16, 16), (3, 3), (2, 2), (1, 1)),
+        ((9, 7), (2, 3), (1, 2), (1, 0)),
+        ((8, 8), (2, 2), (2, 2), (0, 0)),
+        ((5, 5), (2, 2), (3, 3), (0, 0)),
+    ],
+)
+def test_batch_norm_with_pooling(size, kernel, stride, padding, rectified, small_blocks):
+    """Weights of both signs: under a negative one the smallest pixel of a window wins."""
+    images = draw(ROWS, SAMPLES, *size)
+    weight, bias = torch.tensor([1.5, -0.5, 0.1], dtype=torch.float64, device=DEVICE), draw(ROWS, seed=3)
+    weight.requires_grad_()
+    pooling = batch_norm.pooling_of(images, kernel, stride, padding)
+    for training in (True, False):
+        running = [torch.ones(ROWS, dtype=torch.float64, device=DEVICE) for _ in range(4)]
+        options = weight, bias, training, 0.3, 1e-3
+        ours = batch_norm.batch_norm(images.flatten(1), *running[:2], *options, None, rectified, pooling)
+        theirs = F.batch_norm(images.transpose(0, 1), *running[2:], *options)
+        theirs = F.max_pool2d(F.relu(theirs) if rectified else theirs, kernel, stride, padding).transpose(0, 1)
+        assert_same_both_ways(ours.view(theirs.shape), theirs, [images, weight, bias])
+        torch.testing.assert_close(running[:2], running[2:])
+
+
 def test_batch_norm_by_hand():
     rows = torch.tensor([[1.0, 2.0, 3.0, 6.0]], device=DEVICE)
     mean, variance = torch.zeros(1, device=DEVICE), torch.zeros(1, device=DEVICE)
