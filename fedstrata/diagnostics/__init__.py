@@ -11,7 +11,7 @@ from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity,
 from fedstrata.diagnostics.curvature import hutchinson
 from fedstrata.diagnostics.distance import feature_distances, label_distances, transport_cost
 from fedstrata.diagnostics.drift import disagreement
-from fedstrata.diagnostics.inertia import layer_changes, layer_cosines, layer_updates
+from fedstrata.diagnostics.inertia import layer_changes, layer_cosines, layer_updates, measure_changes, read_changes
 from fedstrata.diagnostics.masks import between_clients
 from fedstrata.diagnostics.naming import quantity_of
 from fedstrata.diagnostics.norms import client_norms
@@ -48,8 +48,10 @@ __all__ = [
     "layer_cosines",
     "layer_updates",
     "linear_cka",
+    "measure_changes",
     "moments",
     "quantity_of",
+    "read_changes",
     "regularisation_ratio",
     "transport_cost",
     "zeroed",

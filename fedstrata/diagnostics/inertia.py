@@ -45,7 +45,7 @@ def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str
 
     :math:`\lVert w^{t+1} - w^t \rVert / \lVert w^t \rVert` over the layer's parameters in ``after``.
     """
-    return _numbers({"update": _updates(layers, before, after)})["update"]
+    return read_changes({"update": _updates(layers, before, after)})["update"]
 
 
 def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[str, float]:
@@ -53,16 +53,18 @@ def layer_cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> dict[
 
     A layer that keeps a cosine near 1 has stopped to learn.
     """
-    return _numbers({"cosine": _cosines(layers, reference, model)})["cosine"]
+    return read_changes({"cosine": _cosines(layers, reference, model)})["cosine"]
 
 
 def layer_changes(layers: LayerMap, before: Tensors, after: Tensors, reference: Tensors) -> dict[str, dict[str, float]]:
-    """Measure both, the ``update`` and, where there is a reference, the ``cosine``.
+    """Measure both, the ``update`` and, where there is a reference, the ``cosine``."""
+    return read_changes(measure_changes(layers, before, after, reference))
 
-    All numbers are brought from the device at once: a GPU is given all of the work before it is waited for.
-    """
+
+def measure_changes(layers: LayerMap, before: Tensors, after: Tensors, reference: Tensors) -> dict[str, Tensors]:
+    """Measure what :func:`layer_changes` tells, as numbers that stay where the models are: a GPU is not waited for."""
     measured = {"update": _updates(layers, before, after)}
-    return _numbers({**measured, "cosine": _cosines(layers, reference, after)} if reference else measured)
+    return {**measured, "cosine": _cosines(layers, reference, after)} if reference else measured
 
 
 def _updates(layers: LayerMap, before: Tensors, after: Tensors) -> Tensors:
@@ -88,8 +90,8 @@ def _cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> Tensors:
     return cosines
 
 
-def _numbers(measured: Mapping[str, Tensors]) -> dict[str, dict[str, float]]:
-    """Bring the numbers of all layers from the device at once."""
+def read_changes(measured: Mapping[str, Tensors]) -> dict[str, dict[str, float]]:
+    """Bring what was measured of all layers from the device at once."""
     tensors = [tensor for of_layers in measured.values() for tensor in of_layers.values()]
     brought = iter(torch.stack(tensors).tolist() if tensors else [])
     return {metric: {layer: next(brought) for layer in of_layers} for metric, of_layers in measured.items()}

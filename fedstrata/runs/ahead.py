@@ -3,6 +3,10 @@
 A round is a list of work that the host hands to a GPU. If it then waits for the numbers of the round, the GPU has
 nothing to do until the next round has been put together. So the numbers of a round are read when the next one has been
 handed over: on a stream of their own, which waits for the end of their round and for nothing behind it.
+
+A GPU takes a thousand pieces of work in advance, and then lets the host wait: a host that has handed over a round with
+many small pieces at its end is hardly ahead. Reading must be short, therefore. What has to be computed for it, of
+layers and of masks, is part of the round; only finished numbers are read.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ class BegunRound:
     """A round that an engine was given to do, and whose numbers are still to be read.
 
     ``before`` is the server's model before it, and ``view`` what hooks see of the server after it. ``asked`` is how
-    many clients were to take part, ``up`` and ``down`` are the bytes of exchanges before it. ``began`` is by the clock.
+    many clients were to take part, ``up`` and ``down`` are the bytes of exchanges before it. ``moved`` is what was
+    measured of its layers, still on the device. ``began`` is by the clock.
     """
 
     number: int
@@ -38,6 +43,7 @@ class BegunRound:
     before: Tensors
     report: RoundReport
     view: Server
+    moved: dict[str, Tensors]
     began: float
     end: torch.cuda.Event | None = field(default=None, repr=False)
 

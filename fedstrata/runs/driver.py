@@ -17,8 +17,8 @@ from torch import nn
 
 from fedstrata.callbacks import Callbacks, RoundView
 from fedstrata.data import Dataset, Split
-from fedstrata.diagnostics import layer_changes
-from fedstrata.engines.engine import Engine, pack, unpack
+from fedstrata.diagnostics import measure_changes, read_changes
+from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import ENGINES, Plan, SharedMemory, build_engine, make_plan, memory_of
 from fedstrata.engines.setting import Setting
@@ -242,8 +242,9 @@ class Driver:
         self.engine.observer.begin(self.diagnosis.needs(self.round, self.experiment.rounds))
         report = self.engine.round(self.round, participants, evaluate, losses_so_far)
         view = self.engine.side.view(self.engine.server, report.participants, self.round)
+        moved = self._layer_metrics(before, report, view)
         end, asked = mark_end(self.setting.device), len(participants)
-        return BegunRound(self.round, last, evaluate, asked, up, down, before, report, view, began, end)
+        return BegunRound(self.round, last, evaluate, asked, up, down, before, report, view, moved, began, end)
 
     def _may_run_ahead(self, begun: BegunRound, callbacks: Callbacks) -> bool:
         """Tell whether the next round may begin before the numbers of this one are read.
@@ -274,7 +275,6 @@ class Driver:
     def _note_round(self, begun: BegunRound, callbacks: Callbacks | None) -> None:
         """Note what a round gave, test models if that is due, and show it to the callbacks."""
         report, since = begun.report, max(begun.began, self.read_at)
-        moved = self._layer_metrics(begun)  # asked for while a GPU still trains
         trained = begun.wait()
         own = self.method.metrics(begun.view)
         told, losses = on_host(report)
@@ -294,7 +294,7 @@ class Driver:
         if begun.evaluated:
             values |= self._evaluate(report.before, begun.last, report.judged)
         of_layers = {name: value for name, value in own.items() if isinstance(value, dict)}
-        for metric, numbers in (moved | of_layers).items():
+        for metric, numbers in (read_changes(begun.moved) | of_layers).items():
             self.metrics.add_layers(begun.number, metric, numbers)
         if begun.evaluated:
             self._synchronise()
@@ -415,13 +415,12 @@ class Driver:
         """The name of the number by which models are chosen, if they are."""
         return "validation.accuracy" if self.experiment.validation else "client_validation.accuracy.mean"
 
-    def _layer_metrics(self, begun: BegunRound) -> dict[str, dict[str, float]]:
+    def _layer_metrics(self, before: Tensors, report: RoundReport, view: Server) -> dict[str, Tensors]:
         """Measure the layers that travelled: their update, and their cosine to the reference round."""
-        layers, model = self.setting.layers, begun.view.model
-        if begun.number == self.experiment.reference_round:
-            self.reference = clone(model)
-        travelled = {name: tensor for name, tensor in model.items() if name in begun.report.sent}
-        return layer_changes(layers, begun.before, travelled, self.reference)
+        if self.round == self.experiment.reference_round:
+            self.reference = clone(view.model)
+        travelled = {name: tensor for name, tensor in view.model.items() if name in report.sent}
+        return measure_changes(self.setting.layers, before, travelled, self.reference)
 
     def _note(self, label: str, scores: Scores) -> dict[str, float]:
         if label in ("client_after", "client_adapted"):

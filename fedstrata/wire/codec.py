@@ -139,9 +139,9 @@ def encoded_sizes(
 def bytes_to_count(
     message: Message, clients: int, held: Mapping[str, Tensor] | None = None, values: str = AS_IS
 ) -> Callable[[], int]:
-    """Prepare to tell the bytes of all clients' messages: counting masks on a GPU waits for it.
+    """Prepare to tell the bytes of all clients' messages: a GPU begins to count masks, and is waited for by the call.
 
-    Until they are counted, only the masks of the message are held.
+    Until then, only the masks of the message are held.
     """
     sizes = _sizes_to_count(message, clients, held, values)
     return lambda: bytes_sent(sizes())
@@ -162,10 +162,11 @@ def _sizes_to_count(
         else:
             sizes += byte_count(entry.count, entry.dtype, entry.sent_as)
 
+    tallied = tallies([(truth, known) for _, truth, known in truths])
+
     def count() -> list[int]:
         counted = sizes.copy()
-        tallied = tallies([(truth, known) for _, truth, known in truths])
-        for (entry, truth, _), tally in zip(truths, tallied, strict=True):
+        for (entry, truth, _), tally in zip(truths, tallied(), strict=True):
             counted += truth_sizes(truth, tally)
             if not entry.is_truth:
                 counted += byte_count(tally.ones * entry.values_per_mask_entry, entry.dtype, entry.sent_as)

@@ -99,36 +99,45 @@ class Tally:
     same: Truth
 
 
-def tallies(truths: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tally]:
-    """Count what is true, and compare it with what is held, if anything; from a GPU all numbers are read at once."""
+def tallies(truths: Sequence[tuple[Tensor, Tensor | None]]) -> Callable[[], list[Tally]]:
+    """Count what is true, and compare it with what is held, if anything; call the result for the numbers.
+
+    A GPU begins to count at once, and is waited for by the call, which reads all numbers together. On a CPU nothing is
+    counted before the call.
+    """
     rows = [
         (per_client(truth), None if held is None or held.shape[1:] != truth.shape[1:] else per_client(held))
         for truth, held in truths
     ]
     if all(own.device.type == "cpu" for own, _ in rows):
-        return [_tally(own, others) for own, others in rows]
+        return lambda: [_tally(own, others) for own, others in rows]
     return tallies_read_at_once(rows)
 
 
-def tallies_read_at_once(rows: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tally]:
-    """Count and compare rows ``[K, n]`` where they are, and read all numbers back together.
+def tallies_read_at_once(rows: Sequence[tuple[Tensor, Tensor | None]]) -> Callable[[], list[Tally]]:
+    """Begin to count and compare rows ``[K, n]`` where they are; the call reads all numbers back together.
 
     Rows of many masks are laid side by side and added up together, so that a GPU is asked a few times and not once for
     every mask.
     """
-    found: dict[int, Tally] = {}
     pieces = _side_by_side(rows)
     counted = [_counted([rows[place] for place in piece]) for piece in pieces]
-    read = torch.cat([numbers.flatten() for numbers in counted]).cpu().numpy() if counted else np.empty(0)
-    begin = 0
-    for piece, numbers in zip(pieces, counted, strict=True):
-        ones, differing = read[begin : begin + numbers.numel()].reshape(numbers.shape)
-        begin += numbers.numel()
-        for column, place in enumerate(piece):
-            own, others = rows[place]
-            same = differing[:, column] == 0 if others is not None else np.zeros(len(own), dtype=np.bool_)
-            found[place] = Tally(ones[: len(own), column], same)
-    return [found[place] for place in range(len(rows))]
+    sizes = [(len(own), others is not None) for own, others in rows]  # the rows themselves may be gone when it is read
+
+    def read() -> list[Tally]:
+        found: dict[int, Tally] = {}
+        numbers = torch.cat([piece.flatten() for piece in counted]).cpu().numpy() if counted else np.empty(0)
+        begin = 0
+        for piece, sums in zip(pieces, counted, strict=True):
+            ones, differing = numbers[begin : begin + sums.numel()].reshape(sums.shape)
+            begin += sums.numel()
+            for column, place in enumerate(piece):
+                clients, compared = sizes[place]
+                same = differing[:, column] == 0 if compared else np.zeros(clients, dtype=np.bool_)
+                found[place] = Tally(ones[:clients, column], same)
+        return [found[place] for place in range(len(sizes))]
+
+    return read
 
 
 def _side_by_side(rows: Sequence[tuple[Tensor, Tensor | None]]) -> list[list[int]]:

@@ -143,12 +143,14 @@ def test_what_is_read_from_a_gpu_at_once_is_what_is_counted_one_by_one(
     held = [truths[0].clone(), None, truths[2][:1] if everybody_the_same else truths[2].roll(1, 0), truths[0], None]
     pairs = list(zip(truths, held, strict=True))
     with mock.patch.object(masks, "_ENTRIES_AT_ONCE", at_once), CountingReads() as reads:
-        together = masks.tallies_read_at_once(
+        begun = masks.tallies_read_at_once(
             [(per_client(one), None if other is None else per_client(other)) for one, other in pairs]
         )
+        assert reads.seen == 0, "nothing is waited for before the numbers are asked for"
+        together = begun()
     assert reads.seen == 1
-    assert len(masks.tallies_read_at_once([])) == 0
-    for own, other in zip(masks.tallies(pairs), together, strict=True):
+    assert masks.tallies_read_at_once([])() == []
+    for own, other in zip(masks.tallies(pairs)(), together, strict=True):
         assert (own.ones.tolist(), own.same.tolist()) == (other.ones.tolist(), other.same.tolist())
 
 
@@ -156,7 +158,7 @@ def test_many_masks_are_counted_in_a_few_operations():
     """On a GPU every operation is a launch; views are none."""
     rows = [(torch.rand(3, size) > 0.5, torch.rand(1, size) > 0.5) for size in range(1, 61)]
     with CountingOperations() as operations:
-        masks.tallies_read_at_once(rows)
+        masks.tallies_read_at_once(rows)()
     assert len(operations.seen) < 15
 
 
@@ -175,8 +177,8 @@ class CountingOperations(TorchDispatchMode):
 
 def test_a_held_mask_of_another_shape_is_not_the_same_one():
     mask = torch.ones(2, 2, 3, dtype=torch.bool)
-    assert not masks.tallies([(mask, mask.reshape(2, 3, 2))])[0].same.any()
-    assert masks.tallies([(mask, mask[:1])])[0].same.tolist() == [True, True]
+    assert not masks.tallies([(mask, mask.reshape(2, 3, 2))])()[0].same.any()
+    assert masks.tallies([(mask, mask[:1])])()[0].same.tolist() == [True, True]
 
 
 class CountingReads(TorchFunctionMode):
@@ -192,6 +194,6 @@ class CountingReads(TorchFunctionMode):
 def test_what_a_gpu_adds_up_eight_at_a_time_does_not_overflow():
     everything, half = torch.ones(2, 10_001, dtype=torch.bool), torch.ones(2, 9_000, dtype=torch.bool)
     half[1, ::2] = False
-    first, second = masks.tallies_read_at_once([(everything, ~everything[:1]), (half, torch.ones_like(half[:1]))])
+    first, second = masks.tallies_read_at_once([(everything, ~everything[:1]), (half, torch.ones_like(half[:1]))])()
     assert (first.ones.tolist(), first.same.tolist()) == ([10_001, 10_001], [False, False])
     assert (second.ones.tolist(), second.same.tolist()) == ([9_000, 4_500], [True, False])

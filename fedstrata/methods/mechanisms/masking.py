@@ -314,12 +314,12 @@ def mean_with_zeros(server: Server, replies: Message, shares: Tensor) -> Tensors
 
 def layer_densities(layers: LayerMap, masks: Mapping[str, Tensor]) -> dict[str, float]:
     """Tell which part of each layer's masked tensors is kept, with or without an axis of clients."""
-    counts: dict[str, Tensor] = {}
-    for name, mask in masks.items():
-        layer = layers.of(name).name
-        kept = torch.stack([mask.sum(), mask.new_full((), mask.numel(), dtype=torch.int64)])
-        counts[layer] = counts[layer] + kept if layer in counts else kept
-    if not counts:
+    if not masks:
         return {}
-    kept, total = torch.stack(list(counts.values())).to(torch.float64).unbind(1)
-    return dict(zip(counts, (kept / total).tolist(), strict=True))
+    kept = torch.stack([mask.sum() for mask in masks.values()]).tolist()
+    counts: dict[str, tuple[int, int]] = {}
+    for (name, mask), count in zip(masks.items(), kept, strict=True):
+        layer = layers.of(name).name
+        before = counts.get(layer, (0, 0))
+        counts[layer] = before[0] + count, before[1] + mask.numel()
+    return {layer: count / total for layer, (count, total) in counts.items()}
