@@ -164,9 +164,15 @@ def test_where_nothing_travels_no_bytes_are_counted(engine):
     assert (summary["bytes_up"], summary["bytes_down"]) == (0, 0)
 
 
-@pytest.mark.parametrize(("share", "saved"), [(0.0, [10, 21]), (math.inf, [10, 20, 21])])
-def test_checkpoints_that_take_too_long_are_written_less_often(share, saved, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("share", "speed", "saved"),
+    [(0.0, math.inf, [10, 21]), (1e9, math.inf, [10, 20, 21]), (0.05, 1.0, [21])],
+    ids=["slow", "quick", "large"],
+)
+def test_checkpoints_that_take_too_long_are_written_less_often(share, speed, saved, monkeypatch, tmp_path):
+    """Also the first one, where its size tells that it would."""
     monkeypatch.setattr(pacing, "SHARE", share)
+    monkeypatch.setattr(pacing, "BYTES_PER_SECOND", speed)
     rounds, save = [], Driver.save
     monkeypatch.setattr(Driver, "save", lambda driver, folder: (rounds.append(driver.round), save(driver, folder)))
     fedstrata.run(EXPERIMENT, rounds=21, evaluate_every=99, out=tmp_path / "run")

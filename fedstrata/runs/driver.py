@@ -191,7 +191,7 @@ class Driver:
         if folder is not None:
             folder.describe_layers(layer_facts(self.setting.layers, self.method))
             folder.begin_live(self.round, self.metrics, self.timings)
-        pace = Pace(self.experiment.checkpoint_every)
+        pace = Pace(self.experiment.checkpoint_every, lambda: sum(tensor.nbytes for tensor in self._state().values()))
         with stop_requests() as stop:
             while not self.ended:
                 begun = self.begin_round()
@@ -448,11 +448,14 @@ class Driver:
 
     def save(self, folder: RunFolder) -> None:
         """Save a checkpoint of the rounds so far."""
-        state = pack(self.engine.server, self.engine.clients()) | under("reference", self.reference)
-        state |= self.best.state() | self.diagnosis.state()
         facts = {} if self.stopped is None else {"stopped": self.stopped, "rounds": self.experiment.rounds}
         facts |= self.diagnosis.facts()
-        folder.save_checkpoint(self.round, state, facts, self.metrics, self.timings)
+        folder.save_checkpoint(self.round, self._state(), facts, self.metrics, self.timings)
+
+    def _state(self) -> Stack:
+        """Put together all tensors that the next round depends on."""
+        state = pack(self.engine.server, self.engine.clients()) | under("reference", self.reference)
+        return state | self.best.state() | self.diagnosis.state()
 
     def restore(self, folder: RunFolder) -> None:
         """Go on from the newest whole checkpoint, or from the beginning where there is none."""

@@ -11,6 +11,8 @@ ROUNDS = 10
 """The rounds from one checkpoint to the next, where nothing is said and saving is cheap."""
 SHARE = 0.05
 """The part of its time that a run spends on saving, where nothing is said."""
+BYTES_PER_SECOND = 4e8
+"""What is expected of the first saving, before any was timed."""
 
 
 @dataclass
@@ -18,8 +20,10 @@ class Pace:
     """Decides when to save: every so many rounds; or where nothing is said every ten, but so seldom that saving takes
     no more than a twentieth of the time: methods that keep much at every client have large checkpoints.
 
+    How long the first one will take is told from the ``size`` of what is to be saved.
+
     >>> clock = iter([0.0, 10.0, 13.0, 20.0, 80.0]).__next__  # begins; saves from 10 s to 13 s; asks at 20 s, at 80 s
-    >>> pace = Pace(None, clock)
+    >>> pace = Pace(None, clock=clock)
     >>> with pace.saving():
     ...     pass
     >>> pace.due(20), pace.due(21), pace.due(80)
@@ -27,9 +31,10 @@ class Pace:
     """
 
     every: int | None = None
+    size: Callable[[], int] = lambda: 0
     clock: Callable[[], float] = time.perf_counter
-    took: float = 0.0
-    """How long the last saving took, in seconds."""
+    took: float | None = None
+    """How long the last saving took, in seconds, or the first is expected to; none before anybody asked."""
     since: float = field(init=False)
     """When it ended."""
 
@@ -40,7 +45,11 @@ class Pace:
         """Tell whether to save after a round."""
         if self.every is not None:
             return round % self.every == 0
-        return round % ROUNDS == 0 and self.took <= SHARE * (self.clock() - self.since)
+        if round % ROUNDS:
+            return False
+        if self.took is None:
+            self.took = self.size() / BYTES_PER_SECOND
+        return self.took <= SHARE * (self.clock() - self.since)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
