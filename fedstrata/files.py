@@ -185,9 +185,11 @@ def from_json(content: bytes, source: Path) -> dict[str, Any]:
 def column_of(numbers: np.ndarray, kind: pa.DataType) -> pa.Array:
     """Make a column of whole or floating-point numbers from their memory.
 
-    ``pa.array`` imports pandas, wherever it is installed, to ask whether what it was given belongs to it.
+    ``pa.array`` imports pandas, wherever it is installed, to ask whether what it was given belongs to it; in some
+    versions ``to_pandas_dtype`` does, too, which takes a second.
     """
-    own = np.ascontiguousarray(numbers, dtype=kind.to_pandas_dtype())
+    letter = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+    own = np.ascontiguousarray(numbers, dtype=f"{letter}{kind.bit_width // 8}")
     return pa.Array.from_buffers(kind, len(own), [None, pa.py_buffer(own)])
 
 
