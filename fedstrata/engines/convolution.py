@@ -149,8 +149,9 @@ def rule_by_shape(
     """Tell which way was the quickest for such shapes on an H200, without measuring here.
 
     Windows cost most where each pixel lies in many of them. The implicit way rearranges the weights, which pays off
-    where a client has far more places than outputs; for the images the other way does so, too. The gradient for the
-    weights gains nothing from it where a tile holds several taps, because there are few channels.
+    where a client has far more places than outputs; for the images the other way does so, too, unless a step of two
+    leaves few windows to add back. The gradient for the weights gains nothing from it where a tile holds several taps,
+    because there are few channels.
     """
     taps, steps = weights[3] * weights[4], stride[0] * stride[1]
     if dtype not in _KERNEL_DTYPES:
@@ -159,7 +160,7 @@ def rule_by_shape(
     if part == "weights" and (channels % 64 or channels * weights[4] <= 32):
         return "windows"
     if part == "images":
-        return "implicit" if taps > 1 and taps >= steps else "windows"
+        return "implicit" if taps > 1 and (steps == 1 or taps >= 4 * steps) else "windows"
     many = places_of(images, weights, stride, padding) >= 10 * weights[1]
     return "implicit" if taps >= 4 * steps and many else "windows"
 

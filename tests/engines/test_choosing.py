@@ -117,7 +117,7 @@ def shapes(clients, channels, outputs, batch, size, kernel):
     [
         ((100, 3, 64, 100, 32, 7), 2, 3, "implicit", "implicit"),
         ((100, 64, 64, 100, 8, 3), 1, 1, "implicit", "implicit"),
-        ((100, 64, 128, 100, 8, 3), 2, 1, "windows", "implicit"),
+        ((100, 64, 128, 100, 8, 3), 2, 1, "windows", "windows"),
         ((100, 64, 128, 100, 8, 1), 2, 0, "windows", "windows"),
         ((100, 256, 256, 100, 2, 3), 1, 1, "windows", "implicit"),
         ((10, 128, 128, 16, 16, 3), 1, 1, "implicit", "implicit"),
