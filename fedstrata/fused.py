@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of which the largest number is taken: their size, how far they move, and zeros around the images."""
+    """Windows of which the largest number is taken: their size, how far they move, and how far beyond the edges."""
 
     kernel: Pair
     stride: Pair
