@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstrata.models.trial import forward, undisturbed, zero_samples
 from fedstrata.private_torch import OperationMode
-from fedstrata.stack import Tensors, narrow
+from fedstrata.stack import Tensors, constant, narrow
 
 PASSES = 3
 """A local step in forward passes: the forward one, and as much again for each of the two backward ones."""
@@ -92,9 +92,11 @@ class Flops:
         A weight that is zero in both was zero all the time, as masked weights are.
         """
         steps = PASSES * samples.to(torch.float64)
+        zeros = [zero_in_both(begin[name], end[name]) for name in self.weights]
+        each = tuple(count / end[name][0].numel() for name, count in self.weights.items())
         saved = torch.zeros_like(steps)
-        for name, count in self.weights.items():
-            saved += zero_in_both(begin[name], end[name]) * (count / end[name][0].numel())
+        if zeros:
+            saved = (torch.stack(zeros, 1) * constant(each, torch.float64, steps.device)).sum(1)
         return Cost(steps * self.forward, steps * (self.forward - saved))
 
 

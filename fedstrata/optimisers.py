@@ -20,7 +20,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.kernels.finding import find_kernels
 from fedstrata.private_torch import for_each
 from fedstrata.spec import Registry, Spec, parameter
-from fedstrata.stack import Tensors, align, squared_norm
+from fedstrata.stack import Tensors, align, squared_norm, under, zeros_like
 
 Rate = float | Tensor
 """A learning rate: a number, or a tensor in float64 without axes, which may hold another one at the next step."""
@@ -90,11 +90,7 @@ class SGD(Optimiser):
 
     def state(self, parameters: Tensors) -> Tensors:
         """Start with zero momentum."""
-        return (
-            {f"momentum/{name}": torch.zeros_like(tensor) for name, tensor in parameters.items()}
-            if self.momentum
-            else {}
-        )
+        return under("momentum", zeros_like(parameters)) if self.momentum else {}
 
     def effective_steps(self, steps: Tensor, before: Tensor | None = None, pull: float = 0.0) -> Tensor:
         r"""Follow gradients of 1: :math:`v \leftarrow m v + 1 - \eta\mu x`, :math:`x \leftarrow x + v`.
@@ -147,16 +143,12 @@ class _AdamFamily(Optimiser):
 
     def state(self, parameters: Tensors) -> Tensors:
         """Start with zero moments; every client counts the steps of each of its parameters."""
-        moments = {
-            f"{moment}/{name}": torch.zeros_like(tensor)
-            for moment in ("mean", "square")
+        none = {
+            name: torch.zeros(len(tensor), dtype=torch.float64, device=tensor.device)
             for name, tensor in parameters.items()
         }
-        steps = {
-            f"steps/{name}": torch.zeros(len(tensor), dtype=torch.float64, device=tensor.device)
-            for name, tensor in parameters.items()
-        }
-        return {**moments, **steps}
+        mean, square = zeros_like(parameters), zeros_like(parameters)
+        return under("mean", mean) | under("square", square) | under("steps", none)
 
     def adam_step_(
         self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate, added: float, shrunk: float

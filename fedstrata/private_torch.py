@@ -158,10 +158,10 @@ class ForEach:
     """Methods of tensors for lists of tensors: ``for_each.add_(these, those)`` adds to each of these one of those."""
 
     def __init__(self, find: Callable[[str], Callable[..., Sequence[Tensor]]]) -> None:
-        self.add, self.add_, self.sub_ = find("add"), find("add_"), find("sub_")
+        self.add, self.add_, self.sub, self.sub_ = find("add"), find("add_"), find("sub"), find("sub_")
         self.mul, self.mul_, self.div_ = find("mul"), find("mul_"), find("div_")
         self.lerp_, self.addcmul_, self.sqrt = find("lerp_"), find("addcmul_"), find("sqrt")
-        self.copy_ = find("copy_")
+        self.copy_, self.zero_, self.norm = find("copy_"), find("zero_"), find("norm")
 
 
 for_each = ForEach(at_once)

@@ -199,6 +199,73 @@ def weighted_mean(
     return mean if tensor.is_floating_point() else mean.round().to(tensor.dtype)
 
 
+_SIDE_BY_SIDE = {"cpu": 2**13, "cuda": 2**22}
+"""Up to how many entries a tensor is averaged side by side with others, by the kind of device: copying more of them
+takes longer than beginning with each anew."""
+
+_AT_ONCE = 2**25
+"""How many entries are put side by side at most, to bound the memory."""
+
+
+def weighted_means(
+    stack: Mapping[str, Tensor],
+    shares: Tensor,
+    masks: Mapping[str, Tensor] | None = None,
+    otherwise: Mapping[str, Tensor] | None = None,
+) -> Tensors:
+    """Average all tensors of a stack over the client axis, each as :func:`weighted_mean` does.
+
+    A model has many small tensors, for each of which a GPU would wait longer than it computes: small ones of a kind
+    are put side by side.
+
+    >>> weighted_means({"a": torch.tensor([[1.0], [3.0]]), "b": torch.tensor([2.0, 4.0])}, torch.tensor([0.25, 0.75]))
+    {'a': tensor([2.5000]), 'b': tensor(3.5000)}
+    """
+    masks, otherwise = masks or {}, otherwise or {}
+    means = Tensors()
+    for names in _of_a_kind(stack, masks):
+        if len(names) == 1:
+            [name] = names
+            means[name] = weighted_mean(stack[name], shares, masks.get(name), otherwise.get(name))
+            continue
+        rows = torch.cat([per_client(stack[name]) for name in names], 1)
+        held = [per_client(masks[name].expand_as(stack[name])) for name in names if name in masks]
+        rest = [otherwise[name].flatten() for name in names if name in otherwise and held]
+        mean = weighted_mean(rows, shares, torch.cat(held, 1) if held else None, torch.cat(rest) if rest else None)
+        parts = torch.split(mean, [stack[name][0].numel() for name in names])
+        means |= clone({name: part.view(stack[name].shape[1:]) for name, part in zip(names, parts, strict=True)})
+    return {name: means[name] for name in stack}
+
+
+def _of_a_kind(stack: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> list[list[str]]:
+    """Group the names of tensors that may stand side by side: small ones of as many clients, of one type, all of them
+    under masks or none, and together no more than fits.
+    """
+    groups: list[list[str]] = []
+    open_groups: dict[object, tuple[list[str], int]] = {}
+    for name, tensor in stack.items():
+        entries = tensor.numel()
+        if entries > _SIDE_BY_SIDE.get(tensor.device.type, 0):
+            groups.append([name])
+            continue
+        kind = tensor.dtype, tensor.device, len(tensor), name in masks
+        names, so_far = open_groups.get(kind, ([], _AT_ONCE))
+        if so_far + entries > _AT_ONCE:
+            names, so_far = [], 0
+            groups.append(names)
+        names.append(name)
+        open_groups[kind] = names, so_far + entries
+    return groups
+
+
+def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Make tensors of zeros, for each name one like the given."""
+    zeros = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    if zeros:
+        for_each.zero_(list(zeros.values()))
+    return zeros
+
+
 @lru_cache(maxsize=1024)
 def constant(values: tuple[float, ...] | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Keep a constant on its device, so that no step waits for a copy."""

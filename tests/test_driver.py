@@ -91,6 +91,24 @@ def test_the_cosine_of_a_layer_with_several_weights_is_that_of_all_of_them():
     assert list(layer_cosines(layers, then, now).values()) == pytest.approx([16 / 25])
 
 
+def test_a_layer_that_diverged_says_nothing_of_the_others():
+    broken = {**AFTER, "0.weight": torch.full((2, 2), math.nan)}
+    changes = layer_changes(LAYERS, BEFORE, broken, BEFORE)
+    assert math.isnan(changes["update"]["0"])
+    assert math.isnan(changes["cosine"]["0"])
+    assert changes["update"]["2"] == layer_updates(LAYERS, BEFORE, AFTER)["2"]
+    assert changes["cosine"]["2"] == layer_cosines(LAYERS, BEFORE, AFTER)["2"]
+
+
+def test_cosines_of_large_layers_that_hardly_moved_are_as_exact_as_in_double_precision():
+    generator = torch.Generator().manual_seed(0)
+    then = {"2.weight": torch.randn(1, 10**5, generator=generator)}
+    now = {"2.weight": then["2.weight"] + 1e-3 * torch.randn(1, 10**5, generator=generator)}
+    wide = [tensors["2.weight"].double().flatten() for tensors in (then, now)]
+    [cosine] = layer_cosines(LAYERS, then, now).values()
+    assert 1 - cosine == pytest.approx(1 - torch.nn.functional.cosine_similarity(*wide, dim=0).item(), rel=1e-6)
+
+
 def test_a_run_measures_from_the_reference_round_on():
     driver = Driver.prepare(EXPERIMENT.with_changes({"rounds": 4, "reference_round": 2}))
     models = []

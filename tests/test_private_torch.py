@@ -36,7 +36,7 @@ def test_the_fast_way_works_with_this_version_of_pytorch():
     assert private_torch.for_all_clients is step_out_privately
     assert private_torch.differs_between_clients is torch._C._functorch.is_batchedtensor
     assert vars(private_torch.for_each).keys() == {
-        "add", "add_", "sub_", "mul", "mul_", "div_", "lerp_", "addcmul_", "sqrt", "copy_",
+        "add", "add_", "sub", "sub_", "mul", "mul_", "div_", "lerp_", "addcmul_", "sqrt", "copy_", "zero_", "norm",
     }  # fmt: skip
     assert all(operation is getattr(torch, f"_foreach_{name}") for name, operation in vars(ForEach(at_once)).items())
     assert opened(F.multi_head_attention_forward) is not None

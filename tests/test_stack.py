@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import fedstrata.stack
 from fedstrata.stack import (
     Stack,
     align,
@@ -19,6 +22,8 @@ from fedstrata.stack import (
     take_first,
     under,
     weighted_mean,
+    weighted_means,
+    zeros_like,
 )
 
 
@@ -237,6 +242,66 @@ def test_weighted_mean_keeps_the_gradient():
     tensor = torch.tensor([[1.0], [2.0]], requires_grad=True)
     (gradient,) = torch.autograd.grad(weighted_mean(tensor, torch.tensor([0.25, 0.75])).sum(), tensor)
     assert gradient.tolist() == [[0.25], [0.75]]
+
+
+SHAPES = st.lists(st.integers(1, 3), max_size=2)
+
+
+@st.composite
+def replies(draw):
+    """Draw tensors of some clients, some of them counters, some under masks, and what the server has."""
+    clients, generator = draw(st.integers(1, 3)), torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    stack, masks, otherwise = {}, {}, {}
+    for number in range(draw(st.integers(0, 6))):
+        name, shape = f"tensor {number}", draw(SHAPES)
+        values = torch.randn(clients, *shape, generator=generator, dtype=torch.float64)
+        counts = draw(st.booleans())
+        stack[name] = (10 * values).long() if counts else values
+        otherwise[name] = torch.full(shape, 7, dtype=stack[name].dtype)
+        if draw(st.booleans()):
+            rows = draw(st.sampled_from((1, clients)))
+            masks[name] = torch.rand(rows, *shape, generator=generator) < 0.5
+    shares = torch.rand(clients, generator=generator, dtype=torch.float64)
+    return stack, shares, masks, otherwise
+
+
+@given(drawn=replies(), small=st.sampled_from((0, 4, 10**6)), at_once=st.sampled_from((1, 12, 10**6)))
+def test_weighted_means_are_those_of_single_tensors(drawn, small, at_once):
+    stack, shares, masks, otherwise = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedstrata.stack._SIDE_BY_SIDE", {"cpu": small})
+        patch.setattr("fedstrata.stack._AT_ONCE", at_once)
+        means = weighted_means(stack, shares, masks, otherwise)
+    assert list(means) == list(stack)
+    for name, mean in means.items():
+        expected = weighted_mean(stack[name], shares, masks.get(name), otherwise[name])
+        torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+        assert mean.untyped_storage().nbytes() == mean.nbytes, "nothing else is kept alive by it"
+
+
+def test_small_tensors_of_a_kind_are_averaged_in_one_call(monkeypatch):
+    sizes = []
+    real = fedstrata.stack.weighted_mean
+    monkeypatch.setattr(
+        "fedstrata.stack.weighted_mean", lambda *given: [sizes.append(given[0].numel()), real(*given)][1]
+    )
+    monkeypatch.setattr("fedstrata.stack._SIDE_BY_SIDE", {"cpu": 4})
+    stack = {
+        "small": torch.ones(2, 2),
+        "large": torch.ones(2, 3),
+        "single": torch.ones(2),
+        "count": torch.ones(2).long(),
+    }
+    weighted_means(stack, torch.tensor([0.5, 0.5]))
+    assert sorted(sizes) == [2, 6, 6], "the counter, the large one, and two small ones together"
+
+
+def test_zeros_are_like_what_is_given():
+    zeros = zeros_like({"a": torch.ones(2, 3, dtype=torch.float64), "b": torch.ones(1).expand(4)})
+    assert {name: tensor.tolist() for name, tensor in zeros.items()} == {"a": [[0.0] * 3] * 2, "b": [0.0] * 4}
+    assert zeros["a"].dtype == torch.float64
+    assert zeros["b"].is_contiguous()
+    assert zeros_like({}) == {}
 
 
 # Copies --------------------------------------------------------------------------------------------------------------

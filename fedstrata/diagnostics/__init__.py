@@ -11,7 +11,14 @@ from fedstrata.diagnostics.contract import Diagnostic, Measured, Need, Quantity,
 from fedstrata.diagnostics.curvature import hutchinson
 from fedstrata.diagnostics.distance import feature_distances, label_distances, transport_cost
 from fedstrata.diagnostics.drift import disagreement
-from fedstrata.diagnostics.inertia import layer_changes, layer_cosines, layer_updates, measure_changes, read_changes
+from fedstrata.diagnostics.inertia import (
+    LayerNumbers,
+    layer_changes,
+    layer_cosines,
+    layer_updates,
+    measure_changes,
+    read_changes,
+)
 from fedstrata.diagnostics.masks import between_clients
 from fedstrata.diagnostics.naming import quantity_of
 from fedstrata.diagnostics.norms import client_norms
@@ -28,6 +35,7 @@ for _module in iter_modules(__path__):
 
 __all__ = [
     "Diagnostic",
+    "LayerNumbers",
     "Measured",
     "Need",
     "Quantity",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedstrata.diagnostics.contract import Diagnostic, Measured, Quantity, Seen, diagnostics
 from fedstrata.layers import LayerMap
-from fedstrata.stack import Tensors
+from fedstrata.private_torch import for_each
+from fedstrata.stack import Tensors, constant
 
 
 @diagnostics.register("inertia")
@@ -40,6 +41,14 @@ class Inertia(Diagnostic):
         return Measured(layers={"inertia.step": layer_cosines(seen.layers, seen.before, sent)})
 
 
+@dataclass(frozen=True)
+class LayerNumbers:
+    """A number of each of some layers ``[L]``, which stays where the models are until it is read."""
+
+    layers: tuple[str, ...]
+    numbers: Tensor
+
+
 def layer_updates(layers: LayerMap, before: Tensors, after: Tensors) -> dict[str, float]:
     r"""Measure how far each shared layer moved in a round, relative to its size.
 
@@ -61,41 +70,58 @@ def layer_changes(layers: LayerMap, before: Tensors, after: Tensors, reference: 
     return read_changes(measure_changes(layers, before, after, reference))
 
 
-def measure_changes(layers: LayerMap, before: Tensors, after: Tensors, reference: Tensors) -> dict[str, Tensors]:
+def measure_changes(layers: LayerMap, before: Tensors, after: Tensors, reference: Tensors) -> dict[str, LayerNumbers]:
     """Measure what :func:`layer_changes` tells, as numbers that stay where the models are: a GPU is not waited for."""
     measured = {"update": _updates(layers, before, after)}
     return {**measured, "cosine": _cosines(layers, reference, after)} if reference else measured
 
 
-def _updates(layers: LayerMap, before: Tensors, after: Tensors) -> Tensors:
-    updates = {}
-    for layer in layers.layers:
-        shared = [name for name in layer.parameters if name in after]
-        if shared:
-            moved = _norm(after[name] - before[name] for name in shared)
-            updates[layer.name] = moved / _norm(before[name] for name in shared).clamp(min=1e-12)
-    return updates
-
-
-def _cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> Tensors:
-    cosines = {}
-    for layer in layers.weighted:
-        shared = [name for name in layer.weights if name in model and name in reference]
-        if shared:
-            now, then = (
-                torch.cat([tensors[name].to(torch.float64).flatten() for name in shared])
-                for tensors in (model, reference)
-            )
-            cosines[layer.name] = torch.nn.functional.cosine_similarity(now, then, dim=0)
-    return cosines
-
-
-def read_changes(measured: Mapping[str, Tensors]) -> dict[str, dict[str, float]]:
+def read_changes(measured: Mapping[str, LayerNumbers]) -> dict[str, dict[str, float]]:
     """Bring what was measured of all layers from the device at once."""
-    tensors = [tensor for of_layers in measured.values() for tensor in of_layers.values()]
-    brought = iter(torch.stack(tensors).tolist() if tensors else [])
-    return {metric: {layer: next(brought) for layer in of_layers} for metric, of_layers in measured.items()}
+    numbers = [of_layers.numbers for of_layers in measured.values() if of_layers.layers]
+    brought = iter(torch.cat(numbers).tolist() if numbers else [])
+    return {metric: {layer: next(brought) for layer in of_layers.layers} for metric, of_layers in measured.items()}
 
 
-def _norm(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.stack([tensor.to(torch.float64).square().sum() for tensor in tensors]).sum().sqrt()
+def _updates(layers: LayerMap, before: Tensors, after: Tensors) -> LayerNumbers:
+    shared = _present({layer.name: layer.parameters for layer in layers.layers}, after)
+    then, now = _chosen(before, shared), _chosen(after, shared)
+    moved = _lengths(shared, _differences(now, then)) / _lengths(shared, then).clamp(min=1e-12)
+    return LayerNumbers(tuple(shared), moved)
+
+
+def _cosines(layers: LayerMap, reference: Tensors, model: Tensors) -> LayerNumbers:
+    r"""Compute cosines from lengths, all layers at once: :math:`2 a \cdot b = |a|^2 + |b|^2 - |a - b|^2`."""
+    shared = _present({layer.name: layer.weights for layer in layers.weighted}, model.keys() & reference.keys())
+    now, then = _chosen(model, shared), _chosen(reference, shared)
+    here, there, between = (_lengths(shared, tensors) for tensors in (now, then, _differences(now, then)))
+    twice = here.square() + there.square() - between.square()
+    return LayerNumbers(tuple(shared), twice / (2 * here.clamp(min=1e-8) * there.clamp(min=1e-8)))
+
+
+def _present(layers: Mapping[str, Iterable[str]], names: Container[str]) -> dict[str, list[str]]:
+    """Keep of the tensors of each layer those that are there, and the layers of which any is."""
+    present = {layer: [name for name in tensors if name in names] for layer, tensors in layers.items()}
+    return {layer: tensors for layer, tensors in present.items() if tensors}
+
+
+def _chosen(model: Tensors, layers: Mapping[str, Sequence[str]]) -> list[Tensor]:
+    return [model[name] for names in layers.values() for name in names]
+
+
+def _differences(left: list[Tensor], right: list[Tensor]) -> Sequence[Tensor]:
+    return for_each.sub(left, right) if left else ()
+
+
+def _lengths(layers: Mapping[str, Sequence[str]], tensors: Sequence[Tensor]) -> Tensor:
+    """Compute the length of each layer ``[L]``, whose tensors come in the order of the layers; in float64.
+
+    A model has many small tensors, for each of which a GPU would wait longer than it computes.
+    """
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    squares = torch.stack([*for_each.norm(tensors, 2, dtype=torch.float64)]).square()
+    most, places, nothing = max(map(len, layers.values())), iter(range(len(tensors))), len(tensors)
+    rows = [[next(places) for _ in names] + [nothing] * (most - len(names)) for names in layers.values()]
+    of_layers = constant(tuple(place for row in rows for place in row), torch.int64, squares.device)
+    return torch.cat((squares, squares.new_zeros(1)))[of_layers].view(len(rows), most).sum(1).sqrt()

@@ -4,8 +4,10 @@ A norm is bound by memory: as separate operations, statistics, normalising, addi
 all activations. Here one program reads a row of numbers that share their statistics, finds the statistics, and writes
 the final outputs; what it reads a second time is still in registers or in the cache. On the way back the rectifier's
 mask is computed again rather than kept: from the inputs or, where something was added, from the outputs, which the next
-layer keeps anyway. Of images that are pooled only the pooled ones are written, and which pixel of each window won; the
-gradient of a pixel is gathered from the windows that hold it (:mod:`fedstrata.kernels.pooling`), and never written.
+layer keeps anyway. Of images that are pooled only the pooled ones are kept, and which pixel of each window won; the
+gradient of a pixel is gathered from the windows that hold it (:mod:`fedstrata.kernels.pooling`), and never written. In
+16 bits the program that normalises also pools; in 32 it would read rows from memory a second time, and a second launch
+is quicker.
 
 Sums run in a fixed order within one program, so results repeat bit for bit. Squares are taken of distances from the
 mean of the row's first block, which loses at most a few times the rounding of a second pass: a block that holds a
@@ -23,12 +25,15 @@ from torch.autograd.function import once_differentiable
 from triton.language import constexpr
 
 from fedstrata.kernels.launching import exact_type, on_device_of, warps_for
-from fedstrata.kernels.pooling import Pooling, best_of_window, gradient_of_pixel, pixels_of_patch, pooling_of
+from fedstrata.kernels.pooling import Pooling, best_of_window, gradient_of_pixel, pixels_of_patch, pool_, pooling_of
 
-__all__ = ["LARGEST", "batch_norm", "passed", "pooling_of"]
+__all__ = ["LARGEST", "POOLED_APART", "batch_norm", "passed", "pooling_of"]
 
 LARGEST = 8192
 """The most numbers that a program holds at once."""
+
+POOLED_APART = 4
+"""From how many bytes a number on a launch of its own pools what was normalised."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -281,14 +286,18 @@ class _BatchNorm(torch.autograd.Function):
         block = _block(count, inputs)
         windows = _windows(block)
         geometry, passes = _NO_GEOMETRY, 0
-        if pooling is not None:
+        afterwards = pooling is not None and inputs.element_size() >= POOLED_APART
+        written = inputs.new_empty(rows, count, dtype=dtype) if afterwards else outputs
+        if pooling is not None and not afterwards:
             geometry, passes = pooling.geometry, triton.cdiv(places, windows)
         with on_device_of(inputs):
             _batch_forward[(rows,)](
-                inputs, added, outputs, winners, weight, bias, *running, means, inverses, count, places, momentum, eps,
-                training, rectified, exact_type(exact), block, triton.cdiv(count, block), *geometry, windows,
-                passes, num_warps=warps_for(block),
+                inputs, added, written, None if afterwards else winners, weight, bias, *running, means, inverses,
+                count, places, momentum, eps, training, rectified, exact_type(exact), block, triton.cdiv(count, block),
+                *geometry, windows, passes, num_warps=warps_for(block),
             )  # fmt: skip
+        if afterwards and pooling is not None and winners is not None:
+            pool_(outputs, winners, written, pooling)
         needed = outputs if rectified and added is not None else None
         ctx.save_for_backward(inputs, needed, winners, weight, bias, means, inverses)
         ctx.options = training, rectified, None if added is None else added.dtype, pooling
@@ -360,7 +369,7 @@ def batch_norm(
     rectified: bool = False,
     pooling: Pooling | None = None,
 ) -> Tensor:
-    """Normalise each row of ``[rows, count]``, add what is ``added``, rectify, pool if asked: one launch either way.
+    """Normalise each row of ``[rows, count]``, add what is ``added``, rectify, pool if asked.
 
     Running statistics ``[rows]`` are updated in place while training, and taken where not. Rows that are pooled are
     images of the size that ``pooling`` names, one after another, to which nothing is added.

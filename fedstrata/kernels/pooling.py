@@ -213,10 +213,7 @@ class _MaxPool(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, pooling: Pooling) -> Tensor:
         pooled = images.new_empty(len(images), *pooling.windows)
         winners = torch.empty_like(pooled, dtype=torch.uint8)
-        with on_device_of(images):
-            _pool[(triton.cdiv(pooled.numel(), _BLOCK),)](
-                images, pooled, winners, pooled.numel(), *pooling.geometry, exact_type(images.dtype), _BLOCK
-            )
+        pool_(pooled, winners, images, pooling)
         ctx.save_for_backward(winners)
         ctx.pooling = pooling
         return pooled
@@ -235,6 +232,14 @@ class _MaxPool(torch.autograd.Function):
                 exact_type(gradients.dtype), _BLOCK,
             )  # fmt: skip
         return for_images, None
+
+
+def pool_(pooled: Tensor, winners: Tensor, images: Tensor, pooling: Pooling) -> None:
+    """Write the largest pixel of each window of images, one after another in memory, and which it is."""
+    with on_device_of(images):
+        _pool[(triton.cdiv(pooled.numel(), _BLOCK),)](
+            images, pooled, winners, pooled.numel(), *pooling.geometry, exact_type(images.dtype), _BLOCK
+        )
 
 
 def takes(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> bool:

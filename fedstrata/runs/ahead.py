@@ -20,6 +20,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from fedstrata.diagnostics import LayerNumbers
 from fedstrata.engines.engine import RoundReport
 from fedstrata.methods import Server
 from fedstrata.stack import Tensors
@@ -43,7 +44,7 @@ class BegunRound:
     before: Tensors
     report: RoundReport
     view: Server
-    moved: dict[str, Tensors]
+    moved: dict[str, LayerNumbers]
     began: float
     end: torch.cuda.Event | None = field(default=None, repr=False)
 

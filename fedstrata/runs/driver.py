@@ -17,7 +17,7 @@ from torch import nn
 
 from fedstrata.callbacks import Callbacks, RoundView
 from fedstrata.data import Dataset, Split
-from fedstrata.diagnostics import measure_changes, read_changes
+from fedstrata.diagnostics import LayerNumbers, measure_changes, read_changes
 from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import ENGINES, Plan, SharedMemory, build_engine, make_plan, memory_of
@@ -415,7 +415,7 @@ class Driver:
         """The name of the number by which models are chosen, if they are."""
         return "validation.accuracy" if self.experiment.validation else "client_validation.accuracy.mean"
 
-    def _layer_metrics(self, before: Tensors, report: RoundReport, view: Server) -> dict[str, Tensors]:
+    def _layer_metrics(self, before: Tensors, report: RoundReport, view: Server) -> dict[str, LayerNumbers]:
         """Measure the layers that travelled: their update, and their cosine to the reference round."""
         if self.round == self.experiment.reference_round:
             self.reference = clone(view.model)

@@ -39,6 +39,7 @@ def test_batch_norm_with_what_follows(count, added, rectified, small_blocks):
         assert torch.equal(running[0], torch.ones_like(running[0])) != training
 
 
+@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("rectified", [True, False])
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "padding"),
@@ -49,8 +50,9 @@ def test_batch_norm_with_what_follows(count, added, rectified, small_blocks):
         ((5, 5), (2, 2), (3, 3), (0, 0)),
     ],
 )
-def test_batch_norm_with_pooling(size, kernel, stride, padding, rectified, small_blocks):
+def test_batch_norm_with_pooling(size, kernel, stride, padding, rectified, apart, small_blocks, monkeypatch):
     """Weights of both signs: under a negative one the smallest pixel of a window wins."""
+    monkeypatch.setattr(batch_norm, "POOLED_APART", 4 if apart else 16)
     images = draw(ROWS, SAMPLES, *size)
     weight, bias = torch.tensor([1.5, -0.5, 0.1], dtype=torch.float64, device=DEVICE), draw(ROWS, seed=3)
     weight.requires_grad_()

@@ -34,7 +34,7 @@ from fedstrata.methods.contract.views import (
 )
 from fedstrata.rng import numpy_generator
 from fedstrata.spec import Spec
-from fedstrata.stack import Tensors, weighted_mean
+from fedstrata.stack import Tensors, weighted_means
 
 Metrics = dict[str, float | dict[str, float]]
 """Numbers worth keeping: of a round, or of its layers, from their names to values."""
@@ -177,11 +177,8 @@ class Part(Spec):
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         r"""Server: merge the replies (exclusive): :math:`\hat w = \sum_k p_k w_k` over those that sent an entry."""
-        return {
-            name: weighted_mean(tensor, shares, replies.masks.get(name), server.model[name])
-            for name, tensor in replies.tensors.items()
-            if name in server.model
-        }
+        sent = {name: tensor for name, tensor in replies.tensors.items() if name in server.model}
+        return weighted_means(sent, shares, replies.masks, server.model)
 
     refines_merged: ClassVar[bool] = False
     """Whether :meth:`refine` comes before the server's step, not after it."""

@@ -35,7 +35,7 @@ from fedstrata.methods.mechanisms.layer_choice import weights_of
 from fedstrata.methods.mechanisms.shared import rows_of
 from fedstrata.private_torch import differs_between_clients
 from fedstrata.rng import client_keys, key, uniform
-from fedstrata.stack import Stack, Tensors, per_client, under, weighted_mean
+from fedstrata.stack import Stack, Tensors, per_client, under, weighted_means
 
 SCOPES = ("weights", "all")
 """What a method may mask: the weights of all layers (convolutions, linear layers, attention, embeddings, ...), or every
@@ -309,7 +309,7 @@ def largest_of(sizes: Mapping[str, Tensor], sparsity: float) -> Tensors:
 
 def mean_with_zeros(server: Server, replies: Message, shares: Tensor) -> Tensors:
     r"""Merge replies so that a masked weight counts as zero: :math:`\sum_k p_k m_k w_k`, not divided by who kept it."""
-    return {name: weighted_mean(tensor, shares) for name, tensor in replies.tensors.items() if name in server.model}
+    return weighted_means({name: sent for name, sent in replies.tensors.items() if name in server.model}, shares)
 
 
 def layer_densities(layers: LayerMap, masks: Mapping[str, Tensor]) -> dict[str, float]:
