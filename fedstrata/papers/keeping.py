@@ -1,12 +1,19 @@
-"""What is kept of the runs of a recipe: a CSV with one line for each cell and seed, from which nothing is run again."""
+"""What is kept of the runs of a recipe, so that nothing is run again: three files, in which everything stands once.
+
+``results.csv`` has a line for each cell and seed, and names the run that its number is of. ``runs.csv`` has a line for
+each run: the hash of its settings, and what it cost. ``commands.json`` tells which command made runs, at which commit,
+on which device and with which software. A run has a name of its own, because the same settings may be run again at
+another commit: the numbers of either keep saying where they are from.
+"""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +22,8 @@ from fedstrata.errors import FedStrataError
 from fedstrata.papers.cells import Cell, changes_in_words
 
 RESULTS = "results.csv"
+RUNS = "runs.csv"
+COMMANDS = "commands.json"
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,14 @@ def asked(cell: Cell) -> tuple[str, str, str]:
     return cell.settings, f"{cell.recipe.number} ({cell.recipe.unit})", cell.recipe.at
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(Kept)}
+_OF_A_RESULT = ("paper", "part", "row", "column", "seed", "value", "number", "at", "changes")
+_OF_A_RUN = ("settings", "rounds", "seconds", "bytes", "flops")
+_OF_A_COMMAND = ("commit", "device", "software", "command")
+_RUN = "run"
+"""The column that names a run, in the lines of results and of runs."""
+_MADE_BY = "made_by"
+"""The column of runs that names an entry of the commands."""
+_TOGETHER = f"{RESULTS}, {RUNS} and {COMMANDS} belong together, so copy all three from one folder"
 _KINDS: Mapping[str, type[int] | type[float]] = {
     "seed": int, "rounds": int, "bytes": int, "value": float, "seconds": float, "flops": float,
 }  # fmt: skip
@@ -72,7 +88,10 @@ _DIGITS = 8
 
 
 def read_results(paths: Iterable[Path]) -> list[Kept]:
-    """Read what was kept in some files, in the ``results.csv`` of folders, or in those of the folders inside of one."""
+    """Read what was kept in some files, in the ``results.csv`` of folders, or in those of the folders inside of one.
+
+    Beside each lie the files that tell of its runs.
+    """
     return [one for path in paths for file in _files(path) for one in _read(file)]
 
 
@@ -86,17 +105,72 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> list[Kept]:
-    required = [name for name, field in _FIELDS.items() if field.default is dataclasses.MISSING]
+    lines = _lines(path, (*_OF_A_RESULT, _RUN), "results of papers")
+    runs = _read_runs(path)
+    _refuse_unknown({line[_RUN] for line in lines}, "run", runs, path.with_name(RUNS), path)
+    return [Kept(**_values(path, line, _OF_A_RESULT), **runs[line[_RUN]]) for line in lines]
+
+
+def _read_runs(results: Path) -> dict[str, dict[str, Any]]:
+    """Read what is known of the runs behind some results, by the names of these runs."""
+    path = _beside(results, RUNS)
+    lines = _lines(path, (_RUN, *_OF_A_RUN, _MADE_BY), "runs of papers")
+    commands = _read_commands(_beside(results, COMMANDS))
+    _refuse_unknown({line[_MADE_BY] for line in lines}, "command", commands, path.with_name(COMMANDS), path)
+    return {line[_RUN]: {**_values(path, line, _OF_A_RUN), **commands[line[_MADE_BY]]} for line in lines}
+
+
+def _read_commands(path: Path) -> dict[str, dict[str, str]]:
+    commands = files.from_json(files.read_bytes(path), path)
+    for name, told in commands.items():
+        if not _is_command(told):
+            raise FedStrataError(f"'{path}' is damaged: '{name}' does not tell {', '.join(_OF_A_COMMAND)}.")
+    return commands
+
+
+def _is_command(told: object) -> bool:
+    return (
+        isinstance(told, dict)
+        and set(told) == set(_OF_A_COMMAND)
+        and all(isinstance(value, str) for value in told.values())
+    )
+
+
+def _beside(results: Path, name: str) -> Path:
+    path = results.with_name(name)
+    if not path.exists():
+        raise FedStrataError(f"There is no '{path}', without which '{results}' tells of no run: {_TOGETHER}.")
+    return path
+
+
+def _refuse_unknown(named: set[str], kind: str, known: Collection[str], there: Path, path: Path) -> None:
+    """Refuse a file that names what the one beside it does not hold: the two are not from one folder."""
+    unknown = sorted(named.difference(known))
+    if unknown:
+        more = f" and {len(unknown) - 1} more that" if len(unknown) > 1 else ", which"
+        raise FedStrataError(f"'{there}' does not hold the {kind} '{unknown[0]}'{more} '{path}' names: {_TOGETHER}.")
+
+
+def _lines(path: Path, columns: Sequence[str], what: str) -> list[dict[str, str]]:
+    """Read the lines of a CSV that has exactly these columns, and a value in each."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             lines = csv.DictReader(file)
-            named = lines.fieldnames or ()
-            if set(required) - set(named) or set(named) - set(_FIELDS):
-                raise FedStrataError(f"'{path}' holds no results of papers: its columns are not {', '.join(_FIELDS)}.")
-            return [Kept(**{name: _value(name, line[name]) for name in named}) for line in lines]
-    except (OSError, UnicodeDecodeError) as error:
+            if set(lines.fieldnames or ()) != set(columns):
+                raise FedStrataError(f"'{path}' holds no {what}: its columns are not {', '.join(columns)}.")
+            found = list(lines)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FedStrataError(f"'{path}' cannot be read: {error}.") from None
-    except (ValueError, TypeError) as error:
+    for number, line in enumerate(found, start=2):
+        if None in line or None in line.values():
+            raise FedStrataError(f"'{path}' is damaged: line {number} does not have {len(columns)} values.")
+    return found
+
+
+def _values(path: Path, line: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
+    try:
+        return {name: _value(name, line[name]) for name in names}
+    except ValueError as error:
         raise FedStrataError(f"'{path}' is damaged: {error}.") from None
 
 
@@ -107,15 +181,47 @@ def _value(name: str, text: str) -> Any:
 
 
 def write_results(path: Path, kept: Sequence[Kept]) -> None:
-    """Write what is kept, one line for each cell and seed, always in the same order and digits: so it diffs well."""
+    """Write what is kept, always in the same order and digits, so that it diffs well; the runs go beside it.
+
+    Of the commands that have read numbers off one run, the first is kept: it is the one that made it. The results are
+    written last, so that at any moment there is a run for each.
+    """
+    first: dict[str, Kept] = {}
+    for one in kept:
+        first.setdefault(_run_name(one), one)
     order = sorted(kept, key=lambda one: (one.paper, one.part, one.row, one.column, one.number, one.at, one.changes,
-                                          one.seed, one.settings))  # fmt: skip
-    lines = [{name: _written(value) for name, value in dataclasses.asdict(one).items()} for one in order]
-    write_csv(path, list(_FIELDS), lines)
+                                          one.seed, one.settings, _run_name(one)))  # fmt: skip
+    runs = {name: first[name] for name in map(_run_name, order)}
+    commands = {_command_name(one): _written(one, _OF_A_COMMAND) for one in runs.values()}
+    files.make_folder(path.parent)
+    files.write_atomically(path.with_name(COMMANDS), files.to_json(commands))
+    write_csv(
+        path.with_name(RUNS),
+        (_RUN, *_OF_A_RUN, _MADE_BY),
+        ({_RUN: name, **_written(one, _OF_A_RUN), _MADE_BY: _command_name(one)} for name, one in runs.items()),
+    )
+    write_csv(path, (*_OF_A_RESULT, _RUN), ({**_written(one, _OF_A_RESULT), _RUN: _run_name(one)} for one in order))
 
 
-def _written(value: Any) -> Any:
-    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else "" if value is None else value
+def _run_name(one: Kept) -> str:
+    """Name a run by all that is known of it but the command, which is another one for each table of the same run."""
+    return _hash(_written(one, (*_OF_A_RUN, *_OF_A_COMMAND[:-1])), digits=10)
+
+
+def _command_name(one: Kept) -> str:
+    return _hash(_written(one, _OF_A_COMMAND), digits=6)
+
+
+def _hash(told: Mapping[str, str], digits: int) -> str:
+    return sha256("\n".join(told.values()).encode()).hexdigest()[:digits]
+
+
+def _written(one: Kept, names: Iterable[str]) -> dict[str, str]:
+    return {name: _text(getattr(one, name)) for name in names}
+
+
+def _text(value: float | str | None) -> str:
+    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

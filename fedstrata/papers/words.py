@@ -81,8 +81,15 @@ def tested_words(claim: JudgedClaim) -> str:
     if found is None:
         return ABSENT
     tested = found.test if found.p_value is None else f"{found.test}, {p_words(found.p_value)}"
-    about = "" if found.about is None or claim.word != "shown" else "about as much" if found.about else "not as much"
-    return "; ".join(filter(None, (tested, about)))
+    return "; ".join(filter(None, (tested, _size_words(claim) if claim.word == "shown" else "")))
+
+
+def _size_words(claim: JudgedClaim) -> str:
+    """Say whether a difference is as large as the published one; nothing where no size was published."""
+    found, by = claim.found, claim.stated.by
+    if found is None or found.about is None or found.mean is None or by is None:
+        return ""
+    return "about as much" if found.about else "more than published" if found.mean > by else "not as much"
 
 
 def p_words(p: float) -> str:

@@ -28,7 +28,7 @@ from fedstrata.runs.folder import LAYERS_FILE, RunFolder
 from fedstrata.runs.metrics import MetricLog, TimingLog
 
 _TABLES = ("summary.csv", "rounds.csv")
-_OF_PAPERS = "results.csv"
+_OF_PAPERS = ("results.csv", "runs.csv")
 """The same runs as cells of papers' tables, of which a report tells nothing."""
 _DECIDING_THE_SPLIT = ("data", "clients", "partition", "validation", "seed")
 _SOFTWARE = ("fedstrata", "torch", "device", "engine", "clients_at_once")
@@ -158,7 +158,7 @@ def read_published(path: Path) -> list[Run]:
     """Read the runs of a published comparison."""
     summary, rounds = (_of_runs(path / name) for name in _TABLES)
     others = {
-        file.stem: _of_runs(file) for file in sorted(path.glob("*.csv")) if file.name not in (*_TABLES, _OF_PAPERS)
+        file.stem: _of_runs(file) for file in sorted(path.glob("*.csv")) if file.name not in (*_TABLES, *_OF_PAPERS)
     }
     layers = others.pop("layers", {})
     about = path / LAYERS_FILE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from fedstrata.cli import main
 from fedstrata.papers.cells import Choice, cells_of
 from fedstrata.papers.deriving import friedman_of, judge_part
-from fedstrata.papers.keeping import Kept, asked
+from fedstrata.papers.keeping import Kept, asked, read_results
 from fedstrata.papers.reading import Paper, read_papers
 from fedstrata.papers.writing import reproduction
 from fedstrata.runs.folder import RunFolder
@@ -176,20 +175,17 @@ def test_a_part_of_others_is_run_and_incentives_are_those_of_the_chosen_models(
     told = json.loads(capfd.readouterr().out)
     assert {one["column"] for one in told["cells"]} == {"Fairness", "Incentive"}
     assert all(one["ours"] in (1.0, 1.5, 2.0) for one in told["cells"])
-    with Path("o/results.csv").open() as file:
-        lines = {(line["part"], line["row"]): line for line in csv.DictReader(file)}
-    runs = {
-        row: RunFolder.open(Path("o/runs") / lines["table2", row]["settings"]) for row in ("Local", "FedAvg", "Ditto")
-    }
+    found = {(one.part, one.row): one for one in read_results([Path("o")])}
+    runs = {row: RunFolder.open(Path("o/runs") / found["table2", row].settings) for row in ("Local", "FedAvg", "Ditto")}
     chosen = {row: chosen_accuracies(folder) for row, folder in runs.items()}
     better = [
         chosen["Ditto"][client] > max(chosen["Local"][client], chosen["FedAvg"][client]) for client in chosen["Ditto"]
     ]
     assert len(better) == 4
-    assert float(lines["table2", "Ditto"]["value"]) == pytest.approx(100 * sum(better) / 4)
+    assert found["table2", "Ditto"].value == pytest.approx(100 * sum(better) / 4)
     mean = sum(chosen["Ditto"].values()) / 4
     variance = sum((value - mean) ** 2 for value in chosen["Ditto"].values()) / 4
-    assert float(lines["table1", "Ditto"]["value"]) == pytest.approx(variance, rel=1e-5)
+    assert found["table1", "Ditto"].value == pytest.approx(variance, rel=1e-5)
 
 
 def chosen_accuracies(folder: RunFolder) -> dict[int, float]:

@@ -14,7 +14,7 @@ import pytest
 from fedstrata.cli import main
 from fedstrata.papers.cells import cells_of
 from fedstrata.papers.judging import judge
-from fedstrata.papers.keeping import Kept, asked, merged, read_results, write_results
+from fedstrata.papers.keeping import Kept, asked, read_results, write_results
 from fedstrata.papers.reading import Recipe, read_papers
 
 SMALL = Path(__file__).parent / "small"
@@ -155,14 +155,6 @@ def test_verdicts_of_cells_and_claims() -> None:
     [claim] = judged.claims
     assert claim.found is not None
     assert (claim.word, claim.found.mean, claim.found.seeds) == ("shown", 5.5, 3)
-
-
-def test_results_are_merged_and_read_back(tmp_path: Path) -> None:
-    table = read_papers(SMALL)["tiny"].part("table1")
-    first = kept(table, {("FedBN", ".1", 0): 1.25, ("FedBN", ".1", 1): 2.0})
-    second = kept(table, {("FedBN", ".1", 1): 3.0})
-    write_results(tmp_path / "results.csv", merged(first, second))
-    assert [one.value for one in read_results([tmp_path])] == [1.25, 3.0]
 
 
 @pytest.mark.parametrize(

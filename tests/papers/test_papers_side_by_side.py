@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from fedstrata.callbacks import RoundView
 from fedstrata.papers.cells import Cell, Smaller, cells_of
+from fedstrata.papers.keeping import read_results
 from fedstrata.papers.reading import read_papers
 from fedstrata.papers.running import Planned, collect, perform, plan
 from fedstrata.progress import Silence
@@ -85,9 +85,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 
 
-def values(out: Path) -> list[tuple[str, str, str, str]]:
-    with (out / "results.csv").open() as file:
-        return [(one["row"], one["column"], one["value"], one["bytes"]) for one in csv.DictReader(file)]
+def values(out: Path) -> list[tuple[str, str, float, int]]:
+    return [(one.row, one.column, one.value, one.bytes) for one in read_results([out])]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib.util
 from pathlib import Path
@@ -11,7 +10,6 @@ from types import ModuleType
 import pytest
 
 from fedstrata.cli import main
-from fedstrata.errors import FedStrataError
 from fedstrata.papers.cells import Smaller, cells_of
 from fedstrata.papers.keeping import Kept, asked, changes_in_words, read_results, write_results
 from fedstrata.papers.reading import Recipe, read_papers
@@ -67,6 +65,20 @@ def test_main_claims_stand_on_top_with_published_and_our_difference() -> None:
     assert "Not run: figure1 (Accuracy over rounds)." in text
 
 
+@pytest.mark.parametrize(
+    ("local", "words"),
+    [
+        ([80.0, 80.5, 82.0], "more than published"),
+        ([84.0, 85.5, 87.0], "about as much"),
+        ([88, 89.1, 90], "not as much"),
+    ],
+)
+def test_a_difference_is_called_smaller_or_larger_than_the_published_one(local: list[float], words: str) -> None:
+    """Published is 4.8; the differences are about 10, 5.5 and 2."""
+    text = text_of([*FULL[:3], *kept(TABLE, {("Local", ".1"): local})])
+    assert f"; {words} | shown |" in text
+
+
 def test_runs_with_fewer_rounds_have_a_table_of_their_own_and_decide_nothing() -> None:
     text = text_of(SHORT)
     assert "#### At 1 of 2 rounds: not comparable with the published numbers" in text
@@ -110,27 +122,6 @@ def test_devices_and_commits_are_told_apart_and_other_outcomes_are_told() -> Non
         in text
     )
     assert "| .1 | FedBN | 90.50 ± 0.50 | 90.67 ± 1.53 |" in text
-
-
-def test_results_are_small_sorted_and_read_also_without_newer_columns(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    one = dataclasses.replace(FULL[0], value=100 / 3, seconds=None)
-    write_results(path, [*reversed(FULL[1:]), one])
-    with path.open() as file:
-        lines = list(csv.DictReader(file))
-    assert [(line["row"], line["seed"]) for line in lines] == [(row, s) for row in ("FedBN", "Local") for s in "012"]
-    assert (lines[0]["value"], lines[0]["seconds"]) == ("33.333333", "")
-    first = path.read_bytes()
-    write_results(path, read_results([path]))
-    assert path.read_bytes() == first
-    newer = {"software", "flops", "changes"}
-    with path.open("w") as file:
-        writer = csv.DictWriter(file, [name for name in lines[0] if name not in newer], extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(lines)
-    assert read_results([path])[0] == dataclasses.replace(one, value=33.333333, software="", flops=None, changes="")
-    with pytest.raises(FedStrataError, match=r"There is no 'results\.csv' in"):
-        read_results([SMALL])
 
 
 def test_a_claim_of_single_numbers_says_so(capsys: pytest.CaptureFixture[str]) -> None:
