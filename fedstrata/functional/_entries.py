@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import overload
 
 import torch
 from torch import Tensor
 
 from fedstrata.errors import FedStrataError
+from fedstrata.kernels.finding import find_kernels
 
 FRACTION_TOLERANCE = 1e-12
 """How exactly a fraction is known: far above the rounding of a few operations, far below one entry of a model."""
@@ -89,7 +91,7 @@ def lowest(rows: Tensor, count: int | Tensor) -> Tensor:
     """Mark the ``count`` lowest entries of each row of ``[K, n]``; among equal ones, the first.
 
     ``count`` may be a tensor ``[K]``, a number for each row. A selection finds the threshold; only the entries equal to
-    it are then counted off from the left.
+    it are then counted off from the left. Of many rows on a GPU, a kernel does both.
 
     >>> lowest(torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0]]), 2)
     tensor([[False,  True, False,  True],
@@ -97,11 +99,20 @@ def lowest(rows: Tensor, count: int | Tensor) -> Tensor:
     """
     if rows.numel() == 0 or (isinstance(count, int) and count == 0):
         return torch.zeros_like(rows, dtype=torch.bool)
+    kernels = find_kernels("selecting", "the lowest of many numbers", _try_selecting) if rows.is_cuda else None
+    if kernels is not None and kernels.takes(rows):
+        each = count if isinstance(count, Tensor) else rows.new_full((len(rows),), count, dtype=torch.int32)
+        marks: Tensor = kernels.lowest(rows, each)
+        return marks
     counts = count[:, None] if isinstance(count, Tensor) else count
     threshold = _kth_lowest(rows, counts)
     below, tied = rows < threshold, rows == threshold
     wanted = counts - below.sum(1, keepdim=True)
     return below | (tied & (tied.cumsum(1, dtype=torch.int32) <= wanted))
+
+
+def _try_selecting(kernels: ModuleType) -> None:
+    kernels.lowest(torch.ones(2, 4, device="cuda"), torch.ones(2, device="cuda"))
 
 
 def _kth_lowest(rows: Tensor, counts: int | Tensor) -> Tensor:
