@@ -54,16 +54,33 @@ class RandAugment(Transform):
         self.check(dataset)
         draws = self.uniform(inputs, keys, stream, 2 * self.operations).flatten(0, 1)
         images = inputs.flatten(0, 1)
+        change = change_all if images.is_cuda else change_in_groups
         for chance, side in zip(draws[:, 0::2].unbind(1), draws[:, 1::2].unbind(1), strict=True):
             chosen = (chance * len(OPERATIONS)).long()
             strength = torch.where(side < 0.5, -1.0, 1.0).double() * (self.magnitude / _STEPS)
-            counts = torch.bincount(chosen, minlength=len(OPERATIONS)).tolist()
-            groups = torch.split(chosen.argsort(stable=True), counts)
-            changed = images.clone()
-            for operation, group in zip(OPERATIONS.values(), groups, strict=True):
-                changed[group] = operation(images[group], strength[group])
-            images = changed
+            images = change(images, chosen, strength)
         return images.reshape(inputs.shape)
+
+
+def change_in_groups(images: Tensor, chosen: Tensor, strength: Tensor) -> Tensor:
+    """Apply to each image the operation that was chosen for it, to those with the same one at once."""
+    counts = torch.bincount(chosen, minlength=len(OPERATIONS)).tolist()
+    groups = torch.split(chosen.argsort(stable=True), counts)
+    changed = images.clone()
+    for operation, group in zip(OPERATIONS.values(), groups, strict=True):
+        changed[group] = operation(images[group], strength[group])
+    return changed
+
+
+def change_all(images: Tensor, chosen: Tensor, strength: Tensor) -> Tensor:
+    """Do the same by applying every operation to all images, and taking what was chosen.
+
+    How many images are in a group is then of no interest: a GPU is not waited for, and steps can be replayed.
+    """
+    changed = images
+    for number, operation in enumerate(OPERATIONS.values()):
+        changed = torch.where((chosen == number)[:, None, None, None], operation(images, strength), changed)
+    return changed
 
 
 # The operations: of images [..., channels, height, width] at strengths [...] in [-1, 1]; some take only its size ------

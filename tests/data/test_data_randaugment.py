@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from fedstrata.data import Dataset, from_arrays, parse_transforms, transforms
-from fedstrata.data.randaugment import OPERATIONS
+from fedstrata.data.randaugment import OPERATIONS, change_all, change_in_groups
 from fedstrata.errors import FedStrataError
 from fedstrata.rng import client_keys
 from fedstrata.testing.world import prepare
@@ -133,6 +133,16 @@ def test_operations_are_drawn_evenly_with_either_sign(dataset: Dataset) -> None:
     for (name, _), share in shares.items():
         # A deviation of 0.005 and 0.007.
         assert share == pytest.approx(1 / 28 if name in signed | {"sharpness"} else 1 / 14, abs=0.025), name
+
+
+def test_the_way_of_a_gpu_changes_images_as_that_of_a_cpu_does() -> None:
+    images = photographs(2 * len(OPERATIONS))
+    chosen = torch.arange(len(OPERATIONS)).repeat(2).flip(0)
+    strength = torch.where(torch.arange(len(images)) % 3 == 0, -SIZE, SIZE).double()
+    changed = change_all(images, chosen, strength)
+    assert torch.equal(changed, change_in_groups(images, chosen, strength))
+    assert torch.equal(changed[[13, 27]], images[[13, 27]]), "for these nothing was chosen"
+    assert all(not torch.equal(changed[place], images[place]) for place in range(13))
 
 
 def test_two_operations_follow_each_other(dataset: Dataset) -> None:
