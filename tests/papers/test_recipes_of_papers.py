@@ -46,6 +46,8 @@ OURS = {
     "sparse-ft table3": {"Dense"},
 }
 """Rows that the papers do not have: the released code's variant, what incentives are measured against, a baseline."""
+OUR_COLUMNS = {"sparse-ft table2": {"Small ViT"}, "sparse-ft table3": {"Small ViT"}}
+"""Columns that the papers do not have: a model for those who cannot have the paper's."""
 
 SPOT_CHECKS = """
 lips | table1 | w/.fix | C10 .1 | 85.15 | 1.59
@@ -176,7 +178,7 @@ def test_rows_and_columns_are_those_of_the_published_numbers():
             continue
         ours = OURS.get(recipe.name, set())
         for row in set(recipe.rows) - ours if recipe.kind == "table" else ():
-            for column in recipe.columns:
+            for column in recipe.columns.keys() - OUR_COLUMNS.get(recipe.name, set()):
                 told = recipe.told(row, column)
                 meet = column in told.get("columns", (column,))
                 if meet and not (told.get("runs") is False and (row, column) not in recipe.published):
