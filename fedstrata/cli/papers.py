@@ -84,7 +84,10 @@ def paper(
     ] = None,
     known: Annotated[
         list[Path] | None,
-        typer.Option(metavar="CSV", help="More results.csv, whose cells are not run again; may be repeated."),
+        typer.Option(
+            metavar="CSV",
+            help="More results.csv, or their folders, whose cells are not run again; may be repeated.",
+        ),
     ] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what was reproduced, by some results, as a document.")
