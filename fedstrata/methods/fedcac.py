@@ -38,7 +38,8 @@ class FedCAC(Mixing):
 
     The upload is the model and one bit per weight; the server puts each client's model together and sends that. The
     defaults are those for CIFAR-10; for CIFAR-100 the authors take ``tau=0.4, beta=170``. Where not everybody takes
-    part, clients are compared by their last uploads, and those without one get the global model.
+    part, clients are compared by their last uploads, and those without one get the global model. In a tensor
+    whose least critical score is at most 1e-10, the authors' code takes all that moved for critical; here it stays tau.
 
     Defaults:
         tau, beta: kxzxvbk/Fling, flzoo/cifar10/cifar10_fedcac_resnet_config.py, by the first author.

@@ -29,7 +29,9 @@ class PFedSD(Part):
 
     The paper does not say in which mode the teacher runs. In the authors' code and in Fling it is that of training:
     batch norm sees the batch, since running statistics of so few steps still are mostly other clients'. Dropout draws
-    for the teacher what it draws for the student. Fling, which LIPS builds on, has ``strength=0.5, temperature=3``.
+    for the teacher what it draws for the student. Fling, which LIPS builds on, has ``strength=0.5, temperature=3`` and
+    a learning rate of 0.01. As there, running statistics are averaged too, and clients count by their samples; in the
+    authors' code all clients count the same, and the statistics that the server sends are always the initial ones.
 
     Defaults:
         strength, temperature: CGCL-codes/pFedSD, parameters.py.

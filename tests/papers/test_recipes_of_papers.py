@@ -38,6 +38,7 @@ PARTS = {
 }  # fmt: skip
 
 OURS = {
+    "lips table2": {"pFedSD Fling"},
     "fedlws table1": {"FedAvg+LWS released", "FedDisco+LWS released", "FedProx+LWS released"},
     "player tableA6": {"Local", "FedAvg"},
     "player tableA9": {"Local", "FedAvg"},
@@ -292,6 +293,10 @@ def test_the_papers_settings_are_in_the_runs():
     assert run("lips", "table2", "LIPS", "C100 .1").experiment.method == "lips"
     assert run("lips", "table2", "FedBN", "C10 .5").experiment.method == "fedbn"
     assert run("lips", "table2", "FedCAC", "C100 .1").experiment.method == "fedcac(tau=0.4, beta=170)"
+    told, fling = (run("lips", "table2", row, "C100 .1").experiment for row in ("pFedSD", "pFedSD Fling"))
+    assert told.method == fling.method == "pfedsd(strength=0.5, temperature=3)"
+    assert told.optimiser == "sgd(learning_rate=0.1, momentum=0.9)"
+    assert fling.optimiser == "sgd(learning_rate=0.01, momentum=0.9)"
     cell = run("ssfl", "table1", "FedAvg-FT", "CIFAR-100")
     assert cell.recipe.number == "client_adapted.accuracy.mean"
     assert cell.experiment.partition == "dirichlet-balanced(alpha=0.2, test_samples=100)"
