@@ -32,6 +32,22 @@ def test_a_mixture_has_the_type_of_its_models():
     assert mix(torch.tensor([[2**40, 2**40]]), torch.tensor([[0.5, 0.5]])).tolist() == [2**40]
 
 
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
+@pytest.mark.parametrize("at_once", [1, 7, 10**6])
+def test_mixtures_are_weighted_sums_over_peers(alike, shape, at_once, monkeypatch):
+    monkeypatch.setattr(mechanism, "_ENTRIES_AT_ONCE", at_once)
+    generator = torch.Generator().manual_seed(0)
+    models = torch.randn(1 if alike else 4, 3, *shape, generator=generator)
+    weights = torch.rand(4, 3, generator=generator)
+    mixed = mix(models, weights)
+    assert mixed.shape == (4, *shape)
+    for client in range(4):
+        own = models[0 if alike else client]
+        expected = sum(float(weight) * model.double() for weight, model in zip(weights[client], own, strict=True))
+        torch.testing.assert_close(mixed[client], expected.float())
+
+
 def test_neighbours_are_others_without_repetition_and_new_in_each_round():
     part = methods.make("d-psgd(neighbours=3)")
     chosen = {}

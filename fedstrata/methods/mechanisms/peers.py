@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -24,7 +23,7 @@ from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.methods.mechanisms.shared import equal_shares, rows_of
 from fedstrata.rng import client_keys, permutation
 from fedstrata.spec import parameter
-from fedstrata.stack import Stack, Tensors, align, repeat, under, weighted_mean
+from fedstrata.stack import Stack, Tensors, repeat, under, weighted_mean
 
 _ENTRIES_AT_ONCE = 2**24
 """How many numbers of peers are looked at together: a bound on memory."""
@@ -134,8 +133,16 @@ def mix(models: Tensor, weights: Tensor) -> Tensor:
     tensor([[1., 2.],
             [2., 4.]])
     """
-    kind = models.dtype if models.is_floating_point() else torch.float64
-    # One after the other, not as a matrix product, which a GPU may do in lower precision.
-    terms = zip(models.unbind(1), weights.to(kind).unbind(1), strict=True)
-    mixed = reduce(torch.add, (model * align(weight, model) for model, weight in terms))
-    return mixed if models.is_floating_point() else mixed.round().to(models.dtype)
+    rows, shares = models.unsqueeze(-1).flatten(2), weights.to(torch.float64)
+    at_once = max(1, _ENTRIES_AT_ONCE // max(1, len(rows) * rows.shape[1]))
+    mixed = torch.cat([_product(shares, piece.to(torch.float64)) for piece in rows.split(at_once, 2)], 1)
+    mixed = mixed.view(len(weights), *models.shape[2:])
+    return (mixed if models.is_floating_point() else mixed.round()).to(models.dtype)
+
+
+def _product(shares: Tensor, rows: Tensor) -> Tensor:
+    """Multiply ``[K, M]`` with ``[K, M, n]``, or with the same ``[1, M, n]`` for all clients: ``[K, n]``.
+
+    In float64, which no GPU cuts short in a product.
+    """
+    return shares @ rows[0] if len(rows) == 1 else torch.bmm(shares[:, None], rows)[:, 0]
