@@ -251,6 +251,18 @@ def test_a_disk_without_locks_gets_a_warning(tmp_path: Path, monkeypatch: pytest
         files.WriteLock(tmp_path).release()
 
 
+def test_a_long_file_comes_down_to_the_disk_in_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stretch is whole on the disk before it leaves the memory; what is left comes with the end of the file."""
+    down = []
+    monkeypatch.setattr(files, "_STRETCH", 5)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: down.append(os.fstat(descriptor).st_size))
+    files.write_atomically(tmp_path / "long", files.Pieces([b"abc", b"def", b"gh", b"ijklmnop", b"q"]))
+    assert (tmp_path / "long").read_bytes() == b"abcdefghijklmnopq"
+    assert down == [6, 16]
+    files.write_atomically(tmp_path / "short", b"abc")
+    assert down == [6, 16]
+
+
 @pytest.mark.parametrize("shape", [(0,), (2000,), (1001, 1), (300, 5), (5, 300)])
 def test_many_whole_numbers_are_written_as_few_are(shape):
     numbers = np.arange(np.prod(shape)).reshape(shape) - 7

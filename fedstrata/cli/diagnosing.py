@@ -10,8 +10,9 @@ import typer
 from rich.text import Text
 
 from fedstrata.cli.completing import completing
+from fedstrata.cli.loading import loading_pytorch
 from fedstrata.cli.options import Json, Quiet, add_command
-from fedstrata.cli.terminal import messages, new_table, print_json, results, telling
+from fedstrata.cli.terminal import messages, new_table, print_json, results
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +39,7 @@ def diagnose(
     The numbers are written into the folder 'diagnosis' of each run, from where reports read them; the metrics of the
     run stay as they are. Most diagnostics look at the rounds themselves: ask for them with 'fedstrata run --diagnose'.
     """
-    with telling("loading PyTorch", quiet):
+    with loading_pytorch(quiet):
         from fedstrata.diagnostics.choosing import by_reason
         from fedstrata.report.formats import data_size
         from fedstrata.runs.afterwards import diagnose as compute

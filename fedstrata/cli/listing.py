@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.cli.completing import completing
+from fedstrata.cli.loading import loading_pytorch
 from fedstrata.cli.options import Imports, Json, add_command
 from fedstrata.cli.terminal import new_table, print_json, results, telling
 from fedstrata.cli.words import readable
@@ -62,7 +63,7 @@ def _lister(command: str) -> Callable[..., None]:
     ]
 
     def list_them(name: str | None = None, imports: Imports = None, json: Json = False) -> None:
-        with telling("loading PyTorch"):
+        with loading_pytorch():
             registry = getattr(import_module(home), command)
         _list(registry, command, name, imports, json)
 
@@ -89,7 +90,7 @@ def layers(
     json: Json = False,
 ) -> None:
     """Show the layers of a model as methods see them."""
-    with telling("loading PyTorch"):
+    with loading_pytorch():
         from fedstrata.experiment import Experiment
         from fedstrata.layers import LayerMap
         from fedstrata.methods import Method

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedstrata.cli.completing import REGISTRY_OF_KEY, completing, names_in_sources
+from fedstrata.cli.loading import loading_pytorch
 from fedstrata.cli.terminal import guarded, telling
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
@@ -189,7 +190,7 @@ def read_experiment(
         experiment = load_imports(experiment, *places)
     if learning_rate is None:
         return experiment
-    with telling("loading PyTorch", quiet):
+    with loading_pytorch(quiet):
         from fedstrata.optimisers import with_learning_rate
 
     changed = with_learning_rate(experiment.optimiser, _as_number(float, learning_rate))

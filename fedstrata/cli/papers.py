@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli.loading import loading_pytorch
 from fedstrata.cli.options import FigureFont, Figures, FigureWidth, Json, NoReport, Quiet, add_command
 from fedstrata.cli.running import PAGE, read_figures, stoppable
 from fedstrata.cli.terminal import messages, print_json, telling, telling_all
@@ -107,7 +108,7 @@ def paper(
 
     Without a PART it is listed what there is, and what of it can run here.
     """
-    with telling("loading PyTorch", quiet):
+    with loading_pytorch(quiet):
         from fedstrata.cli import papers_shown
         from fedstrata.papers.availability import Here
         from fedstrata.papers.cells import Choice, Smaller, cells_behind

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.cli.completing import completing
+from fedstrata.cli.loading import loading_pytorch
 from fedstrata.cli.options import (
     EXPERIMENT_KEYS,
     ExperimentFile,
@@ -104,7 +105,7 @@ def run(
         show_run(continued, None if no_report else continued / PAGE, json, quiet)
         return
     experiment = read_experiment(experiment_file, settings, changes, learning_rate, quiet)
-    with telling("loading PyTorch", quiet):
+    with loading_pytorch(quiet):
         from fedstrata import api
         from fedstrata.cli.showing import show_run
         from fedstrata.progress import show_progress
@@ -125,7 +126,7 @@ def _extend(folder: Path, rounds: int | None, others: Sequence[str], log: list[s
         raise FedStrataError(f"A run goes on as it began: '{others[0]}' cannot be given with --continue.")
     if rounds is None:
         raise FedStrataError("Say how many rounds the run is to have in all: --continue RUN --rounds 200.")
-    with telling("loading PyTorch", quiet):
+    with loading_pytorch(quiet):
         from fedstrata import api
         from fedstrata.progress import show_progress
         from fedstrata.runs.folder import RunFolder
@@ -151,7 +152,7 @@ def resume(
 
     The result is the same as without the interruption.
     """
-    with telling("loading PyTorch", quiet):
+    with loading_pytorch(quiet):
         from fedstrata import api
         from fedstrata.cli.showing import show_run
         from fedstrata.comparing import PlannedRun
@@ -222,7 +223,7 @@ def compare(
     if len(files) > 1:
         raise FedStrataError(f"A comparison takes the file of one experiment, not of {len(files)}; keep one of them.")
     experiment = read_experiment(files[0] if files else None, settings, changes, learning_rate, quiet)
-    with telling("loading PyTorch", quiet):
+    with loading_pytorch(quiet):
         from fedstrata import comparing
         from fedstrata.cli.showing import show_comparison
         from fedstrata.loggers import make_loggers

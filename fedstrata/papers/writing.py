@@ -149,8 +149,8 @@ def _part(part: Gathered, seen: set[str]) -> list[str]:
         found = ", ".join(f"{count} × {word}" for word, count in words.items())
         counts = [one.ours.count for one in run if one.ours is not None and one.ours.count]
         of_seeds = f", {_counts(counts)} each" if counts else ""
-        published = not recipe.published or any(one.published.mean is not None for one in run)
-        whose = "the paper's settings" if published else "settings of ours, which the paper does not have"
+        papers = not recipe.published or any(one.published.mean is not None for one in run)
+        whose = "the paper's settings" if papers else "settings of ours, which the paper does not have"
         pieces += [
             paragraph(f"Run with {whose}{_precision(part)}: {_some(part)}{of_seeds}; {found}. {_reported(recipe)}"),
             _cells(run, judged),

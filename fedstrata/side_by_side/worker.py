@@ -111,6 +111,7 @@ def work() -> None:
     """Do what is asked for, until there is nothing more to do or nobody who asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who has started this process hears it, and says what to do
     signal.signal(signal.SIGTERM, lambda number, frame: ask_to_stop(number))
+    gc.freeze()  # what was imported stays: nobody has to look through it for garbage
     data = NamedData()
     with noted_stops() as stop:
         connection = Connection()

@@ -134,9 +134,7 @@ def test_a_claim_of_single_numbers_says_so(capsys: pytest.CaptureFixture[str]) -
 def test_settings_that_the_paper_does_not_have_are_called_ours() -> None:
     paper = read_papers()["sparse-ft"]
     recipe = paper.part("table2")
-    ours, theirs = (
-        kept(recipe, {("Sparsity 20%", column): [35.0, 36.0]}) for column in ("Small ViT", "Test accuracy")
-    )
+    ours, theirs = (kept(recipe, {("Sparsity 20%", column): [35.0, 36.0]}) for column in ("Small ViT", "Test accuracy"))
     alone = reproduction({"sparse-ft": paper}, ours)
     assert "Run with settings of ours, which the paper does not have, in bf16: 1 of 16 cells" in alone
     assert "Run with the paper's settings" in reproduction({"sparse-ft": paper}, [*ours, *theirs])

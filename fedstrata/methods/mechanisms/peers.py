@@ -135,7 +135,7 @@ def mix(models: Tensor, weights: Tensor) -> Tensor:
     """
     rows, shares = models.unsqueeze(-1).flatten(2), weights.to(torch.float64)
     at_once = max(1, _ENTRIES_AT_ONCE // max(1, len(rows) * rows.shape[1]))
-    mixed = torch.cat([_product(shares, piece.to(torch.float64)) for piece in rows.split(at_once, 2)], 1)
+    mixed = torch.cat([_product(shares, piece.to(torch.float64)) for piece in torch.split(rows, at_once, 2)], 1)
     mixed = mixed.view(len(weights), *models.shape[2:])
     return (mixed if models.is_floating_point() else mixed.round()).to(models.dtype)
 
