@@ -216,7 +216,7 @@ def weighted_means(
     """Average all tensors of a stack over the client axis, each as :func:`weighted_mean` does.
 
     A model has many small tensors, for each of which a GPU would wait longer than it computes: small ones of a kind
-    are put side by side.
+    are put side by side. No gradient goes through it.
 
     >>> weighted_means({"a": torch.tensor([[1.0], [3.0]]), "b": torch.tensor([2.0, 4.0])}, torch.tensor([0.25, 0.75]))
     {'a': tensor([2.5000]), 'b': tensor(3.5000)}

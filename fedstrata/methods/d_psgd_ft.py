@@ -12,7 +12,7 @@ from fedstrata.methods.d_psgd import DPSGD
 from fedstrata.methods.mechanisms.peers import NO_SERVER
 from fedstrata.methods.mechanisms.shared import equal_shares
 from fedstrata.spec import parameter
-from fedstrata.stack import weighted_mean
+from fedstrata.stack import weighted_means
 
 
 @methods.register("d-psgd-ft")
@@ -38,7 +38,7 @@ class DPSGDFineTuning(DPSGD):
         if server.round <= server.rounds:
             return super().broadcast(server, message)
         shares = equal_shares(server.clients, server.sizes.device)
-        mean = {name: weighted_mean(stack, shares)[None] for name, stack in server.memory.group("last").items()}
+        mean = {name: own[None] for name, own in weighted_means(server.memory.group("last"), shares).items()}
         return message.plus(mean)
 
     def adaptation(self) -> Phase:

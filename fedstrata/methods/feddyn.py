@@ -16,7 +16,7 @@ from fedstrata.methods.mechanisms.peers import first_models, noted
 from fedstrata.methods.mechanisms.proximal import proximal_term
 from fedstrata.methods.mechanisms.shared import equal_shares
 from fedstrata.spec import parameter
-from fedstrata.stack import Tensors, per_client, under, weighted_mean
+from fedstrata.stack import Tensors, per_client, under, weighted_means
 
 
 @methods.register("feddyn")
@@ -132,7 +132,7 @@ class FedDyn(DriftCorrection):
         }
         last = noted(server, "last", sent)
         equal = equal_shares(server.clients, server.sizes.device)
-        mean = {name: weighted_mean(models, equal) for name, models in last.group("last").items()}
+        mean = weighted_means(last.group("last"), equal)
         return model, server.memory | last | under("tested", mean)
 
     @property
