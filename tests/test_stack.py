@@ -294,6 +294,10 @@ def test_small_tensors_of_a_kind_are_averaged_in_one_call(monkeypatch):
     }
     weighted_means(stack, torch.tensor([0.5, 0.5]))
     assert sorted(sizes) == [2, 6, 6], "the counter, the large one, and two small ones together"
+    sizes.clear()
+    monkeypatch.setattr("fedstrata.stack._AT_ONCE", 8)
+    weighted_means({str(number): torch.ones(2, 1) for number in range(7)}, torch.tensor([0.5, 0.5]))
+    assert sizes == [8, 6], "no more than fits, and not one by one"
 
 
 def test_zeros_are_like_what_is_given():
