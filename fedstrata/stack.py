@@ -199,9 +199,10 @@ def weighted_mean(
     return mean if tensor.is_floating_point() else mean.round().to(tensor.dtype)
 
 
-_SIDE_BY_SIDE = {"cpu": 2**13, "cuda": 2**22}
+_SIDE_BY_SIDE = {"cuda": 2**22}
 """Up to how many entries a tensor is averaged side by side with others, by the kind of device: copying more of them
-takes longer than beginning with each anew."""
+takes longer than beginning with each anew. A CPU begins at once, and would only copy.
+"""
 
 _AT_ONCE = 2**25
 """How many entries are put side by side at most, to bound the memory."""
