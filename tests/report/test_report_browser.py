@@ -174,6 +174,8 @@ def test_a_saved_chart_is_light_has_a_ground_a_title_and_a_legend(page: Page, br
     page.theme(dark=True)
     page.until("document.documentElement.classList.contains('dark-charts')")
     page.until("document.documentElement.dataset.charts === 'drawn'")
+    page.choose("select[data-chart='accuracy'][data-signal='smoothing']", "over_5")
+    settle(page)
     assert "#d5dae0" in chart(page, "accuracy")
     for place, name in enumerate(("accuracy.png", "accuracy.svg"), 1):
         page.click(f"figure:has(#chart-accuracy) .save button:nth-child({place})")
