@@ -205,7 +205,7 @@ def replayed(network: nn.Module, images: Images, batch_size: int) -> nn.Module:
     inputs, labels = images.train
     sample = torch.zeros(min(batch_size, len(labels)), *inputs.shape[1:], device=images.device)
     network.train()
-    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # weights change between replays
+    with half_precision(images.device):
         recorded: nn.Module = torch.cuda.make_graphed_callables(network, (sample,))  # type: ignore[no-untyped-call]
     return recorded
 

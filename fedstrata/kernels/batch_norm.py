@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from triton.language import constexpr
 
 from fedstrata.kernels.launching import exact_type, on_device_of, warps_for
-from fedstrata.kernels.pooling import Pooling, best_of_window, gradient_of_pixel, pixels_of_patch, pool_, pooling_of
+from fedstrata.kernels.pooling import Pooling, best_of_window, gradient_of_pixel, pixels_of_patch, pool, pooling_of
 
 __all__ = ["LARGEST", "POOLED_APART", "batch_norm", "passed", "pooling_of"]
 
@@ -278,26 +278,25 @@ class _BatchNorm(torch.autograd.Function):
         pooling: Pooling | None,
     ) -> Tensor:
         rows, count = inputs.shape
-        places = _places(count, pooling)
+        inside, apart = (None, pooling) if inputs.element_size() >= POOLED_APART else (pooling, None)
+        places = _places(count, inside)
         outputs = inputs.new_empty(rows, places, dtype=dtype)
-        winners = None if pooling is None else torch.empty_like(outputs, dtype=torch.uint8)
+        winners = None if inside is None else torch.empty_like(outputs, dtype=torch.uint8)
         exact = torch.float64 if inputs.dtype == torch.float64 else torch.float32
         means, inverses = inputs.new_empty(2, rows, dtype=exact).unbind()
         block = _block(count, inputs)
         windows = _windows(block)
         geometry, passes = _NO_GEOMETRY, 0
-        afterwards = pooling is not None and inputs.element_size() >= POOLED_APART
-        written = inputs.new_empty(rows, count, dtype=dtype) if afterwards else outputs
-        if pooling is not None and not afterwards:
-            geometry, passes = pooling.geometry, triton.cdiv(places, windows)
+        if inside is not None:
+            geometry, passes = inside.geometry, triton.cdiv(places, windows)
         with on_device_of(inputs):
             _batch_forward[(rows,)](
-                inputs, added, written, None if afterwards else winners, weight, bias, *running, means, inverses,
-                count, places, momentum, eps, training, rectified, exact_type(exact), block, triton.cdiv(count, block),
-                *geometry, windows, passes, num_warps=warps_for(block),
+                inputs, added, outputs, winners, weight, bias, *running, means, inverses, count, places, momentum, eps,
+                training, rectified, exact_type(exact), block, triton.cdiv(count, block), *geometry, windows,
+                passes, num_warps=warps_for(block),
             )  # fmt: skip
-        if afterwards and pooling is not None and winners is not None:
-            pool_(outputs, winners, written, pooling)
+        if apart is not None:
+            outputs, winners = (found.view(rows, -1) for found in pool(outputs.view(-1, *apart.size), apart))
         needed = outputs if rectified and added is not None else None
         ctx.save_for_backward(inputs, needed, winners, weight, bias, means, inverses)
         ctx.options = training, rectified, None if added is None else added.dtype, pooling

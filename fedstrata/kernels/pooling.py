@@ -211,9 +211,7 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, pooling: Pooling) -> Tensor:
-        pooled = images.new_empty(len(images), *pooling.windows)
-        winners = torch.empty_like(pooled, dtype=torch.uint8)
-        pool_(pooled, winners, images, pooling)
+        pooled, winners = pool(images, pooling)
         ctx.save_for_backward(winners)
         ctx.pooling = pooling
         return pooled
@@ -234,12 +232,15 @@ class _MaxPool(torch.autograd.Function):
         return for_images, None
 
 
-def pool_(pooled: Tensor, winners: Tensor, images: Tensor, pooling: Pooling) -> None:
-    """Write the largest pixel of each window of images, one after another in memory, and which it is."""
+def pool(images: Tensor, pooling: Pooling) -> tuple[Tensor, Tensor]:
+    """Find the largest pixel of each window of images ``[planes, height, width]``, and which it is."""
+    pooled = images.new_empty(len(images), *pooling.windows)
+    winners = torch.empty_like(pooled, dtype=torch.uint8)
     with on_device_of(images):
         _pool[(triton.cdiv(pooled.numel(), _BLOCK),)](
             images, pooled, winners, pooled.numel(), *pooling.geometry, exact_type(images.dtype), _BLOCK
         )
+    return pooled, winners
 
 
 def takes(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> bool:

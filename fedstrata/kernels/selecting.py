@@ -1,9 +1,9 @@
 """The lowest numbers of many rows at once, without sorting them.
 
-PyTorch sorts row after row, which for the layers of a hundred clients takes as long as a step of training. Here a
-program has a row to itself: read as whole numbers that are in the same order, floating-point numbers need 32 questions
-to find the threshold, each how many are not above the middle of what is left. A row of some megabytes stays in the
-cache while it is asked. Then what lies below is marked, and of what equals the threshold the first.
+A sort tells far more than is asked. Here a program has a row to itself: read as whole numbers that are in the same
+order, floating-point numbers need 32 questions to find the threshold, each how many are not above the middle of what is
+left. A row of some megabytes stays in the cache while it is asked. Then what lies below is marked, and of what equals
+the threshold the first.
 """
 
 import torch
