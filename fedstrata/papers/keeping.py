@@ -1,9 +1,10 @@
 """What is kept of the runs of a recipe, so that nothing is run again: three files, in which everything stands once.
 
-``results.csv`` has a line for each cell and seed, and names the run that its number is of. ``runs.csv`` has a line for
-each run: the hash of its settings, and what it cost. ``commands.json`` tells which command made runs, at which commit,
-on which device and with which software. A run has a name of its own, because the same settings may be run again at
-another commit: the numbers of either keep saying where they are from.
+``results.csv`` has a line for each row, column and seed, with the name of the run, and a column for each number that a
+table or a figure has of it, headed like ``table1: global.accuracy (percent), best``. ``runs.csv`` has a line for each
+run: the hash of its settings, and what it cost. ``commands.json`` tells which command made runs, at which commit, on
+which device and with which software. A run has a name of its own, because the same settings may be run again at another
+commit: the numbers of either keep saying where they are from.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -72,7 +75,8 @@ def asked(cell: Cell) -> tuple[str, str, str]:
     return cell.settings, f"{cell.recipe.number} ({cell.recipe.unit})", cell.recipe.at
 
 
-_OF_A_RESULT = ("paper", "part", "row", "column", "seed", "value", "number", "at", "changes")
+_OF_A_RESULT = ("paper", "row", "column", "seed", "changes")
+_HEAD = re.compile(r"(?P<part>[^:]+): (?P<number>.+), (?P<at>\w+)")
 _OF_A_RUN = ("settings", "rounds", "seconds", "bytes", "flops")
 _OF_A_COMMAND = ("commit", "device", "software", "command")
 _RUN = "run"
@@ -105,10 +109,24 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> list[Kept]:
-    lines = _lines(path, (*_OF_A_RESULT, _RUN), "results of papers")
+    lines = _lines(path, (*_OF_A_RESULT, _RUN), "results of papers", numbers=True)
     runs = _read_runs(path)
     _refuse_unknown({line[_RUN] for line in lines}, "run", runs, path.with_name(RUNS), path)
-    return [Kept(**_values(path, line, _OF_A_RESULT), **runs[line[_RUN]]) for line in lines]
+    return [
+        Kept(**_values(path, {**line, "value": line[name]}, (*_OF_A_RESULT, "value")), **head, **runs[line[_RUN]])
+        for line in lines
+        for name, head in _heads(line).items()
+        if line[name]
+    ]
+
+
+def _heads(columns: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What the heads of columns of numbers tell, among all columns.
+
+    >>> _heads(["run", "my-table: f1 (percent), best"])
+    {'my-table: f1 (percent), best': {'part': 'my-table', 'number': 'f1 (percent)', 'at': 'best'}}
+    """
+    return {name: found.groupdict() for name in columns if (found := _HEAD.fullmatch(name))}
 
 
 def _read_runs(results: Path) -> dict[str, dict[str, Any]]:
@@ -151,19 +169,21 @@ def _refuse_unknown(named: set[str], kind: str, known: Collection[str], there: P
         raise FedStrataError(f"'{there}' does not hold the {kind} '{unknown[0]}'{more} '{path}' names: {_TOGETHER}.")
 
 
-def _lines(path: Path, columns: Sequence[str], what: str) -> list[dict[str, str]]:
-    """Read the lines of a CSV that has exactly these columns, and a value in each."""
+def _lines(path: Path, columns: Sequence[str], what: str, numbers: bool = False) -> list[dict[str, str]]:
+    """Read the lines of a CSV that has exactly these columns, and perhaps those of ``numbers``."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             lines = csv.DictReader(file)
-            if set(lines.fieldnames or ()) != set(columns):
-                raise FedStrataError(f"'{path}' holds no {what}: its columns are not {', '.join(columns)}.")
+            heads = list(lines.fieldnames or ())
+            if set(heads).difference(_heads(heads) if numbers else ()) != set(columns):
+                further = ", and those of numbers" if numbers else ""
+                raise FedStrataError(f"'{path}' holds no {what}: its columns are not {', '.join(columns)}{further}.")
             found = list(lines)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FedStrataError(f"'{path}' cannot be read: {error}.") from None
     for number, line in enumerate(found, start=2):
         if None in line or None in line.values():
-            raise FedStrataError(f"'{path}' is damaged: line {number} does not have {len(columns)} values.")
+            raise FedStrataError(f"'{path}' is damaged: line {number} does not have {len(heads)} values.")
     return found
 
 
@@ -187,11 +207,13 @@ def write_results(path: Path, kept: Sequence[Kept]) -> None:
     written last, so that at any moment there is a run for each.
     """
     first: dict[str, Kept] = {}
+    lines: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for one in kept:
         first.setdefault(_run_name(one), one)
-    order = sorted(kept, key=lambda one: (one.paper, one.part, one.row, one.column, one.number, one.at, one.changes,
-                                          one.seed, one.settings, _run_name(one)))  # fmt: skip
-    runs = {name: first[name] for name in map(_run_name, order)}
+    for one in sorted(kept, key=lambda one: (one.paper, one.row, one.column, one.changes, one.seed, _run_name(one))):
+        line = {**_written(one, _OF_A_RESULT), _RUN: _run_name(one)}
+        lines[tuple(line.values())] |= {**line, _head(one): _text(one.value)}
+    runs = {line[_RUN]: first[line[_RUN]] for line in lines.values()}
     commands = {_command_name(one): _written(one, _OF_A_COMMAND) for one in runs.values()}
     files.make_folder(path.parent)
     files.write_atomically(path.with_name(COMMANDS), files.to_json(commands))
@@ -200,7 +222,12 @@ def write_results(path: Path, kept: Sequence[Kept]) -> None:
         (_RUN, *_OF_A_RUN, _MADE_BY),
         ({_RUN: name, **_written(one, _OF_A_RUN), _MADE_BY: _command_name(one)} for name, one in runs.items()),
     )
-    write_csv(path, (*_OF_A_RESULT, _RUN), ({**_written(one, _OF_A_RESULT), _RUN: _run_name(one)} for one in order))
+    write_csv(path, (*_OF_A_RESULT, _RUN, *sorted(set(map(_head, kept)))), lines.values())
+
+
+def _head(one: Kept) -> str:
+    """The head of the column in which the number stands, which :func:`_heads` reads."""
+    return f"{one.part}: {one.number}, {one.at}"
 
 
 def _run_name(one: Kept) -> str:

@@ -41,11 +41,12 @@ def as_read(one: Kept, **changes: object) -> Kept:
 def test_every_run_and_every_command_is_written_once(tmp_path: Path) -> None:
     write_results(tmp_path / RESULTS, [OTHER, SCORE, LOSS])
     results, runs = lines(tmp_path / RESULTS), lines(tmp_path / RUNS)
-    assert [(line["part"], line["seed"], line["value"]) for line in results] == [
-        ("table1", "0", "33.333333"), ("table1", "1", "33.333333"), ("table2", "0", "0.25"),
+    assert [tuple(line.values()) for line in results] == [
+        ("tiny", "FedBN", ".1", "0", "", runs[0]["run"], "33.333333", "0.25"),
+        ("tiny", "FedBN", ".1", "1", "", runs[1]["run"], "33.333333", ""),
     ]  # fmt: skip
+    assert list(results[0])[-2:] == ["table1: f1 (percent), last", "table2: loss (plain), last"]
     assert [(line["settings"], line["seconds"]) for line in runs] == [("5e771465", ""), ("07e4", "1.5")]
-    assert results[0]["run"] == results[2]["run"] == runs[0]["run"]
     [told] = json.loads((tmp_path / COMMANDS).read_text()).values()
     assert told == {"commit": "abc123", "device": "GPU", "software": "torch 2", "command": "run table1"}
     assert not set(results[0]) & (set(told) | set(runs[0]) - {"run"})
@@ -151,8 +152,10 @@ def replaced(old: str, new: str) -> Callable[[Path], object]:
         (COMMANDS, emptied, "'k/commands.json' does not hold the command 'COMMAND', which 'k/runs.csv' names: results"),
         (RUNS, emptied, "'k/runs.csv' holds no runs of papers: its columns are not run, settings, rounds, seconds,"),
         (RESULTS, replaced(",run", ",settings"), "'k/results.csv' holds no results of papers: its columns are not pap"),
+        (RESULTS, replaced("table1: ", "table1 "), "row, column, seed, changes, run, and those of numbers."),
+        (RESULTS, replaced("33.3", "a third"), "'k/results.csv' is damaged: could not convert string to float: 'a thi"),
         (RUNS, cut_off, "'k/runs.csv' is damaged: line 3 does not have 7 values."),
-        (RESULTS, cut_off, "'k/results.csv' is damaged: line 3 does not have 10 values."),
+        (RESULTS, cut_off, "'k/results.csv' is damaged: line 3 does not have 7 values."),
         (RUNS, replaced("1.5", "soon"), "'k/runs.csv' is damaged: could not convert string to float: 'soon'."),
         (COMMANDS, cut_off, "'k/commands.json' is damaged"),
         (COMMANDS, replaced("device", "machine"), "'k/commands.json' is damaged: 'COMMAND' does not tell commit, dev"),
