@@ -18,6 +18,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.spec import split_outside
 
 if TYPE_CHECKING:
+    from fedstrata.papers.at_hand import RunsAtHand
     from fedstrata.papers.cells import Cell, Smaller
     from fedstrata.papers.keeping import Kept
     from fedstrata.papers.reading import Paper, Recipe
@@ -87,7 +88,8 @@ def paper(
         list[Path] | None,
         typer.Option(
             metavar="CSV",
-            help="More results.csv, or their folders, whose cells are not run again; may be repeated.",
+            help="More results.csv, or their folders, whose cells are not run again, and of whose tables figures are "
+            "redrawn; may be repeated.",
         ),
     ] = None,
     write: Annotated[
@@ -110,6 +112,7 @@ def paper(
     """
     with loading_pytorch(quiet):
         from fedstrata.cli import papers_shown
+        from fedstrata.papers.at_hand import RunsAtHand
         from fedstrata.papers.availability import Here
         from fedstrata.papers.cells import Choice, Smaller, cells_behind
         from fedstrata.papers.reading import PAPERS, find_paper, read_papers
@@ -160,7 +163,8 @@ def paper(
         _price(planned, json, quiet)
         return
     failed = {} if finished else _perform(planned, jobs, folder, quiet)
-    _show(chosen[named[0]], recipe, planned, failed, smaller, folder, no_report, json, quiet, drawn)
+    at_hand = RunsAtHand.among(known or [], planned.folder)
+    _show(chosen[named[0]], recipe, planned, failed, at_hand, smaller, folder, no_report, json, quiet, drawn)
 
 
 def _refuse_idle(options: Mapping[str, object], why: str) -> None:
@@ -247,8 +251,8 @@ def command_to_keep(words: Sequence[str]) -> str:
 
 
 def _show(
-    paper: Paper, recipe: Recipe, planned: Planned, failed: dict[str, str], smaller: Smaller, folder: Path,
-    no_report: bool, json: bool, quiet: bool, figures: FiguresAsked | None,
+    paper: Paper, recipe: Recipe, planned: Planned, failed: dict[str, str], at_hand: RunsAtHand, smaller: Smaller,
+    folder: Path, no_report: bool, json: bool, quiet: bool, figures: FiguresAsked | None,
 ) -> None:  # fmt: skip
     from fedstrata.cli import papers_shown
     from fedstrata.papers.deriving import judge_part
@@ -262,10 +266,10 @@ def _show(
     places = {"cells": folder / "cells.csv", "results": folder / RESULTS}
     if not no_report:
         with telling("writing the page", quiet):
-            places["report"] = write_page(paper, judged, planned.cells, planned.folder, folder / PAGE, smaller.words())
+            places["report"] = write_page(paper, judged, planned.cells, at_hand, folder / PAGE, smaller.words())
     if figures is not None:
         with telling("drawing figures", quiet):
-            places["figures"] = write_part_figures(paper, judged, planned.cells, planned.folder, figures)
+            places["figures"] = write_part_figures(paper, judged, planned.cells, at_hand, figures)
     if json:
         print_json(
             {**judged.told(), "remark": smaller.words(), "files": {key: str(path) for key, path in places.items()}}

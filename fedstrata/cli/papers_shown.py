@@ -153,7 +153,7 @@ def show_judged(judged: Judged, remark: str) -> None:
         results.print(Text(f"  {claim_line(claim)}", style=_STYLES.get(claim.word, "")), soft_wrap=True)
     for column, found in judged.orders.items():
         results.print(Text(f"  {order_line(column, found)}"), soft_wrap=True)
-    _show_problems(list(dict.fromkeys(one.reason for one in judged.cells if one.reason)))
+    _show_problems(list(dict.fromkeys(note for one in judged.cells for note in one.notes)))
 
 
 def _show_problems(problems: Sequence[str]) -> None:

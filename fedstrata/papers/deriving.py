@@ -123,8 +123,7 @@ def _cell(
 ) -> JudgedCell:  # fmt: skip
     if value is None or source is None:
         missing = [] if source is None else [one for one in source.cells if one.ours is None]
-        why = [one.reason.removeprefix(one.published.note).strip() for one in missing]
-        told = " ".join(dict.fromkeys(filter(None, (published.note, *why))))
+        told = " ".join(dict.fromkeys(one.problem for one in missing if one.problem))
         return JudgedCell(row, column, published, None, NOT_RUN, told)
     if any(one.verdict == NOT_COMPARABLE for one in source.cells):
         verdict = NOT_COMPARABLE
@@ -132,4 +131,4 @@ def _cell(
         verdict = NOT_PUBLISHED
     else:
         verdict = cell_verdict(published.mean, None, [value], recipe.published_seeds, margin)
-    return JudgedCell(row, column, published, Estimate(value, None, 0), verdict, published.note)
+    return JudgedCell(row, column, published, Estimate(value, None, 0), verdict)

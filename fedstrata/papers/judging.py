@@ -37,8 +37,13 @@ class JudgedCell:
     published: Published
     ours: Estimate | None
     verdict: str
-    reason: str = ""
-    """Why it was not run, or what the paper's number is known to be wrong in."""
+    problem: str = ""
+    """Why it was not run."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of it: what the paper's number is known to be wrong in, and why there is none of ours."""
+        return tuple(filter(None, (self.published.note, self.problem)))
 
     @property
     def difference(self) -> float | None:
@@ -100,7 +105,7 @@ class Judged:
                 "seeds": 0 if one.ours is None else one.ours.count,
                 "difference": None if one.difference is None else round(one.difference, 6),
                 "verdict": one.verdict,
-                "note": one.reason,
+                "note": " ".join(one.notes),
             }
             for one in self.cells
         ]
@@ -183,8 +188,7 @@ def _judge_cell(
             _margin(recipe, published.mean),
             recipe.middle,
         )
-    note = " ".join(filter(None, (published.note, "" if ours else problem)))
-    return JudgedCell(*pair, published, _summed_up(recipe, ours), verdict, note)
+    return JudgedCell(*pair, published, _summed_up(recipe, ours), verdict, "" if ours else problem)
 
 
 def published_deviation(recipe: Recipe, published: Published) -> float | None:

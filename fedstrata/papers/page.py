@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedstrata import files
-from fedstrata.papers.cells import Cell
-from fedstrata.papers.costs import cells_named
+from fedstrata.papers.at_hand import RunsAtHand
+from fedstrata.papers.cells import Cell, by_settings
 from fedstrata.papers.figures.material import Material
 from fedstrata.papers.figures.section import glance, redrawn_section
 from fedstrata.papers.judging import Judged
 from fedstrata.papers.reading import Paper
+from fedstrata.papers.told import note_lines
 from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
 from fedstrata.report.charts import charts_are_possible
 from fedstrata.report.document import document
 from fedstrata.report.markup import Markup, element, join
-from fedstrata.report.opening import read_runs
 from fedstrata.report.page import contents
 from fedstrata.report.paper_figures import FiguresAsked, write_drawings
 from fedstrata.report.tables import Cell as TableCell
@@ -26,19 +25,15 @@ from fedstrata.report.view import Section
 
 
 def write_page(
-    paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, output: Path, remark: str = ""
+    paper: Paper, judged: Judged, cells: Sequence[Cell], at_hand: RunsAtHand, output: Path, remark: str = ""
 ) -> Path:
-    """Write one self-contained page; ``folder`` is that of the runs, each named by the hash of its settings.
-
-    Of cells without a run on disk it has the numbers alone.
-    """
+    """Write one self-contained page; of cells whose runs are not at hand it has the numbers alone."""
     title = f"{paper.title}: {judged.recipe.part}"
     with_charts = charts_are_possible()
-    sections = sections_of(paper, judged, cells, folder, remark, with_charts)
-    places = {cell.settings: folder / cell.settings for cell in cells}
-    runs = [place for place in places.values() if (place / "summary.json").exists()]
+    sections = sections_of(paper, judged, cells, at_hand, remark, with_charts)
+    runs = [run for cell in by_settings(cells).values() if (run := at_hand.find(cell)) is not None]
     if runs:
-        text = document(*contents(read_runs(runs), title, with_charts, above=sections))
+        text = document(*contents(runs, title, with_charts, above=sections))
     else:
         body = [element("section", element("h2", one.title), one.body, id=one.anchor) for one in sections]
         drawn = {name: chart for one in sections for name, chart in one.charts.items()}
@@ -48,19 +43,21 @@ def write_page(
     return output
 
 
-def write_part_figures(paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, asked: FiguresAsked) -> Path:
+def write_part_figures(
+    paper: Paper, judged: Judged, cells: Sequence[Cell], at_hand: RunsAtHand, asked: FiguresAsked
+) -> Path:
     """Write the redrawn figure, or the picture of a table, as files for a paper, a file for each panel."""
-    sections = sections_of(paper, judged, cells, folder, "", with_charts=True)
+    sections = sections_of(paper, judged, cells, at_hand, "", with_charts=True)
     drawn = {name: chart for one in sections for name, chart in one.charts.items()}
     return write_drawings(drawn, asked, f"{paper.title}: {judged.recipe.part}")
 
 
 def sections_of(
-    paper: Paper, judged: Judged, cells: Sequence[Cell], folder: Path, remark: str, with_charts: bool
+    paper: Paper, judged: Judged, cells: Sequence[Cell], at_hand: RunsAtHand, remark: str, with_charts: bool
 ) -> list[Section]:
     """The sections that stand above the report."""
     own = [cell for cell in cells if cell.recipe.name == judged.recipe.name]
-    redrawn = redrawn_section(Material(judged, own, folder), with_charts)
+    redrawn = redrawn_section(Material(judged, own, at_hand), with_charts)
     return [*filter(None, (redrawn,)), published_section(paper, judged, remark, with_charts)]
 
 
@@ -72,7 +69,7 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
     columns = [Column(head, numeric=head in numeric) for head in CELL_HEADS]
     rows = [
         [
-            TableCell(text, hint=one.reason if head == "verdict" else "")
+            TableCell(text, hint=" ".join(one.notes) if head == "verdict" else "")
             for head, text in zip(CELL_HEADS, line, strict=True)
         ]
         for one in judged.cells
@@ -86,18 +83,9 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
         table(f"{recipe.part}: published and ours", columns, rows),
         _list("Claims", [claim_line(claim) for claim in judged.claims]),
         _list("Orders", [order_line(*pair) for pair in judged.orders.items()]),
-        _list("Notes", list(dict.fromkeys(_notes(judged)))),
+        _list("Notes", [*filter(None, (recipe.note,)), *note_lines(judged.cells)]),
     ]
     return Section("published", "Published and ours", join(said), drawn)
-
-
-def _notes(judged: Judged) -> list[str]:
-    own = [judged.recipe.note] if judged.recipe.note else []
-    reasons: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for one in judged.cells:
-        reasons[one.reason].append((one.row, one.column))
-    among = [(one.row, one.column) for one in judged.cells]
-    return own + [f"{cells_named(where, among)}: {reason}" for reason, where in reasons.items() if reason]
 
 
 def _list(title: str, lines: Sequence[str]) -> Markup | None:

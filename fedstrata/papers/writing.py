@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedstrata import files
-from fedstrata.papers.costs import cells_named, cost_line
-from fedstrata.papers.deriving import friedman_of
+from fedstrata.papers.costs import cost_line
 from fedstrata.papers.gathering import Gathered, OtherSettings, claims_of, gather
 from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.keeping import Kept, read_results
 from fedstrata.papers.markdown import commands, items, paragraph, table
 from fedstrata.papers.reading import Paper, Recipe
+from fedstrata.papers.told import (
+    anchor_of,
+    cells_run,
+    claims_missing_line,
+    command_of,
+    counted,
+    has_results,
+    how_many,
+    is_derived,
+    missing_line,
+    note_lines,
+    order_lines,
+    repeated_lines,
+    run_line,
+)
 from fedstrata.papers.words import (
     cell_line,
     digits_of,
     found_words,
-    order_line,
-    p_words,
     published_words,
     stated_claim,
     statistics_line,
@@ -72,7 +83,7 @@ def _main_claims(gathered: Mapping[str, Sequence[Gathered]]) -> str:
         claim = part.judged.claims[place]
         word = f"**{claim.word}**" if claim.word != NOT_RUN else _elsewhere(part, claim)
         lines.append(
-            (f"[{part.recipe.name}](#{_anchor(part.recipe)})" if _is_told(part) else part.recipe.name,
+            (f"[{part.recipe.name}](#{anchor_of(part.recipe)})" if _is_told(part) else part.recipe.name,
              *_claim_words(claim), found_words(claim), _seeds(claim), word)
         )  # fmt: skip
     return table(heads, lines, ("published", "ours (95 % interval)", "seeds"))
@@ -93,7 +104,7 @@ def _elsewhere(part: Gathered, claim: JudgedClaim) -> str:
     tried = [
         other for other in part.others for one in other.judged.claims if one.stated == stated and one.found is not None
     ]
-    return f"{NOT_RUN}; with other settings: [below](#{_anchor(part.recipe)})" if tried else NOT_RUN
+    return f"{NOT_RUN}; with other settings: [below](#{anchor_of(part.recipe)})" if tried else NOT_RUN
 
 
 def _whole(gathered: Mapping[str, Sequence[Gathered]]) -> str:
@@ -113,11 +124,11 @@ def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]
     for part in parts:
         if _is_told(part):
             pieces += _part(part, seen)
-    figures = [part for part in parts if _has_results(part) and not _is_told(part)]
+    figures = [part for part in parts if has_results(part) and not _is_told(part)]
     if figures:
-        told = ", ".join(f"{part.recipe.part} ({_some(part)})" for part in figures)
+        told = ", ".join(f"{part.recipe.part} ({how_many(part)})" for part in figures)
         pieces.append(paragraph(f"Runs behind figures: {told}. `fedstrata paper {paper.name} FIGURE` redraws them."))
-    without = [part.recipe for part in parts if not _has_results(part) and part.recipe.runs]
+    without = [part.recipe for part in parts if not has_results(part) and part.recipe.runs]
     if without:
         pieces.append(paragraph("Not run: " + "; ".join(f"{one.part} ({one.title})" for one in without) + "."))
     return pieces
@@ -125,40 +136,25 @@ def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]
 
 def _is_told(part: Gathered) -> bool:
     """Tell whether a part has a section of its own: tables that were run, and figures that claims are made of."""
-    return _has_results(part) and (part.recipe.kind == "table" or bool(part.recipe.claims))
-
-
-def _has_results(part: Gathered) -> bool:
-    return bool(part.others) or any(one.ours is not None for one in part.judged.cells)
-
-
-def _some(part: Gathered) -> str:
-    run = sum(one.ours is not None for one in part.judged.cells)
-    return f"{run} of {plural(len(part.judged.cells), 'cell')}"
+    return has_results(part) and (part.recipe.kind == "table" or bool(part.recipe.claims))
 
 
 def _part(part: Gathered, seen: set[str]) -> list[str]:
     recipe, judged = part.recipe, part.judged
-    published = f" Published: {statistics_line(recipe)}." if recipe.published and not _is_derived(recipe) else ""
+    published = f" Published: {statistics_line(recipe)}." if recipe.published and not is_derived(recipe) else ""
     pieces = [f"### {recipe.name}\n", paragraph(f"**{recipe.title}.**{published}")]
     if recipe.note:
         pieces.append(paragraph(f"Settings: {recipe.note}"))
-    run = [one for one in judged.cells if one.ours is not None]
+    run = cells_run(judged)
     if run:
-        words = Counter(one.verdict for one in run)
-        found = ", ".join(f"{count} × {word}" for word, count in words.items())
-        counts = [one.ours.count for one in run if one.ours is not None and one.ours.count]
-        of_seeds = f", {_counts(counts)} each" if counts else ""
-        papers = not recipe.published or any(one.published.mean is not None for one in run)
-        whose = "the paper's settings" if papers else "settings of ours, which the paper does not have"
         pieces += [
-            paragraph(f"Run with {whose}{_precision(part)}: {_some(part)}{of_seeds}; {found}. {_reported(recipe)}"),
+            paragraph(f"{run_line(part)} {_reported(recipe)}"),
             _cells(run, judged),
             _claims(judged.claims, any(claim.found is not None for claim in judged.claims)),
-            items([*_orders(judged), *_notes(run), *_repeated(part)]),
-            _missing(judged),
+            items([*order_lines(judged), *note_lines(run), *repeated_lines(part)]),
+            paragraph(missing) if (missing := missing_line(judged)) else "",
             paragraph(f"Cost: {cost_line(part.kept, seen)}"),
-            commands([_command(part, run)]),
+            commands([command_of(part)]),
         ]
         seen |= {one.settings for one in part.kept}
     elif judged.cells:
@@ -168,21 +164,11 @@ def _part(part: Gathered, seen: set[str]) -> list[str]:
     return pieces
 
 
-def _is_derived(recipe: Recipe) -> bool:
-    return all("derived" in recipe.told("", column) for column in recipe.columns)
-
-
 def _reported(recipe: Recipe) -> str:
-    if _is_derived(recipe):
+    if is_derived(recipe):
         return ""
     ours = "" if recipe.middle == "mean" else f" Ours are {recipe.middle}s too, ± the standard deviation over seeds."
     return f"Reported is `{recipe.number}`, {recipe.at.replace('_', ' ')}, in {recipe.unit}.{ours}"
-
-
-def _precision(part: Gathered) -> str:
-    known = {one.settings for one in part.kept}
-    found = sorted({cell.experiment.precision for cell in part.cells if cell.settings in known})
-    return f", in {' and '.join(found)}" if found and found != ["fp32"] else ""
 
 
 def _cells(run: Sequence[JudgedCell], judged: Judged) -> str:
@@ -204,62 +190,9 @@ def _claims(claims: Sequence[JudgedClaim], any_run: bool) -> str:
         for claim in claims
         if claim.found is not None
     ]
-    left = [claim for claim in claims if claim.found is None]
-    rest = f"Claims that were not run: {_listed_claims(left)}." if left else ""
+    rest = claims_missing_line(claims)
     made = table(heads, lines, ("published", "ours (95 % interval)", "seeds"))
     return "\n".join(filter(None, (made, paragraph(rest) if rest else "")))
-
-
-def _listed_claims(claims: Sequence[JudgedClaim]) -> str:
-    places: defaultdict[str, list[str]] = defaultdict(list)
-    for claim in claims:
-        places[stated_claim(claim)].append(", ".join(filter(None, claim.columns)))
-    return "; ".join(f"{words} ({', '.join(where)})" for words, where in places.items())
-
-
-def _orders(judged: Judged) -> list[str]:
-    lines = [f"{order_line(*pair)}." for pair in judged.orders.items()]
-    tested = friedman_of(judged)
-    if tested is not None:
-        lines.append(
-            f"Friedman test of the {tested.methods} rows over {tested.datasets} columns: {p_words(tested.p_value)}."
-        )
-    return lines
-
-
-def _notes(run: Sequence[JudgedCell]) -> list[str]:
-    """What is known of published numbers, each note once, with the cells that it is of."""
-    cells: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for one in run:
-        if one.reason:
-            cells[one.reason].append((one.row, one.column))
-    everything = [(one.row, one.column) for one in run]
-    return [f"{cells_named(where, everything)}: {note}" for note, where in cells.items()]
-
-
-def _repeated(part: Gathered) -> list[str]:
-    lines = []
-    for ones in part.repeated:
-        last = ones[-1]
-        values = ", ".join(f"{one.value:.6g} ({one.device}, {one.commit})" for one in ones)
-        where = f"{last.row}, {last.column}, seed {last.seed}"
-        lines.append(f"{where} was measured more than once, and the last counts: {values}.")
-    return lines
-
-
-def _missing(judged: Judged) -> str:
-    """Name what was not run, column by column."""
-    rows: defaultdict[str, list[str]] = defaultdict(list)
-    run = {one.column for one in judged.cells if one.ours is not None}
-    for one in judged.cells:
-        if one.ours is None:
-            rows[one.column].append(one.row)
-    if not rows:
-        return ""
-    whole = [column for column in rows if column not in run]
-    told = [f"the columns {', '.join(whole)}" if len(whole) > 1 else f"the column {whole[0]}"] if whole else []
-    told += [f"in {column} {', '.join(names)}" for column, names in rows.items() if column in run]
-    return paragraph(f"Not run: {'; '.join(told)}.")
 
 
 def _other(part: Gathered, other: OtherSettings, seen: set[str]) -> list[str]:
@@ -267,7 +200,7 @@ def _other(part: Gathered, other: OtherSettings, seen: set[str]) -> list[str]:
     judged = other.judged
     full = {cell.experiment.rounds for cell in part.cells if any(
         (cell.row, cell.column) == (one.row, one.column) for one in judged.cells)}  # fmt: skip
-    rounds = f"At {other.rounds} of {_counts(full, '')} rounds" if full != {other.rounds} else "With other settings"
+    rounds = f"At {other.rounds} of {counted(full, '')} rounds" if full != {other.rounds} else "With other settings"
     numbers = sorted({(one.number, one.at) for one in other.kept})
     reported = " and ".join(f"`{name}`, {at.replace('_', ' ')}" for name, at in numbers)
     changed = f"Changed: `{other.changes}`." if other.changes else "Its settings are not those of the recipe."
@@ -317,36 +250,3 @@ def _first_commands(texts: Sequence[str]) -> str:
     more = len(texts) - COMMANDS
     block = commands(shlex.split(one) for one in texts[:COMMANDS])
     return block if more <= 0 else paragraph(f"The first {COMMANDS} of {len(texts)} commands:") + "\n" + block
-
-
-def _counts(counts: Iterable[int], noun: str = "seed") -> str:
-    found = sorted(set(counts))
-    words = str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
-    return f"{words} {noun}{'' if found[-1] == 1 else 's'}" if noun else words
-
-
-def _command(part: Gathered, run: Sequence[JudgedCell]) -> list[str]:
-    """The command that repeats what was run; where rows and columns are not all, it names them."""
-    recipe = part.recipe
-    words = ["fedstrata", "paper", recipe.paper, recipe.part]
-    if not recipe.sources:
-        made = [one for one in run if recipe.has_run(one.row, one.column)]
-        for option, names, all_of_them in (
-            ("--method", dict.fromkeys(one.row for one in made), recipe.rows),
-            (
-                "--columns",
-                dict.fromkeys(one.column for one in made),
-                _columns_with_runs(recipe),
-            ),
-        ):
-            if len(names) < len(all_of_them):
-                words += [option, shlex.quote(", ".join(names))]
-    return [*words, "--seeds", str(part.seeds)]
-
-
-def _columns_with_runs(recipe: Recipe) -> list[str]:
-    return [column for column in recipe.columns if any(recipe.has_run(row, column) for row in recipe.rows)]
-
-
-def _anchor(recipe: Recipe) -> str:
-    return recipe.name.replace(" ", "-").lower()

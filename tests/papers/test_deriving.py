@@ -111,7 +111,7 @@ def judged(
     cells = [cell for name in ("table1", "table2") for cell in cells_of(paper.part(name), 1)]
     found = judge_part(paper, paper.part(part), cells, kept(paper, values))
     return {
-        (one.row, one.column): (None if one.ours is None else one.ours.mean, one.verdict, one.reason)
+        (one.row, one.column): (None if one.ours is None else one.ours.mean, one.verdict, " ".join(one.notes))
         for one in found.cells
     }
 

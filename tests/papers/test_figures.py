@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedstrata.papers.at_hand import RunsAtHand
 from fedstrata.papers.cells import Cell, cells_of
 from fedstrata.papers.figures.asked import Asked
 from fedstrata.papers.figures.glance import cells_at_a_glance, claims_at_a_glance
@@ -29,6 +31,7 @@ pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 SMALL = Path(__file__).parent / "small"
+ROOT = Path(__file__).parents[2]
 FIGURE = """
 title = "All kinds of charts"
 kind = "figure"
@@ -97,7 +100,7 @@ def judged(paper: Paper, cells: list[Cell], folder: Path) -> Judged:
 
 @pytest.fixture
 def material(judged: Judged, cells: list[Cell], folder: Path) -> Material:
-    return Material(judged, cells, folder)
+    return Material(judged, cells, RunsAtHand(folder))
 
 
 @pytest.fixture
@@ -223,7 +226,7 @@ def test_what_runs_do_not_hold_is_said(material: Material) -> None:
 def test_numbers_without_runs_are_drawn_as_far_as_they_go(
     judged: Judged, cells: list[Cell], paper: Paper, tmp_path: Path
 ) -> None:
-    section = redrawn_section(Material(judged, cells[:3], tmp_path), with_charts=True)
+    section = redrawn_section(Material(judged, cells[:3], RunsAtHand(tmp_path)), with_charts=True)
     assert section is not None
     assert "of its run only the number is kept here" in section.body
     assert "Not drawn: FedProx, alpha 0.5: it was not asked for." in section.body
@@ -232,10 +235,85 @@ def test_numbers_without_runs_are_drawn_as_far_as_they_go(
         "figure9-client-after-accuracy-mean-alpha-0-1",
         "figure9-client-after-accuracy-mean-alpha-0-5",
     }
-    without = redrawn_section(Material(judged, cells, tmp_path), with_charts=False)
+    without = redrawn_section(Material(judged, cells, RunsAtHand(tmp_path)), with_charts=False)
     assert without is not None
     assert "fedstrata[report]" in without.body
     assert without.charts == {}
+
+
+# Runs of which tables were published ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(cells: list[Cell], folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the tables of the runs are kept, as ``results/`` keeps them."""
+    spec = importlib.util.spec_from_file_location("publish", ROOT / "benchmarks" / "publish.py")
+    assert spec is not None
+    assert spec.loader is not None
+    publish = sys.modules["publish"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(publish)
+    results = tmp_path_factory.mktemp("results")
+    runs = [publish.Finished(f"run-{place.name}", place) for place in sorted(folder.iterdir())]
+    publish.publish(runs, results / "comparison", None, ["cosine"])
+    return results
+
+
+def test_figures_are_redrawn_from_published_tables(
+    judged: Judged, cells: list[Cell], material: Material, published: Path
+) -> None:
+    from_tables = Material(judged, cells, RunsAtHand.among([published]))
+    kinds = {one.kind: one for one in material.recipe.charts}
+    for kind in ("curves", "layers", "layers_last"):
+        ours, whole = (draw(one, kinds[kind]) for one in (from_tables, material))
+        assert [panel.title for panel in ours[0].panels] == [panel.title for panel in whole[0].panels]
+        for place in range(len(whole[0].panels)):
+            values = [[row["value"] for row in rows(one[0], place)] for one in (ours, whole)]
+            assert values[0] == pytest.approx(values[1], rel=1e-4), kind
+    assert not draw(from_tables, kinds["clients"])
+    assert not draw(from_tables, kinds["matrices"])
+    assert from_tables.number(("FedAvg", "alpha 0.1"), "bytes.up") is None
+    assert "only tables are kept here, which do not tell 'bytes.up'" in " ".join(missing_words(from_tables))
+
+
+@pytest.mark.parametrize("where", [".", "comparison", "comparison/summary.csv"])
+def test_published_runs_are_found_in_folders_and_beside_files(cells: list[Cell], published: Path, where: str) -> None:
+    at_hand = RunsAtHand.among([published / where])
+    found = {(cell.row, cell.column, cell.seed): at_hand.find(cell) for cell in cells}
+    assert {key for key, run in found.items() if run is None} == {
+        ("FedProx", "alpha 0.5", 0),
+        ("FedProx", "alpha 0.5", 1),
+    }
+    assert all(run.experiment["seed"] == seed for (_, _, seed), run in found.items() if run is not None)
+
+
+def test_a_run_without_diagnostics_stands_in_but_none_with_other_ones(
+    cells: list[Cell], published: Path, tmp_path: Path
+) -> None:
+    """Else a figure of the Hessian could be drawn beside rounds of which another diagnostic was kept."""
+    own = Path(shutil.copytree(published / "comparison", tmp_path / "comparison"))
+    for file in own.glob("*.toml"):
+        file.write_text("".join(line for line in file.read_text().splitlines(True) if "diagnose" not in line))
+    plain = RunsAtHand.among([own])
+    assert plain.find(cells[0]) is not None
+    other = replace(cells[0], experiment=replace(cells[0].experiment, diagnose="norms"))
+    assert plain.find(other) is not None
+    assert RunsAtHand.among([published]).find(other) is None
+    longer = replace(cells[0], experiment=replace(cells[0].experiment, rounds=3))
+    assert plain.find(longer) is None
+
+
+def test_a_whole_run_comes_before_its_tables(cells: list[Cell], folder: Path, published: Path) -> None:
+    found = RunsAtHand.among([published], folder).find(cells[0])
+    assert found is not None
+    assert found.path == folder / cells[0].settings
+
+
+def test_the_page_of_a_figure_is_made_of_published_tables(
+    paper: Paper, judged: Judged, cells: list[Cell], published: Path, tmp_path: Path
+) -> None:
+    text = write_page(paper, judged, cells, RunsAtHand.among([published]), tmp_path / "page.html").read_text()
+    assert "Only tables of these runs were kept" in text
+    assert 'id="chart-figure9-cosine' in text
 
 
 def kept(recipe: Recipe, values: dict[tuple[str, str], list[float]]) -> list[Kept]:
@@ -288,7 +366,7 @@ def test_claims_at_a_glance(table: Judged) -> None:
 
 def test_the_page_opens_with_the_figure(paper: Paper, judged: Judged, cells: list[Cell], folder: Path) -> None:
     short = replace(judged.recipe, charts=judged.recipe.charts[:2])
-    first, second = sections_of(paper, replace(judged, recipe=short), cells, folder, "", with_charts=True)
+    first, second = sections_of(paper, replace(judged, recipe=short), cells, RunsAtHand(folder), "", with_charts=True)
     assert (first.title, second.title) == ("The paper's figure 9, redrawn", "Published and ours")
     assert "hollow marks are published" in first.body
     assert first.body.count('class="panels"') == 2
@@ -303,7 +381,9 @@ def test_panels_as_files_for_a_paper(
 ) -> None:
     from fedstrata.report.paper_figures import FiguresAsked
 
-    index = write_part_figures(paper, judged, cells, folder, FiguresAsked(tmp_path / "figures", "column", "sans"))
+    index = write_part_figures(
+        paper, judged, cells, RunsAtHand(folder), FiguresAsked(tmp_path / "figures", "column", "sans")
+    )
     names = {path.name for path in index.parent.iterdir()}
     first = "figure9-client-after-accuracy-mean-alpha-0-1"
     assert {f"{first}.pdf", f"{first}.svg", f"{first}.png", f"{first}.csv"} <= names
@@ -320,7 +400,7 @@ def test_a_browser_draws_all_panels(
 
     if browser.CHROMIUM is None:
         pytest.skip("needs Chromium")
-    path = write_page(paper, judged, cells, folder, tmp_path / "page.html")
+    path = write_page(paper, judged, cells, RunsAtHand(folder), tmp_path / "page.html")
     with browser.running(tmp_path / "profile") as running:
         page = running.open(path.as_uri(), width, 900, dark)
         assert page.complaints == []

@@ -11,6 +11,7 @@ import pytest
 from generated import MANY_TESTS, TESTS, generated, toy
 
 from fedstrata.methods import Method
+from fedstrata.papers.at_hand import RunsAtHand
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import Cell, cells_of
 from fedstrata.papers.deriving import with_derived
@@ -69,11 +70,11 @@ def run(paper: str, part: str, folder: Path, most: int | None = None) -> None:
     incentives = recipe.number.startswith("incentive")  # for these every column would need its baselines
     assert {one.verdict for one in judged.cells} <= {NOT_COMPARABLE, NOT_RUN}
     assert incentives or len(kept) == len(cells)
-    page = write_page(RECIPES[paper], judged, cells, folder, folder / "page.html")
+    page = write_page(RECIPES[paper], judged, cells, RunsAtHand(folder), folder / "page.html")
     text = page.read_text()
     assert "Published and ours" in text
     assert (", redrawn</h2>" in text) == bool(recipe.charts)
-    draw_all(Material(judged, cells, folder))
+    draw_all(Material(judged, cells, RunsAtHand(folder)))
 
 
 def draw_all(material: Material) -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from fedstrata.cli import main
 from fedstrata.papers.cells import Smaller, cells_of
+from fedstrata.papers.judging import judge
 from fedstrata.papers.keeping import Kept, asked, changes_in_words, read_results, write_results
 from fedstrata.papers.reading import Recipe, read_papers
+from fedstrata.papers.told import note_lines
 from fedstrata.papers.writing import reproduction
 
 SMALL = Path(__file__).parent / "small"
@@ -129,6 +131,19 @@ def test_a_claim_of_single_numbers_says_so(capsys: pytest.CaptureFixture[str]) -
     text = reproduction({"sparse-ft": papers["sparse-ft"]}, [])
     line = "| sparse-ft table3 | Highest magnitude beats Least sensitive | N_c=10 J=8 | +1.49 (single) |"
     assert line in text
+
+
+def test_what_is_missing_is_told_once_and_apart_from_what_is_known_of_numbers() -> None:
+    """Else the same sentence about missing data comes once more behind each note on a published number."""
+    cells = cells_of(TABLE, 1)
+    found = judge(TABLE, cells, [], {cell.settings: "The data is not here." for cell in cells})
+    assert note_lines(found.cells) == [
+        "all rows (.1, .5): The data is not here.",
+        "FedBN (.5): The column adds up to 31.",
+    ]
+    assert next(line["note"] for line in found.lines() if line["published"] == 30) == (
+        "The column adds up to 31. The data is not here."
+    )
 
 
 def test_settings_that_the_paper_does_not_have_are_called_ours() -> None:

@@ -6,17 +6,18 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import FedStrataError
-from fedstrata.papers.cells import Cell
+from fedstrata.papers.at_hand import RunsAtHand
+from fedstrata.papers.cells import Cell, by_settings
 from fedstrata.papers.figures.asked import Asked
 from fedstrata.papers.judging import Judged, JudgedCell
 from fedstrata.papers.numbers import number_of
 from fedstrata.papers.reading import Changes, Recipe
 from fedstrata.report.groups import Group
-from fedstrata.report.reading import Run, read_run
+from fedstrata.report.published import PublishedRun
+from fedstrata.report.reading import Run
 from fedstrata.significance import Estimate, estimate
 from fedstrata.spec import parse
 
@@ -25,11 +26,11 @@ Pair = tuple[str, str]
 
 @dataclass
 class Material:
-    """The numbers of a part, and its runs as far as they lie in a folder; notes what was looked for in vain."""
+    """The numbers of a part, and its runs as far as they are at hand; notes what was looked for in vain."""
 
     judged: Judged
     cells: Sequence[Cell]
-    folder: Path
+    at_hand: RunsAtHand
     missing: dict[str, list[Pair]] = field(default_factory=dict)
     """Why something is not drawn, and of which rows and columns."""
     _runs: dict[Pair, tuple[Run, ...]] = field(default_factory=dict)
@@ -58,9 +59,8 @@ class Material:
     def runs(self, pair: Pair) -> tuple[Run, ...]:
         """The finished runs of a cell, seed by seed; where there are none it is noted."""
         if pair not in self._runs:
-            own = [cell for cell in self.cells if (cell.row, cell.column) == pair]
-            places = {cell.settings: self.folder / cell.settings for cell in own}
-            self._runs[pair] = tuple(read_run(place) for place in places.values() if (place / "summary.json").exists())
+            own = by_settings(cell for cell in self.cells if (cell.row, cell.column) == pair)
+            self._runs[pair] = tuple(filter(None, map(self.at_hand.find, own.values())))
         if not self._runs[pair]:
             one = self.judged_at(pair)
             kept = one is not None and one.ours is not None
@@ -88,8 +88,12 @@ class Material:
                 return None
             return one.ours
         own = dataclasses.replace(recipe, number=name, at="last", unit="plain")
+        runs = self.runs(pair)
+        if any(isinstance(run, PublishedRun) for run in runs):
+            self.lacks(f"of its run only tables are kept here, which do not tell '{name}'", pair)
+            return None
         try:
-            found = [number_of(own, run.folder) for run in self.runs(pair)]
+            found = [number_of(own, run.folder) for run in runs]
         except FedStrataError:
             self.lacks(f"its run holds no '{name}'", pair)
             return None

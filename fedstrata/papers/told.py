@@ -1,0 +1,148 @@
+"""What is said of a part as a whole, alike in documents and on pages: what was run of it, what not, and by what."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from fedstrata.papers.costs import cells_named
+from fedstrata.papers.deriving import friedman_of
+from fedstrata.papers.gathering import Gathered
+from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim
+from fedstrata.papers.reading import Recipe
+from fedstrata.papers.words import order_line, p_words, stated_claim
+from fedstrata.report.formats import plural
+
+
+def has_results(part: Gathered) -> bool:
+    """Tell whether anything of a part was run, with whatever settings."""
+    return bool(part.others) or bool(cells_run(part.judged))
+
+
+def cells_run(judged: Judged) -> list[JudgedCell]:
+    """The cells that have a number of ours."""
+    return [one for one in judged.cells if one.ours is not None]
+
+
+def how_many(part: Gathered) -> str:
+    """Say how many cells were run."""
+    return f"{len(cells_run(part.judged))} of {plural(len(part.judged.cells), 'cell')}"
+
+
+def run_line(part: Gathered) -> str:
+    """Say what was run with the paper's settings, and how often which verdict came out."""
+    recipe, run = part.recipe, cells_run(part.judged)
+    words = Counter(one.verdict for one in run)
+    found = ", ".join(f"{count} × {word}" for word, count in words.items())
+    seeds = [one.ours.count for one in run if one.ours is not None and one.ours.count]
+    of_seeds = f", {counted(seeds)} each" if seeds else ""
+    papers = not recipe.published or any(one.published.mean is not None for one in run)
+    whose = "the paper's settings" if papers else "settings of ours, which the paper does not have"
+    return f"Run with {whose}{_precision(part)}: {how_many(part)}{of_seeds}; {found}."
+
+
+def _precision(part: Gathered) -> str:
+    known = {one.settings for one in part.kept}
+    found = sorted({cell.experiment.precision for cell in part.cells if cell.settings in known})
+    return f", in {' and '.join(found)}" if found and found != ["fp32"] else ""
+
+
+def is_derived(recipe: Recipe) -> bool:
+    """Tell whether all columns of a part are made of others, and none of runs."""
+    return all("derived" in recipe.told("", column) for column in recipe.columns)
+
+
+def counted(counts: Iterable[int], noun: str = "seed") -> str:
+    """Say a number, or from which to which.
+
+    >>> counted([3, 5, 3]), counted([1]), counted([200], noun="")
+    ('3 to 5 seeds', '1 seed', '200')
+    """
+    found = sorted(set(counts))
+    words = str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    return f"{words} {noun}{'' if found[-1] == 1 else 's'}" if noun else words
+
+
+def missing_line(judged: Judged) -> str:
+    """Name what was not run, column by column; nothing where all was."""
+    rows: defaultdict[str, list[str]] = defaultdict(list)
+    run = {one.column for one in cells_run(judged)}
+    for one in judged.cells:
+        if one.ours is None:
+            rows[one.column].append(one.row)
+    if not rows:
+        return ""
+    whole = [column for column in rows if column not in run]
+    told = [f"the columns {', '.join(whole)}" if len(whole) > 1 else f"the column {whole[0]}"] if whole else []
+    told += [f"in {column} {', '.join(names)}" for column, names in rows.items() if column in run]
+    return f"Not run: {'; '.join(told)}."
+
+
+def claims_missing_line(claims: Sequence[JudgedClaim]) -> str:
+    """Name the claims that were not run; nothing where all were."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for claim in claims:
+        if claim.found is None:
+            places[stated_claim(claim)].append(", ".join(filter(None, claim.columns)))
+    if not places:
+        return ""
+    return (
+        "Claims that were not run: " + "; ".join(f"{one} ({', '.join(where)})" for one, where in places.items()) + "."
+    )
+
+
+def note_lines(cells: Sequence[JudgedCell]) -> list[str]:
+    """What is to be said of cells, each note once, with the cells that it is of."""
+    having: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one in cells:
+        for note in one.notes:
+            having[note].append((one.row, one.column))
+    everything = [(one.row, one.column) for one in cells]
+    return [f"{cells_named(where, everything)}: {note}" for note, where in having.items()]
+
+
+def order_lines(judged: Judged) -> list[str]:
+    """How alike the orders of rows are, and whether rows differ at all."""
+    lines = [f"{order_line(*pair)}." for pair in judged.orders.items()]
+    tested = friedman_of(judged)
+    if tested is not None:
+        lines.append(
+            f"Friedman test of the {tested.methods} rows over {tested.datasets} columns: {p_words(tested.p_value)}."
+        )
+    return lines
+
+
+def repeated_lines(part: Gathered) -> list[str]:
+    """What was measured more than once, with other outcomes."""
+    lines = []
+    for ones in part.repeated:
+        last = ones[-1]
+        values = ", ".join(f"{one.value:.6g} ({one.device}, {one.commit})" for one in ones)
+        where = f"{last.row}, {last.column}, seed {last.seed}"
+        lines.append(f"{where} was measured more than once, and the last counts: {values}.")
+    return lines
+
+
+def command_of(part: Gathered) -> list[str]:
+    """The words of the command that repeats what was run; where rows and columns are not all, it names them."""
+    recipe = part.recipe
+    words = ["fedstrata", "paper", recipe.paper, recipe.part]
+    if not recipe.sources:
+        made = [one for one in cells_run(part.judged) if recipe.has_run(one.row, one.column)]
+        for option, names, all_of_them in (
+            ("--method", dict.fromkeys(one.row for one in made), list(recipe.rows)),
+            ("--columns", dict.fromkeys(one.column for one in made), _columns_with_runs(recipe)),
+        ):
+            if len(names) < len(all_of_them):
+                words += [option, shlex.quote(", ".join(names))]
+    return [*words, "--seeds", str(part.seeds)]
+
+
+def _columns_with_runs(recipe: Recipe) -> list[str]:
+    return [column for column in recipe.columns if any(recipe.has_run(row, column) for row in recipe.rows)]
+
+
+def anchor_of(recipe: Recipe) -> str:
+    """The anchor of a part in a document."""
+    return recipe.name.replace(" ", "-").lower()
