@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedstrata.papers.running import Planned
     from fedstrata.report.paper_figures import FiguresAsked
 
+PAGE_SUFFIX = ".html"
 _WHERE = ("data_root", "device", "engine", "chunk")
 """Keys of an experiment that decide where and how it runs, and no number of a paper."""
 _OF_A_PLACE = ("--out", "--runs", "--known", "--data-root", "--jobs", "--figures", "--figure-width", "--figure-font")
@@ -42,7 +43,8 @@ def register(app: typer.Typer) -> None:
             "fedstrata paper",
             "fedstrata paper lips table2 --only cifar100 --seeds 3 --out results/lips-table2",
             "fedstrata paper lips table2 --method 'FedBN, LIPS' --scale 0.1 --dry-run",
-            "fedstrata paper --write docs/reproduction.md results/lips-table2",
+            "fedstrata paper --write docs/reproduction.md results",
+            "fedstrata paper --write papers.html results",
         ),
     )
 
@@ -93,7 +95,11 @@ def paper(
         ),
     ] = None,
     write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what was reproduced, by some results, as a document.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what was reproduced, by some results: as a document (.md), or a page with pictures (.html).",
+        ),
     ] = None,
     recipes: Annotated[
         Path | None,
@@ -115,6 +121,7 @@ def paper(
         from fedstrata.papers.at_hand import RunsAtHand
         from fedstrata.papers.availability import Here
         from fedstrata.papers.cells import Choice, Smaller, cells_behind
+        from fedstrata.papers.overview import write_overview
         from fedstrata.papers.reading import PAPERS, find_paper, read_papers
         from fedstrata.papers.writing import write_reproduction
 
@@ -134,7 +141,8 @@ def paper(
     }  # fmt: skip
     if write is not None:
         _refuse_idle(of_a_part, "--write writes of kept results")
-        write_reproduction(write, papers, [Path(name) for name in named])
+        make = write_overview if write.suffix == PAGE_SUFFIX else write_reproduction
+        make(write, papers, [Path(name) for name in named])
         papers_shown.show_places({"written": write}, json, quiet)
         return
     if len(named) > 2:

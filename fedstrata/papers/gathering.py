@@ -80,6 +80,11 @@ def _others(recipe: Recipe, kept: Sequence[Kept]) -> list[OtherSettings]:
     return found
 
 
+def all_kept(part: Gathered) -> list[Kept]:
+    """The numbers of a part, with whatever settings."""
+    return [*part.kept, *(one for other in part.others for one in other.kept)]
+
+
 def claims_of(gathered: Mapping[str, Sequence[Gathered]]) -> list[tuple[Gathered, int]]:
     """The papers' main claims, by their part and place in it; all of a paper that names no main ones."""
     found = []

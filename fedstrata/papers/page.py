@@ -64,28 +64,32 @@ def sections_of(
 def published_section(paper: Paper, judged: Judged, remark: str = "", with_charts: bool = True) -> Section:
     """The section with the published numbers, ours, and what that says."""
     recipe = judged.recipe
+    picture, drawn = glance(judged, with_charts)
+    said = [
+        element("p", f"{recipe.title}. {paper.citation}"),
+        element("p", f"Reported: {recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip()),
+        picture,
+        cell_table(judged),
+        _list("Claims", [claim_line(claim) for claim in judged.claims]),
+        _list("Orders", [order_line(*pair) for pair in judged.orders.items()]),
+        _list("Notes", [*filter(None, (recipe.note,)), *note_lines(judged.cells)]),
+    ]
+    return Section("published", "Published and ours", join(said), drawn)
+
+
+def cell_table(judged: Judged) -> Markup:
+    """The published numbers and ours, cell by cell."""
     digits = digits_of(judged)
     numeric = {"published", "ours", "seeds", "difference"}
     columns = [Column(head, numeric=head in numeric) for head in CELL_HEADS]
     rows = [
         [
             TableCell(text, hint=" ".join(one.notes) if head == "verdict" else "")
-            for head, text in zip(CELL_HEADS, line, strict=True)
+            for head, text in zip(CELL_HEADS, cell_line(one, digits), strict=True)
         ]
         for one in judged.cells
-        for line in [cell_line(one, digits)]
     ]
-    picture, drawn = glance(judged, with_charts)
-    said = [
-        element("p", f"{recipe.title}. {paper.citation}"),
-        element("p", f"Reported: {recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip()),
-        picture,
-        table(f"{recipe.part}: published and ours", columns, rows),
-        _list("Claims", [claim_line(claim) for claim in judged.claims]),
-        _list("Orders", [order_line(*pair) for pair in judged.orders.items()]),
-        _list("Notes", [*filter(None, (recipe.note,)), *note_lines(judged.cells)]),
-    ]
-    return Section("published", "Published and ours", join(said), drawn)
+    return table(f"{judged.recipe.part}: published and ours", columns, rows)
 
 
 def _list(title: str, lines: Sequence[str]) -> Markup | None:

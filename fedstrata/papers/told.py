@@ -20,6 +20,11 @@ def has_results(part: Gathered) -> bool:
     return bool(part.others) or bool(cells_run(part.judged))
 
 
+def is_told(part: Gathered) -> bool:
+    """Tell whether a part has a section of its own: tables that were run, and figures that claims are made of."""
+    return has_results(part) and (part.recipe.kind == "table" or bool(part.recipe.claims))
+
+
 def cells_run(judged: Judged) -> list[JudgedCell]:
     """The cells that have a number of ours."""
     return [one for one in judged.cells if one.ours is not None]

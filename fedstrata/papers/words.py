@@ -11,6 +11,7 @@ from fedstrata.report.formats import ABSENT, number, p_value
 from fedstrata.significance import Estimate
 
 CELL_HEADS = ("row", "column", "published", "ours", "seeds", "difference", "verdict")
+CLAIM_HEADS = ("claim", "where", "published", "ours (95 % interval)", "seeds")
 
 
 def digits_of(judged: Judged) -> int:
@@ -49,6 +50,14 @@ def statistics_line(recipe: Recipe) -> str:
     odd = ", ".join(f"{column}: {count}" for column, count in counts.items() if count != recipe.published_seeds)
     runs = f"{recipe.middle}s of {recipe.published_seeds} runs" + (f" ({odd})" if odd else "")
     return runs + (spread if some else ", without a deviation")
+
+
+def claim_cells(claim: JudgedClaim) -> tuple[str, str, str, str, str]:
+    """A claim in the words of a table, as :data:`CLAIM_HEADS` has them."""
+    single = " (single)" if claim.single else ""
+    where = ", ".join(filter(None, claim.columns))
+    seeds = ABSENT if claim.found is None else str(claim.found.seeds)
+    return stated_claim(claim), where, published_words(claim) + single, found_words(claim), seeds
 
 
 def stated_claim(claim: JudgedClaim) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedstrata import files
 from fedstrata.papers.costs import cost_line
-from fedstrata.papers.gathering import Gathered, OtherSettings, claims_of, gather
+from fedstrata.papers.gathering import Gathered, OtherSettings, all_kept, claims_of, gather
 from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.keeping import Kept, read_results
 from fedstrata.papers.markdown import commands, items, paragraph, table
@@ -22,6 +22,7 @@ from fedstrata.papers.told import (
     has_results,
     how_many,
     is_derived,
+    is_told,
     missing_line,
     note_lines,
     order_lines,
@@ -29,7 +30,9 @@ from fedstrata.papers.told import (
     run_line,
 )
 from fedstrata.papers.words import (
+    CLAIM_HEADS,
     cell_line,
+    claim_cells,
     digits_of,
     found_words,
     published_words,
@@ -77,25 +80,15 @@ def reproduction(papers: Mapping[str, Paper], kept: Sequence[Kept]) -> str:
 
 
 def _main_claims(gathered: Mapping[str, Sequence[Gathered]]) -> str:
-    heads = ("part", "claim", "where", "published", "ours (95 % interval)", "seeds", "so it is")
     lines = []
     for part, place in claims_of(gathered):
         claim = part.judged.claims[place]
         word = f"**{claim.word}**" if claim.word != NOT_RUN else _elsewhere(part, claim)
         lines.append(
-            (f"[{part.recipe.name}](#{anchor_of(part.recipe)})" if _is_told(part) else part.recipe.name,
-             *_claim_words(claim), found_words(claim), _seeds(claim), word)
+            (f"[{part.recipe.name}](#{anchor_of(part.recipe)})" if is_told(part) else part.recipe.name,
+             *claim_cells(claim), word)
         )  # fmt: skip
-    return table(heads, lines, ("published", "ours (95 % interval)", "seeds"))
-
-
-def _claim_words(claim: JudgedClaim) -> tuple[str, str, str]:
-    single = " (single)" if claim.single else ""
-    return stated_claim(claim), ", ".join(filter(None, claim.columns)), published_words(claim) + single
-
-
-def _seeds(claim: JudgedClaim) -> str:
-    return ABSENT if claim.found is None else str(claim.found.seeds)
+    return table(("part", *CLAIM_HEADS, "so it is"), lines, CLAIM_HEADS[2:])
 
 
 def _elsewhere(part: Gathered, claim: JudgedClaim) -> str:
@@ -109,12 +102,8 @@ def _elsewhere(part: Gathered, claim: JudgedClaim) -> str:
 
 def _whole(gathered: Mapping[str, Sequence[Gathered]]) -> str:
     """What all of it is made of: runs, computing, devices, commits."""
-    kept = [one for parts in gathered.values() for part in parts for one in _all_kept(part)]
+    kept = [one for parts in gathered.values() for part in parts for one in all_kept(part)]
     return paragraph(f"All of it: {cost_line(kept, of='paper')}") if kept else paragraph("Nothing was run.")
-
-
-def _all_kept(part: Gathered) -> list[Kept]:
-    return [*part.kept, *(one for other in part.others for one in other.kept)]
 
 
 def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]:
@@ -122,9 +111,9 @@ def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]
     pieces = [f"## {paper.title}\n", paragraph(f"{paper.citation}.{link}".replace("..", "."))]
     pieces += [paragraph(f"Settings: {paper.note}")] if paper.note else []
     for part in parts:
-        if _is_told(part):
+        if is_told(part):
             pieces += _part(part, seen)
-    figures = [part for part in parts if has_results(part) and not _is_told(part)]
+    figures = [part for part in parts if has_results(part) and not is_told(part)]
     if figures:
         told = ", ".join(f"{part.recipe.part} ({how_many(part)})" for part in figures)
         pieces.append(paragraph(f"Runs behind figures: {told}. `fedstrata paper {paper.name} FIGURE` redraws them."))
@@ -132,11 +121,6 @@ def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]
     if without:
         pieces.append(paragraph("Not run: " + "; ".join(f"{one.part} ({one.title})" for one in without) + "."))
     return pieces
-
-
-def _is_told(part: Gathered) -> bool:
-    """Tell whether a part has a section of its own: tables that were run, and figures that claims are made of."""
-    return has_results(part) and (part.recipe.kind == "table" or bool(part.recipe.claims))
 
 
 def _part(part: Gathered, seen: set[str]) -> list[str]:
@@ -184,14 +168,9 @@ def _cells(run: Sequence[JudgedCell], judged: Judged) -> str:
 def _claims(claims: Sequence[JudgedClaim], any_run: bool) -> str:
     if not any_run:
         return ""
-    heads = ("claim", "where", "published", "ours (95 % interval)", "seeds", "test", "so it is")
-    lines = [
-        (*_claim_words(claim), found_words(claim), _seeds(claim), tested_words(claim), claim.word)
-        for claim in claims
-        if claim.found is not None
-    ]
+    lines = [(*claim_cells(claim), tested_words(claim), claim.word) for claim in claims if claim.found is not None]
     rest = claims_missing_line(claims)
-    made = table(heads, lines, ("published", "ours (95 % interval)", "seeds"))
+    made = table((*CLAIM_HEADS, "test", "so it is"), lines, CLAIM_HEADS[2:])
     return "\n".join(filter(None, (made, paragraph(rest) if rest else "")))
 
 

@@ -40,6 +40,8 @@ class Theme:
     parts: tuple[str, ...]
     heat: tuple[str, ...]
     """From the low to the high end of a scale with a turning point in its middle."""
+    depth: tuple[float, float]
+    """Which stretch of the scale 'viridis', by which lines in an order are coloured, is seen on the background."""
 
 
 LIGHT = Theme(
@@ -51,6 +53,7 @@ LIGHT = Theme(
     methods=("#4c7ac0", "#a43911", "#428351", "#83226c", "#a38427", "#2a45a4", "#1984a4", "#833e27"),
     parts=("#2c6cb0", "#8fb6de", "#c8551b", "#e9b08f", "#23825c", "#93c7b0", "#8552b0", "#c9aee0"),
     heat=("#17417c", "#3a78b7", "#8fbcdc", "#f3f0ea", "#efb587", "#d6742e", "#9c450a"),
+    depth=(0.0, 0.88),
 )
 DARK = Theme(
     text="#d5dae0",
@@ -61,6 +64,7 @@ DARK = Theme(
     methods=("#1288ee", "#f09c64", "#3b8b6d", "#d0a8f8", "#f1c342", "#ea6081", "#66cfd1", "#cc8923"),
     parts=("#7db3ec", "#3f6c9c", "#f0935f", "#98583a", "#5fc79b", "#36775c", "#c39ae6", "#735293"),
     heat=("#a6d4ff", "#5b9cd9", "#33618f", "#2b3037", "#8c5428", "#da8541", "#ffc894"),
+    depth=(0.25, 1.0),
 )
 
 
@@ -136,6 +140,7 @@ def theme_config(theme: Theme) -> dict[str, Any]:
             "ramp": list(theme.heat),
             "diverging": list(theme.parts),
             "heatmap": [theme.grid, theme.accent],
+            "ordinal": {"scheme": "viridis", "extent": list(theme.depth)},
         },
         "style": {
             "muted": {"color": theme.muted},

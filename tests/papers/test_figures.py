@@ -155,14 +155,25 @@ def test_a_sweep_has_the_key_for_its_axis(drawn: Drawn, material: Material) -> N
     assert missing_words(material) == ["Not drawn: FedProx, alpha 0.5: it was not run."]
 
 
-def test_a_gain_is_over_the_first_row(material: Material) -> None:
-    [figure] = draw(material, Asked("sweep", ("partition.alpha",), ("gain",)))
-    first, second = (one.ours for one in material.judged.cells if one.column == "alpha 0.1")
-    assert first is not None
-    assert second is not None
+def test_a_gain_is_over_the_first_row(paper: Paper, cells: list[Cell]) -> None:
+    recipe = paper.part("figure9")
+    values = {
+        ("FedAvg", "alpha 0.1"): [70.0, 72.0], ("FedAvg", "alpha 0.5"): [80.0, 82.0],
+        ("FedProx", "alpha 0.1"): [72.0, 75.0], ("FedProx", "alpha 0.5"): [80.0, 81.0],
+    }  # fmt: skip
+    made_up = Material(judge(recipe, cells, kept(recipe, values)), cells, RunsAtHand())
+    [figure] = draw(made_up, Asked("sweep", ("partition.alpha",), ("gain",)))
     assert figure.title == "Gain over FedAvg over alpha"
-    assert [(row["line"], row["at"]) for row in rows(figure)] == [("FedProx", 0.1)]
-    assert rows(figure)[0]["value"] == pytest.approx(second.mean - first.mean, abs=1e-4)
+    assert [(row["line"], row["at"], row["value"]) for row in rows(figure)] == [
+        ("FedProx", 0.1, 2.5),
+        ("FedProx", 0.5, -0.5),
+    ]
+
+
+def test_one_point_is_no_sweep(material: Material) -> None:
+    """FedProx was run at one value only, so there is no gain to be seen over that key."""
+    assert draw(material, Asked("sweep", ("partition.alpha",), ("gain",))) == []
+    assert "a line needs 2 values of 'alpha' that were run" in " ".join(missing_words(material))
 
 
 def test_layers_over_rounds_and_in_the_last_one(drawn: Drawn) -> None:
@@ -175,6 +186,12 @@ def test_layers_over_rounds_and_in_the_last_one(drawn: Drawn) -> None:
     assert [row["at"] for row in rows(update) if row["line"] == "FedAvg"] == layers
     told = update.panels[0].told
     assert len(told) == 2 * len(layers)
+    # Layers have colours by their depth, methods those that are easy to tell apart.
+    kinds = [
+        {part["encoding"]["color"]["type"] for part in one.panels[0].drawing.specification()["layer"]}
+        for one in (cosine, update)
+    ]
+    assert kinds == [{"ordinal"}, {"nominal"}]
 
 
 def test_rows_together_and_layers_relative_to_the_first(material: Material) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedstrata.papers.figures.marks import NUMBERS, Ruler
 from fedstrata.papers.figures.panels import Figure, Panel, axis_title
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
+from fedstrata.papers.reading import Recipe
 from fedstrata.papers.words import statistics_line
 from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, sized
 from fedstrata.report.series import Rows, short
@@ -126,16 +127,27 @@ def _bar(base: alt.Chart, value: str, spread: str) -> alt.Chart:
 
 def claims_at_a_glance(judged: Judged) -> Figure | None:
     """Each claim that can be judged as an interval, against zero and against the published difference."""
-    rows = [row for claim in judged.claims if (row := _claim(claim)) is not None]
-    if not rows:
-        return None
-    unit = "points" if judged.recipe.unit == "percent" else axis_title(judged.recipe.number, judged.recipe.unit)
+    return _claims({"Who beats whom": [(judged.recipe, claim) for claim in judged.claims]})
+
+
+def claims_of_papers(papers: Mapping[str, Sequence[tuple[Recipe, JudgedClaim]]]) -> Figure | None:
+    """The same of the claims of several papers, a panel for each; only of those that speak of points."""
+    return _claims({title: [one for one in claims if one[0].unit == "percent"] for title, claims in papers.items()})
+
+
+def _claims(panels: Mapping[str, Sequence[tuple[Recipe, JudgedClaim]]]) -> Figure | None:
+    drawn = []
+    for title, claims in panels.items():
+        rows = [row for _, claim in claims if (row := _claim(claim)) is not None]
+        if rows:
+            recipe = claims[0][0]
+            unit = "points" if recipe.unit == "percent" else axis_title(recipe.number, recipe.unit)
+            drawn.append(Panel(title, _intervals(rows, Ruler(f"by how much one beats the other, {unit}")), []))
     words = (
         f"Ours, as the mean over seeds with its 95 % interval: {_CLAIM_SIGNS}. ○ the published difference, with the "
         "interval that its spreads give; the upright line is zero, right of which the claim holds."
     )
-    drawing = _intervals(rows, Ruler(f"by how much one beats the other, {unit}"))
-    return Figure("claims", "The claims at a glance", words, (Panel("Who beats whom", drawing, []),))
+    return Figure("claims", "The claims at a glance", words, tuple(drawn)) if drawn else None
 
 
 def _claim(claim: JudgedClaim) -> dict[str, object] | None:

@@ -109,7 +109,8 @@ def _layer_panel(title: str, members: Sequence[tuple[str, MetricView]], scale: S
     if len(names) <= LINES_OF_LAYERS:
         y = Ruler(words, logarithmic=scale.logarithmic and all((row["value"] or 0) > 0 for row in rows))
         dashed = [kind for kind, _ in members] if len(members) > 1 else []
-        return Panel(title, marks.lines(rows, names, Ruler("round", rounds=True), y, False, dashed), told)
+        drawing = marks.lines(rows, names, Ruler("round", rounds=True), y, False, dashed, ordered=True)
+        return Panel(title, drawing, told)
     return Panel(title, marks.heat(rows, names, scale, words), told)
 
 

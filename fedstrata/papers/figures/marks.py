@@ -39,18 +39,25 @@ class Ruler:
     logarithmic: bool = False
 
 
-def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool, dashed: Sequence[str] = ()) -> Drawing:
+def lines(
+    rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool, dashed: Sequence[str] = (), ordered: bool = False
+) -> Drawing:
     """A line for each name, with a band or bars of one deviation over seeds; ``dots`` marks each of its points.
 
-    Where there are several lines of a name, ``dashed`` are the values of ``kind`` by which they differ.
+    Where there are several lines of a name, ``dashed`` are the values of ``kind`` by which they differ. Names that are
+    ``ordered``, such as layers by their depth, have colours from one end of a scale to the other.
     """
     import altair as alt
 
     base = alt.Chart(alt.NamedData("rows"))
     across = _across(rows, x)
-    colour, dash = _colour(names, thick=not dashed), _dash(dashed, "kind", apart=True) if dashed else _dash(names)
+    colour = _colour(names, thick=not dashed, ordered=ordered)
     several: dict[str, Any] = {"detail": "kind:N"} if dashed else {}
-    width: dict[str, Any] = {"strokeWidth": _width(names)} if dashed else {}
+    strokes: dict[str, Any] = {} if ordered else {"strokeDash": _dash(names)}
+    if dashed:
+        strokes = {"strokeDash": _dash(dashed, "kind", apart=True)} | (
+            {} if ordered else {"strokeWidth": _width(names)}
+        )
     up = alt.Y("value:Q").title(y.title).scale(**_numbers(y)).axis(**_ticks(rows, y), **LEFT_TITLE)
     told = [
         alt.Tooltip("line:N", title="line"),
@@ -68,7 +75,7 @@ def lines(rows: Rows, names: Sequence[str], x: Ruler, y: Ruler, dots: bool, dash
         layers.append(mark.encode(x=across, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=colour, **several))
     ours = base.transform_filter("isValid(datum.value)")
     line = ours.mark_line() if dashed else ours.mark_line(strokeWidth=2)
-    layers.append(line.encode(x=across, y=up, color=colour, strokeDash=dash, **width))
+    layers.append(line.encode(x=across, y=up, color=colour, **strokes))
     point: dict[str, Any] = {"size": 60, "opacity": 1.0} if dots or _single(rows) else {"size": 90, "opacity": 0.0}
     layers.append(ours.mark_circle(**point).encode(x=across, y=up, color=colour, tooltip=told))
     layers += _published(rows, base, across, colour, told)
@@ -218,10 +225,10 @@ def round_values(first: int, last: int) -> list[int]:
     return list(range(step * math.ceil(first / step), last + 1, step))
 
 
-def _colour(names: Sequence[str], thick: bool = True) -> alt.Color:
+def _colour(names: Sequence[str], thick: bool = True, ordered: bool = False) -> alt.Color:
     import altair as alt
 
-    scale = alt.Color("line:N").sort(list(names)).scale(domain=list(names))
+    scale = alt.Color("line:O" if ordered else "line:N").sort(list(names)).scale(domain=list(names))
     return scale.legend(_legend(names, thick=thick)) if len(names) > 1 else scale.legend(None)
 
 

@@ -27,8 +27,11 @@ _WITHOUT_SEEDS = ("clients", "matrices", "histogram")
 _LINES_OF_A_TABLE = 200
 
 
-def redrawn_section(material: Material, with_charts: bool) -> Section | None:
-    """The paper's figure from our runs; nothing where the recipe asks for none."""
+def redrawn_section(material: Material, with_charts: bool, prefix: str = "") -> Section | None:
+    """The paper's figure from our runs; nothing where the recipe asks for none.
+
+    Names of charts begin with ``prefix``, which tells papers apart that share a page.
+    """
     asked = material.recipe.charts
     if not asked:
         return None
@@ -37,12 +40,12 @@ def redrawn_section(material: Material, with_charts: bool) -> Section | None:
         said = element("p", f"It is not drawn here. For charts: {HOW_TO_GET_CHARTS}, and then run the same command.")
         return Section("redrawn", title, said)
     figures = [figure for one in asked for figure in draw(material, one)]
-    charts = _Charts(material.recipe.part)
+    charts = Charts(prefix + material.recipe.part)
     of_seeds = any(one.kind not in _WITHOUT_SEEDS for one in asked)
-    shown = f"{OURS}; {PUBLISHED}" if material.recipe.published else f"{OURS}. {ALONE}" if of_seeds else ALONE
+    what = f"{OURS}; {PUBLISHED}" if material.recipe.published else f"{OURS}. {ALONE}" if of_seeds else ALONE
     body: list[Markup | None] = [
-        element("p", f"{material.recipe.title}. {shown}"),
-        *(_shown(one, charts) for one in figures),
+        element("p", f"{material.recipe.title}. {what}"),
+        *(shown(one, charts) for one in figures),
     ]
     if not figures:
         body = [element("p", f"{material.recipe.title}. Nothing of it could be drawn.")]
@@ -50,14 +53,14 @@ def redrawn_section(material: Material, with_charts: bool) -> Section | None:
     return Section("redrawn", title, join(body), charts.drawn)
 
 
-def glance(judged: Judged, with_charts: bool) -> tuple[Markup | None, dict[str, Drawing]]:
+def glance(judged: Judged, with_charts: bool, prefix: str = "") -> tuple[Markup | None, dict[str, Drawing]]:
     """The picture above a table, and that of its claims."""
     if not with_charts:
         return None, {}
     cells = None if judged.recipe.charts else cells_at_a_glance(judged)
     found = [one for one in (cells, claims_at_a_glance(judged)) if one is not None]
-    charts = _Charts(judged.recipe.part)
-    return join([_shown(one, charts) for one in found]) if found else None, charts.drawn
+    charts = Charts(prefix + judged.recipe.part)
+    return join([shown(one, charts) for one in found]) if found else None, charts.drawn
 
 
 def missing_words(material: Material) -> list[str]:
@@ -82,8 +85,8 @@ def _named_cells(material: Material, pairs: Sequence[Pair]) -> list[str]:
     return [*named, *(", ".join(filter(None, pair)) for pair in left)]
 
 
-class _Charts:
-    """Charts by names that no other one has."""
+class Charts:
+    """Charts by names that no other one has; all begin with that of their part."""
 
     def __init__(self, part: str) -> None:
         self.part = part
@@ -99,7 +102,8 @@ class _Charts:
         return name
 
 
-def _shown(one: Figure, charts: _Charts) -> Markup:
+def shown(one: Figure, charts: Charts) -> Markup:
+    """A figure as markup; its charts get their names."""
     panels = []
     for panel in one.panels:
         title = panel.title or one.title

@@ -49,6 +49,7 @@ def sweep(material: Material, asked: Asked) -> Iterator[Figure]:
     yield Figure("", f"Over {' and '.join(dict.fromkeys(map(_short_key, asked.of)))}", captions, together)
 
 
+_PLACES = 2
 _GAIN_WORDS = "The difference of the means over seeds."
 
 
@@ -99,7 +100,12 @@ def _sweep_panel(
                 add_published(material, pair, row)
             if found is not None or row["published"] is not None:
                 rows.append(row)
-    if all(row["value"] is None for row in rows):
+    places_run = {row["at"] for row in rows if row["value"] is not None}
+    if len(places_run) < _PLACES and not any(row["published"] is not None for row in rows):
+        for pair in (pair for members in lines.values() for pair in members.values() if pair in pairs):
+            material.lacks(f"a line needs {_PLACES} values of '{_short_key(key)}' that were run", pair)
+        return None
+    if not places_run:
         return None
     rows = [row for _, row in sorted(enumerate(rows), key=lambda pair: (_line(lines, pair[1]), _at(pair[1], order)))]
     x = Ruler(_short_key(key), tuple(_written(place) for place in order) if names else ())
