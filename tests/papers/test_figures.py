@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -14,11 +15,13 @@ import pytest
 
 from fedstrata.papers.at_hand import RunsAtHand
 from fedstrata.papers.cells import Cell, cells_of
+from fedstrata.papers.figures import marks
 from fedstrata.papers.figures.asked import Asked
 from fedstrata.papers.figures.glance import cells_at_a_glance, claims_at_a_glance
 from fedstrata.papers.figures.kinds import draw
+from fedstrata.papers.figures.marks import Ruler
 from fedstrata.papers.figures.material import Material
-from fedstrata.papers.figures.panels import Figure
+from fedstrata.papers.figures.panels import Figure, new_row
 from fedstrata.papers.figures.section import missing_words, redrawn_section
 from fedstrata.papers.judging import Judged, judge
 from fedstrata.papers.keeping import Kept, asked
@@ -192,6 +195,24 @@ def test_layers_over_rounds_and_in_the_last_one(drawn: Drawn) -> None:
         for one in (cosine, update)
     ]
     assert kinds == [{"ordinal"}, {"nominal"}]
+
+
+@pytest.mark.parametrize("published", [None, 1e-4])
+def test_a_deviation_larger_than_its_number_does_not_spoil_a_logarithmic_axis(published: float | None) -> None:
+    """Its bar would reach below zero, where such an axis has no place, and all points would lie on one line."""
+    import vl_convert
+
+    made_up = [new_row("Local", "first", 1e-5, 2e-5), new_row("Local", "second", 1e-2, 1e-3)]
+    made_up[0] |= {"published": published, "published_spread": published and 3e-4}
+    drawing = marks.lines(made_up, ["Local"], Ruler("layer", ("first", "second")), Ruler("x", logarithmic=True), True)
+    picture = vl_convert.vegalite_to_svg(drawing.specification())
+    labelled = re.findall(
+        r'aria-label="layer: (first|second); x: [^"]*"[^>]*transform="translate\(([^,]+),([^)]+)\)', picture
+    )
+    heights = {name: float(up) for name, _, up in labelled}
+    assert heights.keys() == {"first", "second"}
+    assert 0 < heights["second"] < heights["first"] < marks.HEIGHT
+    assert "NaN" not in picture
 
 
 def test_rows_together_and_layers_relative_to_the_first(material: Material) -> None:

@@ -69,7 +69,7 @@ def lines(
     ]
     layers: list[alt.Chart] = []
     if any(row["spread"] is not None for row in rows):
-        edges = {"low": "datum.value - datum.spread", "high": "datum.value + datum.spread"}
+        edges = {"low": _lower(rows, y, "value", "spread"), "high": "datum.value + datum.spread"}
         spread = base.transform_filter("isValid(datum.spread)").transform_calculate(**edges)
         mark = spread.mark_rule(opacity=0.7) if dots else spread.mark_area(opacity=0.14)
         layers.append(mark.encode(x=across, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=colour, **several))
@@ -78,7 +78,7 @@ def lines(
     layers.append(line.encode(x=across, y=up, color=colour, **strokes))
     point: dict[str, Any] = {"size": 60, "opacity": 1.0} if dots or _single(rows) else {"size": 90, "opacity": 0.0}
     layers.append(ours.mark_circle(**point).encode(x=across, y=up, color=colour, tooltip=told))
-    layers += _published(rows, base, across, colour, told)
+    layers += _published(rows, base, across, y, colour, told)
     return Drawing(sized(alt.layer(*layers), HEIGHT), {"rows": rows})
 
 
@@ -200,6 +200,19 @@ def _numbers(y: Ruler) -> dict[str, Any]:
     return {"type": "log"} if y.logarithmic else {"zero": False, "nice": True}
 
 
+def _lower(rows: Rows, y: Ruler, value: str, spread: str) -> str:
+    """The lower end of a bar, as an expression; on a logarithmic axis one that reaches zero ends below all numbers.
+
+    There is no zero on such an axis, and a single number that is none would leave the whole axis without a scale.
+    """
+    lower = f"datum.{value} - datum.{spread}"
+    if not y.logarithmic:
+        return lower
+    numbers = [float(row[key]) for row in rows for key in ("value", "published") if row[key] is not None]
+    bottom = 10.0 ** (math.ceil(math.log10(min(number for number in numbers if number > 0))) - 1)
+    return f"max({lower}, {bottom:.0e})"
+
+
 def _ticks(rows: Rows, y: Ruler) -> dict[str, Any]:
     """Powers of ten alone where an axis is logarithmic; all others would be a thicket of lines."""
     values = [float(row["value"]) for row in rows if row["value"] is not None]
@@ -265,7 +278,7 @@ def _legend(names: Sequence[str], above: bool = False, thick: bool = False) -> a
 
 
 def _published(
-    rows: Rows, base: alt.Chart, across: alt.X, colour: alt.Color, told: list[alt.Tooltip]
+    rows: Rows, base: alt.Chart, across: alt.X, y: Ruler, colour: alt.Color, told: list[alt.Tooltip]
 ) -> list[alt.Chart]:
     """Hollow marks, with dashed bars where a spread was published."""
     import altair as alt
@@ -274,7 +287,7 @@ def _published(
         return []
     there = base.transform_filter("isValid(datum.published)")
     edges = {
-        "below": "datum.published - datum.published_spread",
+        "below": _lower(rows, y, "published", "published_spread"),
         "above": "datum.published + datum.published_spread",
     }
     spread = there.transform_filter("isValid(datum.published_spread)").transform_calculate(**edges)
