@@ -89,13 +89,30 @@ def _labels(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for experiment in experiments:
         by_method.setdefault(str(experiment.get("method", "")), []).append(experiment)
-    told = {method: iter(_short_names(differing_settings(same))) for method, same in by_method.items()}
+    told = {method: iter(_short_names(_told_apart(same))) for method, same in by_method.items()}
     labels = []
     for experiment in experiments:
         method = str(experiment.get("method", ""))
         parts = [f"{key}={'none' if value is None else value}" for key, value in next(told[method]).items()]
         labels.append(f"{method} [{', '.join(parts)}]" if parts else method)
     return labels
+
+
+def _told_apart(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What to name experiments by: those on several datasets by these, and then by what differs on each of them.
+
+    What else goes with a dataset, such as its model, would make a name longer and tell nobody more.
+
+    >>> _told_apart([{"data": "a", "model": "mlp"}, {"data": "b", "model": "cnn"}, {"data": "b", "model": "vit"}])
+    [{'data': 'a'}, {'data': 'b', 'model': 'cnn'}, {'data': 'b', 'model': 'vit'}]
+    """
+    if not _varies("data", experiments):
+        return differing_settings(experiments)
+    by_data: dict[str, list[Mapping[str, Any]]] = {}
+    for one in experiments:
+        by_data.setdefault(repr(one.get("data")), []).append(one)
+    differing = {data: iter(differing_settings(same)) for data, same in by_data.items()}
+    return [{"data": one.get("data"), **next(differing[repr(one.get("data"))])} for one in experiments]
 
 
 def differing_settings(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
