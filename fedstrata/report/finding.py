@@ -20,6 +20,9 @@ def finding(view: View) -> list[str]:
     measured = [row for row in view.rows if row.last is not None]
     if not measured:
         return ["No accuracy was measured."]
+    datasets = list(dict.fromkeys(str(run.experiment.get("data", "")) for run in view.runs))
+    if len(datasets) > 1:
+        return [f"The runs are on {formats.listed(datasets)}; accuracies on different data are not compared."]
     top = max(measured, key=accuracy_or_nothing)
     seeds = f" over {formats.plural(len(top.seeds), 'seed')}" if len(top.seeds) > 1 else ""
     said = ["Accuracy in the last round: " if len(measured) == 1 else "Highest accuracy in the last round: "]

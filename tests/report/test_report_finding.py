@@ -32,9 +32,12 @@ class Told:
 
 
 def sentence(**accuracies: tuple[float, ...]) -> str:
-    runs: list[Any] = [
-        Told(method, seed, accuracy) for method, values in accuracies.items() for seed, accuracy in enumerate(values)
-    ]
+    return said_of(
+        [Told(method, seed, accuracy) for method, values in accuracies.items() for seed, accuracy in enumerate(values)]
+    )
+
+
+def said_of(runs: list[Any]) -> str:
     rows = comparison_rows(runs)
     methods = [row.label for row in rows]
     said = "".join(finding(View("title", group_runs(runs), rows, methods, methods)))
@@ -53,6 +56,13 @@ def test_a_difference_that_may_be_chance_is_no_difference() -> None:
 def test_a_difference_beyond_chance_is_told_in_points() -> None:
     said = sentence(fedavg=(0.50, 0.60, 0.70), fedbn=(0.60, 0.71, 0.80))
     assert said.endswith("That is 10.3 points above fedavg over 3 seeds (p = 0.001).")
+
+
+def test_accuracies_on_different_data_are_not_compared() -> None:
+    runs = [Told("fedavg", 0, 0.9), Told("fedavg", 0, 0.5)]
+    for run, data in zip(runs, ("digits", "heart_disease"), strict=True):
+        run.experiment["data"] = data
+    assert said_of(runs) == "The runs are on digits and heart_disease; accuracies on different data are not compared."
 
 
 def test_one_seed_decides_nothing() -> None:
