@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from site_pages import catalogue, drawn, notebooks, repository
+from site_pages import at_a_glance, catalogue, drawn, notebooks, repository
 from site_pages.mathematics import Mathematics
 
 _DRAWN = re.compile(r"<!-- drawn: (\w+) -->")
@@ -28,7 +28,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         str(path.relative_to(folder).with_suffix(".md")): notebooks.page(path, config.extra["run_notebooks"])
         for path in sorted(folder.glob("notebooks/*.ipynb"))
     }
-    for path, text in {**catalogue.pages(), **repository.pages(), **shown}.items():
+    made = {**catalogue.pages(), **repository.pages(), **shown, at_a_glance.PAGE: at_a_glance.page()}
+    for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files
 
