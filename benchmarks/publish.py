@@ -4,7 +4,8 @@
 
 ``NAME.toml``     the experiment of the run in the folder NAME: 'fedstrata run NAME.toml' repeats it
 ``summary.csv``   a row for each run: what it was, its accuracies, bytes, and on what it was made
-``rounds.csv``    a row for each round of each run, a column for each metric; empty where it was not evaluated
+``rounds.csv``    a row for each round of each run, a column for each metric (or for those in ``--metrics``, beside the
+                  accuracy and the bytes); empty where it was not evaluated
 ``layers.csv``    a row for each layer of each run: its metrics in the last round that has them
 ``layers.json``   what the layers of the model are, and in which of them each run masked weights
 ``cosine.csv``    for each metric of layers in ``--series``: a row for each round of each run, a column for each layer
@@ -82,8 +83,9 @@ class Finished:
             "fedstrata": environment["fedstrata"],
         }
 
-    def rounds(self) -> Iterable[dict[str, Any]]:
-        yield from self._by_round(self.table("rounds"), "metric")
+    def rounds(self, only: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
+        table = self.table("rounds")
+        yield from self._by_round(table.filter(pc.field("metric").isin(only)) if only else table, "metric")
 
     def series(self, metric: str) -> Iterable[dict[str, Any]]:
         rows = self.table("layers").filter(pc.field("metric") == metric)
@@ -102,12 +104,16 @@ class Finished:
         yield from ({"run": self.name, "round": round, **values} for round, values in found.items())
 
 
-def publish(runs: Sequence[Finished], out: Path, accuracy: str | None, series: Sequence[str]) -> None:
+def publish(
+    runs: Sequence[Finished], out: Path, accuracy: str | None, series: Sequence[str], metrics: Sequence[str] = ()
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
+    summary = [run.summary(accuracy) for run in runs]
+    kept = [*metrics, "bytes.up", "bytes.down", *(row["accuracy"] for row in summary)] if metrics else []
     for run in runs:
         files.write_atomically(out / f"{run.name}.toml", files.read_bytes(run.folder / "experiment.toml"))
-    write(out / "summary.csv", [run.summary(accuracy) for run in runs])
-    write(out / "rounds.csv", [row for run in runs for row in run.rounds()])
+    write(out / "summary.csv", summary)
+    write(out / "rounds.csv", [row for run in runs for row in run.rounds(kept)])
     write(out / "layers.csv", [row for run in runs for row in run.layers()])
     about = [run.facts("layers.json") if (run.folder / "layers.json").exists() else {} for run in runs]
     if all(about):
@@ -138,12 +144,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the files go")
     parser.add_argument("--accuracy", metavar="METRIC", help="what summary.csv tells, such as global.accuracy")
     parser.add_argument("--series", nargs="*", default=[], metavar="METRIC", help="metrics of layers in every round")
+    parser.add_argument("--metrics", nargs="*", default=[], metavar="METRIC", help="of rounds, if not all")
     arguments = parser.parse_args()
     runs = []
     for text in arguments.runs:
         name, _, folder = text.rpartition("=")
         runs.append(Finished(name or Path(folder).name, Path(folder)))
-    publish(runs, arguments.out, arguments.accuracy, arguments.series)
+    publish(runs, arguments.out, arguments.accuracy, arguments.series, arguments.metrics)
 
 
 if __name__ == "__main__":

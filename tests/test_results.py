@@ -39,7 +39,7 @@ def test_the_summary_follows_from_the_rounds(folder):
         own = [line for line in rounds if line["run"] == row["run"]]
         values = [float(line[row["accuracy"]]) for line in own if line[row["accuracy"]]]
         assert float(row["last_round"]) == values[-1]
-        assert float(row["last_ten"]) == pytest.approx(sum(values[-10:]) / 10, abs=1e-6)
+        assert float(row["last_ten"]) == pytest.approx(mean(values[-10:]), abs=1e-6)
         assert float(row["best"]) == max(values)
         for way in ("up", "down"):
             assert int(row[f"bytes_{way}"]) == sum(int(float(line[f"bytes.{way}"])) for line in own)
