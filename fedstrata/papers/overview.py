@@ -37,7 +37,7 @@ from fedstrata.papers.told import (
     run_line,
 )
 from fedstrata.papers.words import CLAIM_HEADS, claim_cells, claim_line, statistics_line
-from fedstrata.report.charts import HOW_TO_GET_CHARTS, Drawing, charts_are_possible
+from fedstrata.report.charts import HOW_TO_GET_CHARTS, charts_are_possible
 from fedstrata.report.document import document
 from fedstrata.report.formats import plural
 from fedstrata.report.markup import Markup, element, join
@@ -64,8 +64,9 @@ def write_overview(path: Path, papers: Mapping[str, Paper], results: Sequence[Pa
 def overview(papers: Mapping[str, Paper], kept: Sequence[Kept], at_hand: RunsAtHand, with_charts: bool) -> str:
     """Build the page as text."""
     gathered = {paper.name: gather(paper, kept) for paper in papers.values()}
+    parts = {name: _parts(of_paper, at_hand, with_charts) for name, of_paper in gathered.items()}
     sections = [_claims(papers, gathered, with_charts)]
-    sections += [_paper(paper, gathered[paper.name], at_hand, with_charts) for paper in papers.values()]
+    sections += [_paper(paper, gathered[paper.name], parts[paper.name]) for paper in papers.values()]
     everything = [one for parts in gathered.values() for part in parts for one in all_kept(part)]
     runs = plural(len({one.settings for one in everything}), "run")
     header = element(
@@ -76,20 +77,19 @@ def overview(papers: Mapping[str, Paper], kept: Sequence[Kept], at_hand: RunsAtH
         None if with_charts else element("p", f"This page has tables only. For the charts: {HOW_TO_GET_CHARTS}."),
     )
     body = [element("section", element("h2", one.title), one.body, id=one.anchor) for one in sections]
-    layout = element("div", element("aside", _contents(sections, gathered)), element("main", *body), class_="layout")
+    layout = element("div", element("aside", _contents(sections, parts)), element("main", *body), class_="layout")
     footer = element("footer", element("p", f"Written by FedStrata {__version__} from kept results alone."))
     drawn = {name: chart for one in sections for name, chart in one.charts.items()}
     return document(TITLE, join((header, layout, footer)), drawn)
 
 
-def _contents(sections: Sequence[Section], gathered: Mapping[str, Sequence[Gathered]]) -> Markup:
+def _contents(sections: Sequence[Section], parts: Mapping[str, Mapping[str, Section]]) -> Markup:
     """Links to the sections, those of papers by their short names, with their parts."""
     lines = []
     for section in sections:
-        parts = [part.recipe for part in gathered.get(section.anchor, ())]
-        told = [one for one in parts if f'id="{anchor_of(one)}"' in section.body]
-        inside = [element("li", element("a", one.part, href=f"#{anchor_of(one)}")) for one in told]
-        name = section.anchor if section.anchor in gathered else section.title
+        told = parts.get(section.anchor, {})
+        inside = [element("li", element("a", name, href=f"#{one.anchor}")) for name, one in told.items()]
+        name = section.anchor if section.anchor in parts else section.title
         link = element("a", name, href=f"#{section.anchor}", title=section.title)
         lines.append(element("li", link, element("ul", *inside, class_="inside") if inside else None))
     return element("nav", element("ul", *lines), aria_label="Contents")
@@ -108,38 +108,38 @@ def _claims(papers: Mapping[str, Paper], gathered: Mapping[str, Sequence[Gathere
     return Section("claims", "The main claims", join((picture, listed)), charts.drawn)
 
 
-def _paper(paper: Paper, parts: Sequence[Gathered], at_hand: RunsAtHand, with_charts: bool) -> Section:
+def _paper(paper: Paper, gathered: Sequence[Gathered], parts: Mapping[str, Section]) -> Section:
     """All parts of a paper of which there is a number or a picture, and the names of the others."""
-    drawn: dict[str, Drawing] = {}
-    told: list[Markup | None] = [element("p", paper.citation)]
-    without, numbers = [], []
-    for part in parts:
-        section = _part(paper, part, at_hand, with_charts)
-        if section is not None:
-            told.append(element("section", element("h3", section.title), section.body, id=section.anchor))
-            drawn |= section.charts
-        elif has_results(part):
-            numbers.append(part.recipe.part)
-        elif part.recipe.runs:
-            without.append(f"{part.recipe.part} ({part.recipe.title})")
-    told.append(
-        element("p", f"Only numbers are kept of {', '.join(numbers)}, and nothing to draw.") if numbers else None
-    )
-    told.append(element("p", f"Not run: {'; '.join(without)}.") if without else None)
-    told.append(_details("Settings", [element("p", paper.note)]) if paper.note else None)
+    left = [one for one in gathered if one.recipe.part not in parts and one.recipe.runs]
+    numbers = [one.recipe.part for one in left if has_results(one)]
+    without = [f"{one.recipe.part} ({one.recipe.title})" for one in left if not has_results(one)]
+    told = [
+        element("p", paper.citation),
+        *(element("section", element("h3", one.title), one.body, id=one.anchor) for one in parts.values()),
+        element("p", f"Only numbers are kept of {', '.join(numbers)}, and nothing to draw.") if numbers else None,
+        element("p", f"Not run: {'; '.join(without)}.") if without else None,
+        _details("Settings", [element("p", paper.note)]) if paper.note else None,
+    ]
+    drawn = {name: chart for one in parts.values() for name, chart in one.charts.items()}
     return Section(paper.name, paper.title, join(told), drawn)
 
 
-def _part(paper: Paper, part: Gathered, at_hand: RunsAtHand, with_charts: bool) -> Section | None:
+def _parts(gathered: Sequence[Gathered], at_hand: RunsAtHand, with_charts: bool) -> dict[str, Section]:
+    """The parts of which there is something to show, by their names."""
+    found = {part.recipe.part: _part(part, at_hand, with_charts) for part in gathered}
+    return {name: section for name, section in found.items() if section is not None}
+
+
+def _part(part: Gathered, at_hand: RunsAtHand, with_charts: bool) -> Section | None:
     """What is known of a part; none of figures that cannot be drawn from what is kept, and of what was not run."""
-    recipe, judged = part.recipe, part.judged
-    redrawn = redrawn_section(Material(judged, part.cells, at_hand), with_charts, prefix=f"{paper.name}-")
+    recipe, judged, prefix = part.recipe, part.judged, f"{part.recipe.paper}-"
+    redrawn = redrawn_section(Material(judged, part.cells, at_hand), with_charts, prefix)
     drawn = {} if redrawn is None else dict(redrawn.charts)
     if not drawn and not is_told(part):
         return None
     body: list[Markup | None] = [redrawn.body if redrawn is not None and drawn else None]
     if cells_run(judged):
-        picture, charts = glance(_without_empty_columns(judged), with_charts, prefix=f"{paper.name}-")
+        picture, charts = glance(_without_empty_columns(judged), with_charts, prefix)
         drawn |= charts
         published = recipe.published and not is_derived(recipe)
         body += [
