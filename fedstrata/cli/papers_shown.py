@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from fedstrata.cli.terminal import new_table, print_json, results
+from fedstrata.cli.terminal import new_table, print_json, print_table, results
 from fedstrata.data.datasets.base import ROOT_VARIABLE, data_roots
 from fedstrata.papers.availability import Here
 from fedstrata.papers.cells import cells_of
@@ -146,7 +146,7 @@ def show_judged(judged: Judged, remark: str) -> None:
     for one in judged.cells:
         *words, verdict = cell_line(one, digits_of(judged))
         table.add_row(*map(Text, words), Text(verdict, style=_STYLES.get(verdict, "")))
-    results.print(table)
+    print_table(table)
     if judged.claims:
         results.print("\nClaims:")
     for claim in judged.claims:

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -49,6 +50,21 @@ def new_table(*columns: str, right: Collection[str] = ()) -> Table:
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
+
+
+_LETTERS, _BETWEEN = 7, 3
+"""How many characters of a name must stay in a line where numbers are to stay whole, and how many part columns."""
+
+
+def print_table(table: Table) -> None:
+    """Show a table on standard output: where there is room, names are broken into lines, and numbers are not."""
+    numbers = [column for column in table.columns if column.justify == "right"]
+    whole = sum(max(cell_len(str(cell)) for cell in (column.header, *column.cells)) for column in numbers)
+    names = len(table.columns) - len(numbers)
+    if whole + names * _LETTERS + _BETWEEN * (len(table.columns) - 1) <= results.width:
+        for column in numbers:
+            column.no_wrap = True
+    results.print(table)
 
 
 def print_line(line: str) -> None:

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import pytest
 from cli_calls import Call
+from rich.console import Console
 
-from fedstrata.cli import main
+from fedstrata.cli import main, terminal
 from fedstrata.cli.completing import REGISTRY_OF_KEY, completing, names_in_sources
 from fedstrata.cli.listing import LISTED, method_facts, read_shape
 from fedstrata.cli.words import readable
@@ -177,3 +178,17 @@ def test_lists_that_need_no_torch_come_without_it(call: Call) -> None:
     assert text.startswith("exponential\n")
     assert "exponential(decay=0.998)" in text
     assert "'fedstrata optimisers NAME' tells the parameters of one." in call("optimisers").out
+
+
+@pytest.mark.parametrize(("width", "whole"), [(30, True), (22, True), (21, False), (16, False)])
+def test_numbers_stay_whole_where_there_is_room_for_names_beside_them(
+    width: int, whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is not, numbers are broken, too, and nothing is cut off."""
+    monkeypatch.setattr(terminal, "results", Console(width=width, highlight=False))
+    table = terminal.new_table("method", "%", right=("%",))
+    table.add_row("a longer name", "34.96 ± 0.14")
+    terminal.print_table(table)
+    shown = capsys.readouterr().out
+    assert ("34.96 ± 0.14" in shown) == whole
+    assert all(part in shown for part in ("34.96", "0.14", "longer", "name"))
