@@ -76,7 +76,12 @@ class Experiment(Spec):
     schedule: str = parameter("constant", "How the learning rate changes from round to round.")
     loss: str = parameter(
         "cross-entropy",
-        "The loss that clients minimise, such as 'focal' or 'focal(weights=balanced)'; tests tell the cross entropy.",
+        "The loss that clients minimise, such as 'focal' or 'focal(weights=balanced)'.",
+    )
+    test_loss: str = parameter(
+        "cross-entropy",
+        "The loss that tests tell, and by which samples held out choose models; runs that tell the same one can be "
+        "compared, whatever they minimise.",
     )
     transforms: str = parameter(
         "normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing."

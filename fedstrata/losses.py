@@ -1,7 +1,7 @@
 """Losses of many clients at once: every tensor has a leading client axis.
 
-The ``loss`` of an experiment is what clients minimise, beside what a method adds to it. Models are tested by the cross
-entropy whatever they were trained with, so that their losses can be compared.
+The ``loss`` of an experiment is what clients minimise, beside what a method adds to it. Models are tested by its
+``test_loss``, the cross entropy unless it says otherwise, whatever they were trained with: so losses can be compared.
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ class Loss(Spec, ABC):
         """Tell what each sample counts in the mean over its batch ``[K, B]``; none: all the same."""
         return None
 
+    @property
+    def judges(self) -> bool:
+        """Whether models can be tested by it: what it says of a sample depends on nothing but the sample, and all count
+        the same.
+        """
+        return False
+
     def check(self, classes: int) -> None:
         """Refuse a number of classes that does not fit."""
 
@@ -110,6 +117,11 @@ class Weighted(Loss):
             raise FedStrataError(
                 f"The loss '{self}' has {len(given)} weights, but the data has {classes} classes; give one for each."
             )
+
+    @property
+    def judges(self) -> bool:
+        """Without weights."""
+        return self.weights is None
 
     def class_weights(self, counts: Tensor) -> Tensor | None:
         """Tell what a sample of each class counts ``[K, classes]``, in double precision; none: all the same."""
@@ -190,6 +202,59 @@ class Focal(Weighted):
         plain = cross_entropy(outputs, labels)
         wrong = -torch.expm1(-plain)
         return wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** self.gamma * plain
+
+
+@losses.register("focal-of-all")
+@dataclass(frozen=True)
+class FocalOfAll(Weighted):
+    r"""A focal loss that every class has a part in, not that of the label alone:
+    :math:`-\frac{s}{C} \log p_y \sum_c a_c (1 - q_c)^\gamma`.
+
+    Of the label it has :math:`q_c = p_c` and :math:`a_c = \alpha_c`, of all others :math:`q_c = 1 - p_c` and
+    :math:`a_c = 1 - \alpha_c`: a class that is wrongly held likely counts, too. It is what the released code of
+    PLayer-FL (Elhussein and Gürsoy, 2025) calls multiclass focal loss. Weights :math:`\alpha_c` divide no sum, so the
+    loss is as small as they are; without any they are 1, and it is :class:`Focal` times :math:`s / C`.
+
+    Defaults:
+        gamma: code, as in Lin et al.; its experiments take 1 and 3.
+        scale: code.
+    """
+
+    gamma: float = parameter(3.0, "How much less samples count that are right already.", low=0)
+    weights: str | None = parameter(
+        None, "What the label's class counts: a number up to 1 for each, such as '0.2|0.8'."
+    )
+    scale: float = parameter(10.0, "By what the loss is multiplied.", above=0)
+
+    def _given(self) -> tuple[float, ...]:
+        given = super()._given()
+        if self.weights == BALANCED or any(weight > 1 for weight in given):
+            raise FedStrataError(
+                f"'{self.weights}' does not fit the parameter 'weights' of the loss '{self.name}': other classes count "
+                "1 - weight, so it takes none, or a number above 0 and up to 1 for each class, such as '0.2|0.8'."
+            )
+        return given
+
+    @property
+    def judges(self) -> bool:
+        """With weights, too, which are the same for all clients."""
+        return True
+
+    def weights_of(self, labels: Tensor, counts: Tensor) -> None:
+        """All samples count the same in a batch: weights are part of the loss of each."""
+
+    def samples(self, outputs: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+        """Weigh the cross entropy of each sample by how wrong it is in each class."""
+        chances = outputs.softmax(-1)
+        of_label = torch.arange(outputs.shape[-1], device=labels.device) == labels[..., None]
+        wrong = torch.where(of_label, 1 - chances, chances).clamp(min=torch.finfo(chances.dtype).tiny) ** self.gamma
+        weights = self.class_weights(counts)
+        if weights is not None:
+            own = weights[:, None].to(wrong.dtype)
+            wrong = torch.where(of_label, own, 1 - own) * wrong
+        else:
+            wrong = of_label * wrong
+        return self.scale * wrong.mean(-1) * cross_entropy(outputs, labels)
 
 
 @losses.register("logit-adjusted")

@@ -20,7 +20,8 @@ from fedstrata.testing import check_loss
 
 ALL = (
     "cross-entropy", "cross-entropy(label_smoothing=0.1, weights=balanced)", "cross-entropy(weights='1 2 3 4 5')",
-    "focal", "focal(gamma=0.5, weights=balanced)", "logit-adjusted", "multi-margin",
+    "focal", "focal(gamma=0.5, weights=balanced)", "focal-of-all", "focal-of-all(weights='0.1 0.2 0.3 0.4 1')",
+    "logit-adjusted", "multi-margin",
     "multi-margin(p=2, weights=balanced)",
 )  # fmt: skip
 SMALL = Experiment(
@@ -62,10 +63,25 @@ def test_focal_by_hand() -> None:
     assert torch.allclose(of("focal:0"), of("cross-entropy"))
 
 
+def test_focal_of_all_by_hand() -> None:
+    e = math.e
+    whole = e**2 + 1 + e
+    p, q = (e**2 / whole, 1 / whole, e / whole), (1 / (e + 2), e / (e + 2), 1 / (e + 2))
+    # Of the label the weight and what its chance lacks of 1, of the others 1 - weight and their chance.
+    first = 0.5 * (1 - p[0]) ** 3 + 0.9 * p[1] ** 3 + 0.75 * p[2] ** 3
+    second = 0.5 * q[0] ** 3 + 0.1 * (1 - q[1]) ** 3 + 0.75 * q[2] ** 3
+    expected = (-math.log(p[0]) * first - math.log(q[1]) * second) / 3 / 2
+    weighted = "focal-of-all(weights=0.5|0.1|0.25, scale=2)"
+    assert of(weighted).tolist()[0] == pytest.approx(2 * expected)
+    # Weights divide no sum, and without any the label alone counts.
+    assert torch.allclose(of("focal-of-all(gamma=2, scale=6)"), 2 * of("focal"))
+
+
 def test_focal_has_a_gradient_where_a_sample_is_certain() -> None:
     outputs = torch.tensor([[[200.0, 0.0]]], requires_grad=True)
-    [slope] = torch.autograd.grad(of("focal:0.5", outputs, torch.tensor([[0]]), torch.ones(1, 2)).sum(), outputs)
-    assert slope.tolist() == [[[0.0, 0.0]]]
+    for text in ("focal:0.5", "focal-of-all(gamma=0.5, weights=0.3|0.7)"):
+        [slope] = torch.autograd.grad(of(text, outputs, torch.tensor([[0]]), torch.ones(1, 2)).sum(), outputs)
+        assert slope.tolist() == [[[0.0, 0.0]]], text
 
 
 def test_logit_adjustment_by_hand() -> None:
@@ -122,7 +138,7 @@ def test_every_loss_can_be_federated(text: str) -> None:
 
 
 def test_every_loss_tells_what_it_is() -> None:
-    assert losses.names() == ["cross-entropy", "focal", "logit-adjusted", "multi-margin"]
+    assert losses.names() == ["cross-entropy", "focal", "focal-of-all", "logit-adjusted", "multi-margin"]
     assert losses.group == "fedstrata.losses"
     for name in losses.names():
         told = losses.describe(name)
@@ -143,6 +159,59 @@ def test_both_engines_train_alike_with_a_loss(text: str) -> None:
     for name, tensor in loop.items():
         assert torch.allclose(tensor, stacked[name], rtol=1e-9, atol=1e-12)
     assert any(not torch.allclose(tensor, plain[name], rtol=1e-3) for name, tensor in loop.items())
+
+
+# The loss that tests tell ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["focal:1", "focal-of-all(gamma=1, scale=2)", "multi-margin"])
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_models_are_tested_by_another_loss_and_trained_as_before(text: str, engine: str) -> None:
+    small = SMALL.with_changes({"engine": engine, "validation_fraction": 0.2})
+    plain, other = (Driver.prepare(small.with_changes({"test_loss": test})) for test in ("cross-entropy", text))
+    for driver in (plain, other):
+        driver.step()
+    for name, tensor in plain.engine.server.model.items():
+        assert torch.equal(tensor, other.engine.server.model[name])
+    first, second = plain.metrics.latest(), other.metrics.latest()
+    told = [name for name in first if ".loss" in name and not name.startswith("train")]
+    assert {"global.loss", "client_after.loss.mean"} <= set(told)
+    assert all(first[name] != second[name] for name in told)
+    judged = [one.metrics.of_clients("client_before_validation.loss") for one in (plain, other)]
+    assert all(judged[0][client] != judged[1][client] for client in range(3))
+    assert first["client_after.accuracy.mean"] == second["client_after.accuracy.mean"]
+    # The global one by hand.
+    setting, dataset = other.engine.setting, other.engine.evaluator.data.dataset
+    positions = torch.from_numpy(dataset.test)[None]
+    inputs, labels = other.engine.evaluator.data.make(positions, None)
+    model = {name: tensor[None] for name, tensor in other.engine.server.model.items()}
+    buffers = {name: model.pop(name) for name in setting.layers.buffer_names}
+    keys = torch.zeros(1, 2, dtype=torch.int64)
+    outputs, _ = other.engine.forward(model, buffers, inputs, keys, training=False)
+    expected = losses.make(text)(outputs, labels, torch.ones(1, outputs.shape[-1])).item()
+    assert second["global.loss"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["focal(weights=balanced)", "logit-adjusted", "multi-margin(weights=balanced)"])
+def test_a_loss_that_weighs_samples_is_no_test(text: str) -> None:
+    with pytest.raises(FedStrataError, match=r"Models cannot be tested by the loss '.*', which weighs samples"):
+        prepare(SMALL.with_changes({"test_loss": text}))
+
+
+def test_a_loss_that_says_it_judges_and_does_not_is_found_out() -> None:
+    @dataclass(frozen=True)
+    class Partial(Loss):
+        name = "partial"
+
+        @property
+        def judges(self) -> bool:
+            return True
+
+        def samples(self, outputs: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+            return CrossEntropy().samples(outputs, labels, counts) * counts.sum(1, keepdim=True)
+
+    with pytest.raises(AssertionError, match="depends on the classes of the client"):
+        check_loss(Partial())
 
 
 def test_one_step_follows_the_gradient_of_the_loss() -> None:
@@ -221,6 +290,8 @@ def test_a_method_with_a_loss_of_its_own_refuses_another() -> None:
         ("cross-entropy(weights=1|2)", "has 2 weights, but the data has 10 classes"),
         ("cross-entropy(weights=some)", "'some' does not fit the parameter 'weights' of the loss 'cross-entropy'"),
         ("focal(weights='1, -2')", "a number above 0 for each class"),
+        ("focal-of-all(weights='0.5|2')", "a number above 0 and up to 1 for each class"),
+        ("focal-of-all(weights=balanced)", "a number above 0 and up to 1 for each class"),
         ("focal+multi-margin", "names 2 losses; give exactly one"),
         ("crossentropy", "Did you mean 'cross-entropy'"),
         ("logit-adjusted:0", "more than 0"),

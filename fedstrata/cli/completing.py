@@ -22,6 +22,7 @@ REGISTRY_OF_KEY = {
     "schedule": "schedules",
     "transforms": "transforms",
     "loss": "losses",
+    "test_loss": "losses",
     "metrics": "metrics",
     "diagnose": "diagnostics",
 }

@@ -32,6 +32,7 @@ COMPONENTS: Mapping[str, Callable[[str], Sequence[Spec]]] = {
     "optimiser": lambda text: (optimisers.make(text),),
     "schedule": lambda text: (schedules.make(text),),
     "loss": lambda text: (losses.make(text),),
+    "test_loss": lambda text: (losses.make(text),),
     "transforms": parse_transforms,
     "metrics": make_metrics,
     "diagnose": lambda text: choose(text).diagnostics,

@@ -16,7 +16,7 @@
 
 The first three exist only where nothing of the model is personal: else the server has no whole model.
 
-Accuracy and loss, the cross entropy, are always there; further metrics (:mod:`fedstrata.scores`) where an experiment
+Accuracy and the experiment's test loss are always there; further metrics (:mod:`fedstrata.scores`) where an experiment
 asks for them.
 """
 
@@ -34,7 +34,6 @@ from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.forward import Forward
 from fedstrata.engines.replaying import ReplayedFunction
 from fedstrata.engines.setting import Setting
-from fedstrata.losses import cross_entropy
 from fedstrata.scores import compute
 from fedstrata.stack import Stack, Tensors, take, under
 from fedstrata.transfer import to_device
@@ -196,7 +195,7 @@ def score_models(
     samples: Sequence[np.ndarray],
     clients: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Test the models of K clients, each on its own samples, at least one: accuracy and mean cross entropy, ``[K]``.
+    """Test the models of K clients, each on its own samples, at least one: accuracy and mean test loss, ``[K]``.
 
     ``samples`` are the positions of all clients there are.
     """
@@ -275,7 +274,8 @@ def _run(
                 inputs, labels = data.make(part, None, clients=given.get("clients"))
                 outputs, _ = forward(parameters, buffers, inputs, keys, training=False)
                 found["correct"].append((outputs.argmax(-1) == labels).to(torch.float64))
-                found["losses"].append(cross_entropy(outputs, labels).to(torch.float64))
+                alike = torch.ones(len(outputs), outputs.shape[-1], device=outputs.device)  # for a loss that judges
+                found["losses"].append(setting.test_loss.samples(outputs, labels, alike).to(torch.float64))
                 if asked:
                     found["chances"].append(outputs.to(torch.float64).softmax(-1))
         return {name: torch.cat(parts, dim=1) for name, parts in found.items()}

@@ -18,7 +18,7 @@ from fedstrata.engines.forward import differentiable_attention
 from fedstrata.engines.operations import Operations
 from fedstrata.engines.training import Assignment, Trainer
 from fedstrata.errors import FedStrataError
-from fedstrata.losses import cross_entropy
+from fedstrata.losses import CrossEntropy, cross_entropy
 from fedstrata.methods.contract.views import Clients, Phase
 from fedstrata.rng import fold, numpy_generator, philox, uniform
 from fedstrata.stack import Tensors, align, per_client, take
@@ -274,8 +274,11 @@ class DataProbe:
         return self.trainer.train(task).model
 
     def test(self, model: Tensors, held_out: bool = False) -> tuple[Tensor, Tensor]:
-        """Return accuracy and mean loss, ``[K]`` each, on all training samples or all samples that are held out."""
-        data, setting = self.trainer.data, self.trainer.setting
+        """Return accuracy and mean cross entropy, ``[K]`` each, on all training samples or all that are held out.
+
+        By definition: what a method concludes from it does not depend on the loss that tests tell.
+        """
+        data, setting = self.trainer.data, replace(self.trainer.setting, test_loss=CrossEntropy())
         samples = data.held_out if held_out else data.split.train
         return score_models(setting, data, self.trainer.forward, model, samples, self.clients.ids)
 

@@ -22,8 +22,9 @@ from fedstrata.wire import AS_IS
 class Setting:
     """All that stays the same over a run, and that every client and the server know.
 
-    ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. ``metrics`` are
-    those that the experiment asks for beside accuracy and loss. ``secret`` tells that server and clients are not one
+    ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. ``loss`` is what is
+    minimised, ``test_loss`` what tests tell, and ``metrics`` are those that the experiment asks for beside it and
+    accuracy. ``secret`` tells that server and clients are not one
     process, and draw noise that nobody can draw again. ``replay`` lets training steps be recorded and replayed.
     """
 
@@ -36,6 +37,7 @@ class Setting:
     optimiser: Optimiser
     schedule: Schedule
     loss: Loss
+    test_loss: Loss
     work: Work
     rounds: int
     seed: int

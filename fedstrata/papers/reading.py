@@ -140,8 +140,8 @@ class Recipe:
     def of_cell(self, row: str, column: str) -> Recipe:
         """The recipe as one cell has it, with the number that is reported there."""
         told = {key: value for key, value in self.told(row, column).items() if key in _REPORTED}
-        if "number" in told and "unit" not in told:
-            told["unit"] = unit_of(told["number"]) if self.unit in ("percent", "plain") else self.unit
+        if "number" in told and "unit" not in told and self.unit == unit_of(self.number):
+            told["unit"] = unit_of(told["number"])  # as that of the part, where it says nothing else
         return dataclasses.replace(self, **told) if told else self
 
     @property

@@ -25,7 +25,7 @@ from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
-from fedstrata.losses import CrossEntropy, losses
+from fedstrata.losses import CrossEntropy, Loss, losses
 from fedstrata.methods import Declared, Method, Outline, Part
 from fedstrata.models import ModelSpec, build_model
 from fedstrata.optimisers import optimisers
@@ -291,6 +291,18 @@ def refuse_unused_loss(experiment: Experiment, method: Method) -> None:
         )
 
 
+def make_test_loss(experiment: Experiment, classes: int) -> Loss:
+    """Make the loss that tests tell; one that says of a sample what depends on others is refused."""
+    loss = losses.make(experiment.test_loss)
+    loss.check(classes)
+    if not loss.judges:
+        raise FedStrataError(
+            f"Models cannot be tested by the loss '{loss}', which weighs samples, or looks at all that a client has; "
+            "choose one without weights as test_loss, such as 'cross-entropy' or 'focal'."
+        )
+    return loss
+
+
 def make_setting(
     experiment: Experiment,
     method: Method,
@@ -312,6 +324,7 @@ def make_setting(
     layers = LayerMap.read(model, input_shape, trial)
     loss = losses.make(experiment.loss)
     loss.check(classes)
+    test_loss = make_test_loss(experiment, classes)
     metrics = further_metrics(experiment.metrics or () if ingredients.metrics is None else ingredients.metrics, classes)
     optimiser = optimisers.make(experiment.optimiser)
     clients = experiment.clients or DEFAULT_CLIENTS
@@ -335,6 +348,7 @@ def make_setting(
         optimiser=optimiser,
         schedule=schedules.make(experiment.schedule),
         loss=loss,
+        test_loss=test_loss,
         work=Work(
             experiment.epochs,
             experiment.steps,

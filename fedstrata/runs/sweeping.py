@@ -28,6 +28,7 @@ _REGISTRIES = {
     "optimiser": "fedstrata.optimisers:optimisers",
     "schedule": "fedstrata.schedules:schedules",
     "loss": "fedstrata.losses:losses",
+    "test_loss": "fedstrata.losses:losses",
     "metrics": "fedstrata.scores:metrics",
 }
 """The keys of an experiment that name components, and where these are registered."""

@@ -23,6 +23,7 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "model": models,
     "partition": partitions,
     "loss": losses,
+    "test_loss": losses,
     "metrics": metrics,
     "diagnose": diagnostics,
 }

@@ -32,6 +32,10 @@ def check_loss(loss: str | Loss, classes: int = 5) -> None:
         torch.allclose(together, torch.cat(alone), rtol=1e-9, atol=1e-12),
         "the loss of a client depends on the other clients that are trained with it",
     )
+    if chosen.judges:
+        said = [chosen.samples(outputs, labels, some) for some in (counts, torch.ones_like(counts))]
+        require(torch.equal(*said), "the loss says that it judges, but depends on the classes of the client")
+        require(chosen.weights_of(labels, counts) is None, "the loss says that it judges, but weighs samples")
     require(together.requires_grad, "the loss has no gradient")
     [slopes] = torch.autograd.grad(together.sum(), outputs)
     require(bool(torch.isfinite(slopes).all()), "the gradient of the loss is not finite")

@@ -128,6 +128,7 @@ MAKERS: dict[str, Callable[[str], object]] = {
     "optimiser": optimisers.make,
     "schedule": schedules.make,
     "loss": losses.make,
+    "test_loss": losses.make,
     "transforms": lambda text: text == "none" or _joined(transforms)(text),
     "metrics": _joined(metrics),
     "diagnose": _joined(diagnostics),
@@ -203,6 +204,14 @@ def test_a_published_number_is_the_papers(line: str):
     number = papers()[paper].part(part).published[row, column]
     assert number.mean == float(value)
     assert number.std == (float(std) if std else None)
+
+
+def test_all_rows_of_a_column_are_in_one_unit():
+    """A row with a number of its own had a unit of its own, too: a loss among hundredths of losses."""
+    for paper in read_papers().values():
+        for part in paper.parts.values():
+            for column in part.columns:
+                assert len({part.of_cell(row, column).unit for row in part.rows}) <= 1, (part.name, column)
 
 
 def test_what_stands_behind_the_papers_numbers():
