@@ -48,6 +48,8 @@ EVALUATIONS = (
     "client_before_validation", "client_adapted",
 )  # fmt: skip
 """The labels under which models are tested."""
+_DIVERGED = "training has diverged"
+"""What is remembered once it was told."""
 
 
 @dataclass
@@ -436,12 +438,14 @@ class Driver:
             warnings.warn(remark, FedStrataWarning, stacklevel=2)
 
     def _warn_if_diverged(self, begun: BegunRound, losses: np.ndarray) -> None:
+        """Say it once: what is not a number now is mostly none in all later rounds."""
         bad = np.flatnonzero(~np.isfinite(losses))
-        if len(bad):
+        if len(bad) and _DIVERGED not in self.warned:
+            self.warned.add(_DIVERGED)
             client = begun.report.participants[bad[0]]
             warnings.warn(
                 f"The training loss of client {client} is not a finite number in round {begun.number}: "
-                "training has diverged. Lower the learning rate or set a clip.",
+                "training has diverged. Lower the learning rate or set a clip. Later rounds are not told of.",
                 FedStrataWarning,
                 stacklevel=2,
             )
