@@ -142,7 +142,8 @@ def show_judged(judged: Judged, remark: str) -> None:
     results.print(Text(f"{recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip(), style="dim"))
     if recipe.published:
         results.print(Text(f"Published: {statistics_line(recipe)}.", style="dim"), soft_wrap=True)
-    table = new_table(*CELL_HEADS, right=("published", "ours", "seeds", "difference"))
+    heads = [head.replace("difference", "diff") for head in CELL_HEADS]  # a line has little room
+    table = new_table(*heads, right=("published", "ours", "seeds", "diff"))
     for one in judged.cells:
         *words, verdict = cell_line(one, digits_of(judged))
         table.add_row(*map(Text, words), Text(verdict, style=_STYLES.get(verdict, "")))
