@@ -24,8 +24,8 @@ class Setting:
 
     ``own_inputs`` tells that each client prepares inputs in its own way, by statistics of its own. ``loss`` is what is
     minimised, ``test_loss`` what tests tell, and ``metrics`` are those that the experiment asks for beside it and
-    accuracy. ``secret`` tells that server and clients are not one
-    process, and draw noise that nobody can draw again. ``replay`` lets training steps be recorded and replayed.
+    accuracy. ``secret`` tells that server and clients are not one process, and draw noise that nobody can draw again.
+    ``replay`` lets training steps be recorded and replayed.
     """
 
     method: Method

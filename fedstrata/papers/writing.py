@@ -116,7 +116,8 @@ def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]
     figures = [part for part in parts if has_results(part) and not is_told(part)]
     if figures:
         told = ", ".join(f"{part.recipe.part} ({how_many(part)})" for part in figures)
-        pieces.append(paragraph(f"Runs behind figures: {told}. `fedstrata paper {paper.name} FIGURE` redraws them."))
+        redrawn = f"`fedstrata paper {paper.name} FIGURE --known results --finished`"
+        pieces.append(paragraph(f"Runs behind figures: {told}. {redrawn} redraws those of which tables are kept."))
     without = [part.recipe for part in parts if not has_results(part) and part.recipe.runs]
     if without:
         pieces.append(paragraph("Not run: " + "; ".join(f"{one.part} ({one.title})" for one in without) + "."))
