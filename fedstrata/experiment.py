@@ -80,8 +80,7 @@ class Experiment(Spec):
     )
     test_loss: str = parameter(
         "cross-entropy",
-        "The loss that tests tell, and by which samples held out choose models; runs that tell the same one can be "
-        "compared, whatever they minimise.",
+        "The loss that tests tell; runs that tell the same one can be compared, whatever they minimise.",
     )
     transforms: str = parameter(
         "normalise", "What is done to inputs, in order, such as 'flip+crop:4+normalise'; 'none' for nothing."

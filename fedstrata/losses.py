@@ -216,8 +216,7 @@ class FocalOfAll(Weighted):
     loss is as small as they are; without any they are 1, and it is :class:`Focal` times :math:`s / C`.
 
     Defaults:
-        gamma: code, as in Lin et al.; its experiments take 1 and 3.
-        scale: code.
+        gamma, scale: code; its experiments take gamma 1 and 3.
     """
 
     gamma: float = parameter(3.0, "How much less samples count that are right already.", low=0)

@@ -55,9 +55,7 @@ def lines(
     several: dict[str, Any] = {"detail": "kind:N"} if dashed else {}
     strokes: dict[str, Any] = {} if ordered else {"strokeDash": _dash(names)}
     if dashed:
-        strokes = {"strokeDash": _dash(dashed, "kind", apart=True)} | (
-            {} if ordered else {"strokeWidth": _width(names)}
-        )
+        strokes = {"strokeDash": _dash(dashed, "kind", apart=True)}
     up = alt.Y("value:Q").title(y.title).scale(**_numbers(y)).axis(**_ticks(rows, y), **LEFT_TITLE)
     told = [
         alt.Tooltip("line:N", title="line"),
@@ -252,15 +250,6 @@ def _dash(names: Sequence[str], field: str = "line", apart: bool = False) -> alt
     dashes = [list(dash_of(COLOURS * place if apart else place)) for place in range(len(names))]
     dash = alt.StrokeDash(f"{field}:N").sort(list(names)).scale(domain=list(names), range=dashes)
     return dash.legend(_legend(names, apart, thick=True)) if len(names) > 1 else dash.legend(None)
-
-
-def _width(names: Sequence[str]) -> alt.StrokeWidth:
-    """Thinner lines where colours begin again, for lines whose dashes tell something else."""
-    import altair as alt
-
-    widths = [2.4 if place < COLOURS else 1.1 for place in range(len(names))]
-    width = alt.StrokeWidth("line:N").sort(list(names)).scale(domain=list(names), range=widths)
-    return width.legend(_legend(names)) if len(names) > 1 else width.legend(None)
 
 
 def _legend(names: Sequence[str], above: bool = False, thick: bool = False) -> alt.Legend:
