@@ -35,7 +35,7 @@ Pair = tuple[int, int]
 WAYS = ("windows", "implicit", "grouped")
 _MEASURED = "convolutions-2"
 """Where choices are kept: under another name whenever a way becomes quicker, so that all are measured again."""
-_WORTH_MEASURING = 5e8
+_WORTH_MEASURING = 1e8
 """Multiplications of one convolution; below, the choice hardly matters."""
 _MOST_TAPS = 15
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -167,9 +167,9 @@ class _GroupNorm(torch.autograd.Function):
         bias: Tensor | None,
         eps: float,
         rectified: bool,
-        dtype: torch.dtype,
     ) -> Tensor:
         groups, channels, samples, pixels = inputs.shape
+        dtype = inputs.dtype if added is None else torch.promote_types(inputs.dtype, added.dtype)
         outputs = torch.empty_like(inputs, dtype=dtype)
         exact = torch.float64 if inputs.dtype == torch.float64 else torch.float32
         means, inverses = inputs.new_empty(2, groups * samples, dtype=exact).unbind()
@@ -210,7 +210,7 @@ class _GroupNorm(torch.autograd.Function):
             added_up = sums.sum(-1)
             for_weight = added_up[0].to(weight.dtype) if learns[0] else None
             for_bias = added_up[1].to(bias.dtype) if learns[1] else None
-        return for_inputs, for_added, for_weight, for_bias, None, None, None
+        return for_inputs, for_added, for_weight, for_bias, None, None
 
 
 def _tile(channels: int, pixels: int) -> tuple[int, int, int]:
@@ -228,16 +228,13 @@ def group_norm(
     eps: float,
     added: Tensor | None = None,
     rectified: bool = False,
-    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Normalise ``[K, C, B, pixels]`` over each client's groups of channels, sample by sample; add, rectify if asked.
 
-    ``weight`` and ``bias`` are ``[K * C]``; the outputs are of type ``dtype`` if it is given.
+    ``weight`` and ``bias`` are ``[K * C]``; the outputs are of the type of the inputs, or of a wider one that is added.
     """
     clients, channels, samples, pixels = inputs.shape
     shape = clients * groups, channels // groups, samples, pixels
-    kind = dtype or inputs.dtype
-    kind = kind if added is None else torch.promote_types(kind, added.dtype)
     added = None if added is None else added.contiguous().view(shape)
-    result: Tensor = _GroupNorm.apply(inputs.contiguous().view(shape), added, weight, bias, eps, rectified, kind)
+    result: Tensor = _GroupNorm.apply(inputs.contiguous().view(shape), added, weight, bias, eps, rectified)
     return result.view(inputs.shape)

@@ -200,12 +200,13 @@ def test_group_norm_of_clients_that_share_inputs_or_weights():
     assert_equal_with_gradients(vmap(ours), lambda stack: per_client(theirs, stack), weights)
 
 
-def test_group_norm_under_autocast_is_float32():
-    inputs = draw(CLIENTS, BATCH, 4, 3, 3).to(torch.bfloat16)
+def test_group_norm_under_autocast_computes_in_float32_and_returns_what_it_was_given():
+    inputs, weights = draw(CLIENTS, BATCH, 4, 3, 3).to(torch.bfloat16), draw(CLIENTS, 4, seed=1).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = vmap(lambda own: GPU_OPERATIONS[F.group_norm](own, 2))(inputs)
-    assert outputs.dtype == torch.float32
-    torch.testing.assert_close(outputs, per_client(lambda own: F.group_norm(own.float(), 2), inputs))
+        outputs = vmap(lambda own, weight: GPU_OPERATIONS[F.group_norm](own, 2, weight))(inputs, weights)
+    exact = per_client(lambda own, weight: F.group_norm(own.float(), 2, weight), inputs, weights)
+    assert outputs.dtype == torch.bfloat16
+    torch.testing.assert_close(outputs, exact.to(torch.bfloat16), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

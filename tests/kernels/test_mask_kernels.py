@@ -20,6 +20,8 @@ def test_what_is_kept_is_bit_for_bit_what_it_was(shape, dtype):
     kept = masks.keep(values, mask)
     assert torch.equal(kept, torch.where(mask, values, torch.zeros((), dtype=dtype, device=DEVICE)))
     assert torch.equal(values.isnan(), before.isnan())
+    masks.keep_(values, mask)
+    assert torch.equal(values, kept)
 
 
 def test_masks_for_all_and_numbers_in_another_order_are_left_to_the_general_operations():

@@ -103,17 +103,20 @@ def test_group_norm_with_what_follows(channels, groups, pixels, added, rectified
 
 
 def test_types_of_results():
-    """Batch norm keeps bfloat16, group norm under autocast returns float32; parameters may be wider than inputs."""
+    """Norms keep bfloat16, unless something wider is added; parameters may be wider than inputs."""
     inputs, weight = draw(2, 8, dtype=torch.bfloat16), draw(2, seed=1, dtype=torch.float32)
     outputs = batch_norm.batch_norm(inputs, None, None, weight, weight, True, 0.1, 1e-5, rectified=True)
-    assert outputs.dtype == torch.bfloat16
-    wide = group_norm.group_norm(inputs.view(1, 2, 2, 4), 2, weight, weight, 1e-5, dtype=torch.float32)
-    assert wide.dtype == torch.float32
-    for result in (outputs, wide):
+    images = inputs.view(1, 2, 2, 4)
+    grouped = group_norm.group_norm(images, 2, weight, weight, 1e-5, rectified=True)
+    wide = group_norm.group_norm(images, 2, weight, weight, 1e-5, added=images.float())
+    assert (outputs.dtype, grouped.dtype, wide.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    for result in (outputs, grouped, wide):
         for_inputs, for_weight = torch.autograd.grad(result.float().square().sum(), (inputs, weight))
         assert (for_inputs.dtype, for_weight.dtype) == (torch.bfloat16, torch.float32)
     exact = F.relu(F.batch_norm(inputs.float()[None], None, None, weight, weight, True))[0]
     torch.testing.assert_close(outputs.float(), exact, rtol=1e-2, atol=1e-2)
+    exact = F.relu(F.group_norm(inputs.float().view(2, 2, 4).transpose(0, 1), 2, weight, weight)).transpose(0, 1)
+    torch.testing.assert_close(grouped[0].float(), exact, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")

@@ -153,7 +153,10 @@ class Part(Spec):
         return gradients
 
     def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndMemory:
-        """Client: change the parameters, and the memory, after the optimiser's step."""
+        """Client: change the parameters, and the memory, after the optimiser's step.
+
+        The parameters are the training's own: a part may also change them where they are, and return them.
+        """
         return parameters, clients.memory
 
     def finish(self, clients: Clients, training: Training) -> ModelAndMemory:

@@ -76,7 +76,8 @@ class Masked(Part):
 
     def project(self, clients: Clients, step: LocalStep, parameters: Tensors) -> ModelAndMemory:
         """Keep masked weights at zero, whatever the optimiser does."""
-        return keep(parameters, clients.memory.group("mask")), clients.memory
+        keep_(parameters, clients.memory.group("mask"))
+        return parameters, clients.memory
 
     def upload(self, clients: Clients, training: Training, message: Message) -> Message:
         """Send only what the mask keeps."""
@@ -218,20 +219,37 @@ def keep(tensors: Tensors, masks: Mapping[str, Tensor]) -> Tensors:
 
 
 def _kept(tensor: Tensor, mask: Tensor) -> Tensor:
-    if tensor.is_cuda and not tensor.requires_grad and not differs_between_clients(tensor):
-        kernels = _kernels()
-        if kernels is not None and kernels.takes(tensor, mask):
-            kept: Tensor = kernels.keep(tensor, mask)
-            return kept
+    kernels = _kernels_for(tensor, mask)
+    if kernels is not None:
+        kept: Tensor = kernels.keep(tensor, mask)
+        return kept
     return torch.where(mask, tensor, tensor.new_zeros(()))
 
 
-def _kernels() -> ModuleType | None:
+def keep_(tensors: Tensors, masks: Mapping[str, Tensor]) -> None:
+    """Do the same where the tensors are: for those that the caller owns, such as parameters in training."""
+    for name, tensor in tensors.items():
+        if name not in masks:
+            continue
+        kernels = _kernels_for(tensor, masks[name])
+        if kernels is not None:
+            kernels.keep_(tensor, masks[name])
+        else:
+            tensor.masked_fill_(masks[name].logical_not(), 0)
+
+
+def _kernels_for(tensor: Tensor, mask: Tensor) -> ModuleType | None:
+    """Find the kernels on a GPU, for numbers that nobody differentiates."""
+    if not tensor.is_cuda or tensor.requires_grad or differs_between_clients(tensor):
+        return None
+
     def trial(kernels: ModuleType) -> None:
         ones = torch.ones(2, device="cuda")
         kernels.keep(ones, ones > 0)
+        kernels.keep_(ones, ones > 0)
 
-    return find_kernels("masks", "masks", trial)
+    kernels = find_kernels("masks", "masks", trial)
+    return kernels if kernels is not None and kernels.takes(tensor, mask) else None
 
 
 def send_under(message: Message, masks: Mapping[str, Tensor]) -> Message:
