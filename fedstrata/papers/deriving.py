@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedstrata.papers.cells import INCENTIVE, Cell
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, NOT_RUN, Judged, JudgedCell, judge
@@ -84,7 +85,20 @@ def _ranks(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
         whole = all(len(ones) == len(columns) for ones in known.values())
         there = mean_ranks(known, best_is_high) if whole else {}
         published = {row: Published(there.get(row), None, note) for row in rows}
+    if uneven := _uneven(source, rows, columns):
+        published = {
+            row: replace(one, note=" ".join(filter(None, (one.note, uneven)))) for row, one in published.items()
+        }
     return [_cell(recipe, row, column, ours[row], source, published[row], RANKS_AGREE) for row in rows]
+
+
+def _uneven(judged: Judged, rows: Sequence[str], columns: Sequence[str]) -> str:
+    """Say that rows are ranked over different seeds, where they are: the seeds make some of the difference."""
+    found = [
+        one.ours.count for one in judged.cells if one.ours is not None and one.row in rows and one.column in columns
+    ]
+    few, most = min(found), max(found)
+    return f"Rows are ranked over {few} to {most} seeds, and seeds differ, too." if few < most else ""
 
 
 def _common_columns(judged: Judged, rows: Sequence[str]) -> list[str]:

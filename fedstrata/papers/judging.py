@@ -70,6 +70,16 @@ class JudgedClaim:
 
 
 @dataclass(frozen=True)
+class Order(RankCorrelation):
+    """How alike the paper's order of rows and ours are, and of how many seeds the rows are: the fewest, and the most.
+
+    Where these are not the same, rows differ by their seeds, too.
+    """
+
+    seeds: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Judged:
     """A table or a figure with all its verdicts."""
 
@@ -78,17 +88,13 @@ class Judged:
     claims: tuple[JudgedClaim, ...]
 
     @property
-    def orders(self) -> dict[str, RankCorrelation]:
+    def orders(self) -> dict[str, Order]:
         """How alike the paper's order of rows and ours are, by column, where there are at least three of both."""
-        found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        found: defaultdict[str, list[tuple[float, Estimate]]] = defaultdict(list)
         for one in self.cells:
             if one.ours is not None and one.published.mean is not None:
-                found[one.column].append((one.published.mean, one.ours.mean))
-        return {
-            column: rank_correlation([a for a, _ in pairs], [b for _, b in pairs])
-            for column, pairs in found.items()
-            if len(pairs) >= ROWS_OF_AN_ORDER
-        }
+                found[one.column].append((one.published.mean, one.ours))
+        return {column: _order(pairs) for column, pairs in found.items() if len(pairs) >= ROWS_OF_AN_ORDER}
 
     def lines(self) -> list[dict[str, Any]]:
         """The cells as flat lines, for a CSV."""
@@ -131,6 +137,13 @@ class Judged:
             "claims": claims,
             "orders": {column: asdict(found) for column, found in self.orders.items()},
         }
+
+
+def _order(pairs: Sequence[tuple[float, Estimate]]) -> Order:
+    """Compare the order of published numbers with that of ours."""
+    found = rank_correlation([published for published, _ in pairs], [ours.mean for _, ours in pairs])
+    counts = [ours.count for _, ours in pairs]
+    return Order(**asdict(found), seeds=(min(counts), max(counts)))
 
 
 LINE = ("paper", "part", "row", "column", "published", "published_std", "ours", "ours_std", "seeds", "difference",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim
+from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim, Order
 from fedstrata.papers.reading import Recipe
-from fedstrata.ranks import RankCorrelation
-from fedstrata.report.formats import ABSENT, number, p_value
+from fedstrata.report.formats import ABSENT, number, p_value, plural
 from fedstrata.significance import Estimate
 
 CELL_HEADS = ("row", "column", "published", "ours", "seeds", "difference", "verdict")
@@ -127,10 +126,24 @@ def claim_line(claim: JudgedClaim) -> str:
     return f"{stated}: {claim.word}; {_signed(found.mean)} over {seeds}{between} ({test}){size}{single}"
 
 
-def order_line(column: str, found: RankCorrelation) -> str:
-    """How alike the orders of rows are, in a sentence."""
+def order_line(column: str, found: Order) -> str:
+    """How alike the orders of rows are, in a sentence; rows of unequal numbers of seeds differ by these, too.
+
+    >>> order_line("C100 .1", Order(0.928, 0.8, 8, seeds=(1, 3)))
+    "Order of the 8 rows (C100 .1): Spearman's rank correlation 0.93, over rows of 1 to 3 seeds"
+    """
     where = f" ({column})" if column else ""
-    return f"Order of the {found.count} rows{where}: Spearman's rank correlation {found.spearman:.2f}"
+    uneven = f", over rows of {seeds_in_words(*found.seeds)}" if found.seeds[0] < found.seeds[1] else ""
+    return f"Order of the {found.count} rows{where}: Spearman's rank correlation {found.spearman:.2f}{uneven}"
+
+
+def seeds_in_words(fewest: int, most: int) -> str:
+    """How many seeds rows have.
+
+    >>> seeds_in_words(1, 3), seeds_in_words(2, 2), seeds_in_words(1, 1)
+    ('1 to 3 seeds', '2 seeds', '1 seed')
+    """
+    return plural(most, "seed") if fewest == most else f"{fewest} to {plural(most, 'seed')}"
 
 
 def _signed(value: float) -> str:

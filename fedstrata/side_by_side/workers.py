@@ -32,6 +32,8 @@ from fedstrata.runs.preparing import Ingredients
 from fedstrata.runs.signals import Interrupted, stop_requests
 
 _SECONDS_TO_END = 10.0
+_NO_MEMORY = "there is not enough memory for so many runs at a time"
+_KILLED = "its process was ended by the signal 9, as where memory is short"
 
 
 class RunFailedError(Exception):
@@ -279,7 +281,8 @@ class Workers:
         match message:
             case None:
                 self.workers.remove(worker)
-                self._fail(worker, _ended(job.name, worker.process.wait()))
+                code = worker.process.wait()
+                self._fail(worker, _ended(job.name, code), _KILLED if code == -9 else None)
             case {"doing": words}:
                 self.shown.show_doing(words)
             case {"round": values}:
@@ -302,7 +305,7 @@ class Workers:
                 self._leave(worker)
                 self._stop(number)
             case {"failed": told}:
-                self._fail(worker, as_error(job.name, told))
+                self._fail(worker, as_error(job.name, told), _NO_MEMORY if told["kind"] == "memory" else None)
             case {"done": _}:
                 self._free(worker)
         self._grant()
@@ -316,14 +319,28 @@ class Workers:
         self.shown.leave(worker.rounds_left)
         self._free(worker)
 
-    def _fail(self, worker: Worker, error: Exception) -> None:
+    def _fail(self, worker: Worker, error: Exception, short: str | None) -> None:
         assert worker.job is not None
+        others = sum(other is not worker for other in self.active)
+        if short is not None and others and self.stopping is None:
+            self._put_back(worker, short, others)
+            return
         self.failed[worker.job.out] = error
         self._leave(worker)
         text = str(error)
         if (self.active or self.to_do) and text not in self.told:
             self.told.add(text)
             warnings.warn(f"A run has failed, and the others go on. {text}", FedStrataWarning, stacklevel=3)
+
+    def _put_back(self, worker: Worker, short: str, others: int) -> None:
+        """Do a run once more that found too little memory beside others, last of all and beside fewer."""
+        job = worker.job
+        assert job is not None
+        _warn_once(job.name, f"{short}; what did not fit beside other runs is done again, beside fewer.", self.told)
+        self.at_a_time = others
+        self.to_do.append(replace(job, new=job.new and not (job.out / "experiment.toml").exists()))
+        worker.rounds_left -= job.rounds_left  # all of its rounds are to do again, or those since its checkpoint
+        self._leave(worker)
 
     def _grant(self) -> None:
         """Let those begin that wait for memory, in their order, while there is enough, or when nobody else has any."""

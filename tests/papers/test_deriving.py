@@ -10,10 +10,13 @@ import pytest
 from fedstrata.cli import main
 from fedstrata.papers.cells import Choice, cells_of
 from fedstrata.papers.deriving import friedman_of, judge_part
+from fedstrata.papers.judging import Judged, JudgedCell
 from fedstrata.papers.keeping import Kept, asked, read_results
-from fedstrata.papers.reading import Paper, read_papers
+from fedstrata.papers.reading import PAPERS, Paper, Published, read_papers
+from fedstrata.papers.words import order_line
 from fedstrata.papers.writing import reproduction
 from fedstrata.runs.folder import RunFolder
+from fedstrata.significance import Estimate
 
 FILES = {
     "paper.toml": """
@@ -95,12 +98,30 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "own"
 
 
-def kept(paper: Paper, values: dict[tuple[str, str, str], float]) -> list[Kept]:
+def kept(paper: Paper, values: dict[tuple[str, str, str], float], seed: int = 0) -> list[Kept]:
     made = []
     for (part, row, column), value in values.items():
-        [cell] = [cell for cell in cells_of(paper.part(part), 1) if (cell.row, cell.column) == (row, column)]
-        settings, number, at = asked(cell)
-        made.append(Kept("two", part, row, column, 0, value, number, at, settings, 4, 1.0, 10, "abc", "words", "CPU"))
+        cells = [cell for cell in cells_of(paper.part(part), seed + 1) if (cell.row, cell.column) == (row, column)]
+        settings, number, at = asked(cells[seed])
+        made.append(
+            Kept(
+                "two",
+                part,
+                row,
+                column,
+                cells[seed].seed,
+                value,
+                number,
+                at,
+                settings,
+                4,
+                1.0,
+                10,
+                "abc",
+                "words",
+                "CPU",
+            )
+        )
     return made
 
 
@@ -152,6 +173,26 @@ def test_over_fewer_columns_the_published_numbers_of_these_count(place: Path) ->
     assert found["FedProx", "Incentive"] == (None, "not run", "")
     turned = judged(place, "table1", {("table1", "FedProx", "a"): 0.04, ("table1", "Ditto", "a"): 0.03})
     assert turned["FedProx", "Mean rank"] == (2.0, "agrees", told)
+
+
+def test_rows_of_unequal_numbers_of_seeds_are_said_to_be_so(place: Path) -> None:
+    papers = read_papers(place)
+    both = {**FAIRNESS, ("table1", "Ditto", "b"): 0.02}
+    once_more = {("table1", "Ditto", "a"): 0.05}
+    text = reproduction(papers, kept(papers["two"], both) + kept(papers["two"], once_more, seed=1))
+    assert "Rows are ranked over 1 to 2 seeds, and seeds differ, too." in text.replace("\n  ", " ")
+    assert "ranked over" not in reproduction(papers, kept(papers["two"], both) + kept(papers["two"], both, seed=1))
+
+
+def test_an_order_tells_of_how_many_seeds_its_rows_are() -> None:
+    def cell(row: str, published: float, ours: float, seeds: int) -> JudgedCell:
+        return JudgedCell(row, "a", Published(published, None, ""), Estimate(ours, None, seeds), "agrees")
+
+    cells = (cell("x", 1.0, 1.5, 1), cell("y", 2.0, 4.0, 3), cell("z", 3.0, 2.5, 2))
+    recipe = next(iter(read_papers(PAPERS)["lips"].parts.values()))
+    order = Judged(recipe, cells, ()).orders["a"]
+    assert (order.spearman, order.count, order.seeds) == (0.5, 3, (1, 3))
+    assert order_line("a", order).endswith("0.50, over rows of 1 to 3 seeds")
 
 
 def test_rows_are_tested_over_the_columns_that_all_have(place: Path) -> None:

@@ -39,6 +39,44 @@ class Talks(Callback):
             print("hello from the first round")
 '''
 
+HUNGRY = '''
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from fedstrata.methods import Facts, Part, methods
+
+refused = Path(__file__).with_name("refused")
+
+
+@methods.register("hungry")
+@dataclass(frozen=True)
+class Hungry(Part):
+    """Finds no memory in the second round, once."""
+
+    facts = Facts("own", "nobody")
+
+    def metrics(self, server):
+        if server.round == 2 and not refused.exists():
+            refused.touch()
+            raise MemoryError("no room")
+        return {}
+
+
+@methods.register("patient")
+@dataclass(frozen=True)
+class Patient(Part):
+    """Takes as long as another run needs to find no memory."""
+
+    facts = Facts("own", "nobody")
+
+    def metrics(self, server):
+        for _ in range(600):
+            if refused.exists():
+                return {}
+            time.sleep(0.1)
+        raise TimeoutError
+'''
+
 
 def contents(folder: Path) -> dict[str, Any]:
     """All bytes of some runs, but for what a clock has touched."""
@@ -86,6 +124,16 @@ def test_side_by_side_gives_the_same_bytes_and_a_failing_run_takes_no_other_with
     assert not (tmp_path / "two/breaks-seed0/summary.json").exists()
     environment = json.loads(one["fedavg-seed0/environment.json"])
     assert environment["threads"] == threads_of_this_process()
+
+
+@pytest.mark.usefixtures("fresh_imports")
+def test_a_run_that_found_no_memory_beside_another_goes_on_when_that_is_done(tmp_path: Path) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    given = {**TINY, "engine": "stacked", "imports": [str(tmp_path / "hungry.py")]}
+    with pytest.warns(FedStrataWarning, match="hungry, seed 0: there is not enough memory for so many runs at a time"):
+        fedstrata.compare(["hungry", "patient"], out=tmp_path / "two", jobs=2, **given)
+    fedstrata.compare(["hungry", "patient"], out=tmp_path / "one", **given)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 @pytest.mark.slow

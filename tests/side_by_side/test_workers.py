@@ -24,6 +24,9 @@ Script = Callable[[str, Message], Sequence[Message | None]]
 
 DONE: Message = {"done": True}
 MISTAKE: Message = {"failed": {"kind": "mistake", "text": "No.", "trace": "", "system": None}}
+NO_MEMORY: Message = {"failed": {"kind": "memory", "text": "", "trace": "", "system": None}}
+KILLED: Message = {"killed": True}
+"""What the script of a process says that ends for want of memory; it sends nothing."""
 
 
 def round_of(name: str, round: int, rounds: int = 4) -> Message:
@@ -60,12 +63,15 @@ class MadeUp:
         self.rounds_left = 0
         self.needed: float | None = None
         self.process = self
+        self.code = -11
 
     def send(self, **message: Any) -> None:
         name = message.get("run") or (self.job.name if self.job else "")
         self.log.append(f"{name} <- {next(iter(message))}")
         for answer in self.script(name, message):
-            self.events.put((self, answer))
+            if answer == KILLED:
+                self.code = -9
+            self.events.put((self, None if answer == KILLED else answer))
 
     def end(self) -> None:
         self.log.append("ended")
@@ -74,18 +80,24 @@ class MadeUp:
         self.log.append("killed")
 
     def wait(self, seconds: float | None = None) -> int:
-        return -9
+        return self.code
 
 
 @pytest.fixture
 def perform(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Do some runs by workers that follow a script, two at a time with 100 bytes."""
 
-    def run(names: str, script: Script, stop: Sequence[int] = (), log: list[str] | None = None) -> list[str]:
+    def run(
+        names: str,
+        script: Script,
+        stop: Sequence[int] = (),
+        log: list[str] | None = None,
+        shown: Noted | None = None,
+    ) -> list[str]:
         log = [] if log is None else log
         monkeypatch.setattr(workers, "Worker", lambda events: MadeUp(events, script, log))
         jobs = [Job(name, Experiment(method="fedavg"), Path(name), True, 4) for name in names.split()]
-        with Workers(jobs, 2, 100.0, Noted(log), set()) as made_up:
+        with Workers(jobs, 2, 100.0, shown or Noted(log), set()) as made_up:
             made_up.finish(stop)
         return log
 
@@ -142,10 +154,55 @@ def test_a_process_that_dies_is_told_and_another_takes_its_place(perform: Callab
     log: list[str] = []
     with (
         pytest.warns(FedStrataWarning, match="A run has failed"),
-        pytest.raises(FedStrataError, match="a: the process that did it has ended by the signal 9"),
+        pytest.raises(FedStrataError, match="a: the process that did it has ended by the signal 11"),
     ):
         perform("a b c", lambda name, message: [None] if name == "a" else [DONE], log=log)
     assert "c <- run" in log
+
+
+@pytest.mark.parametrize("short", [NO_MEMORY, KILLED], ids=["an error", "the process is killed"])
+def test_what_found_no_memory_beside_others_is_done_last_beside_fewer(
+    perform: Callable[..., list[str]], short: Message
+) -> None:
+    """Both b and c fit beside a, but not a beside them before they are done."""
+    begun: list[str] = []
+
+    def script(name: str, message: Message) -> list[Message]:
+        begun.append(name)
+        return [{"round": round_of(name, 1)}, short] if name == "a" and begun.count("a") == 1 else [DONE]
+
+    log: list[str] = []
+    with pytest.warns(FedStrataWarning, match=r"^a: .*is done again, beside fewer\.$") as caught:
+        perform("a b c d", script, log=log)
+    assert (begun, len(caught)) == (["a", "b", "c", "d", "a"], 1)
+    assert log.count("a: leaves") == 1
+    assert log.count("ended") == (2 if short is NO_MEMORY else 1)
+
+
+def test_what_finds_no_memory_even_alone_has_failed(perform: Callable[..., list[str]]) -> None:
+    """A run that never fits is tried beside others, and at last alone."""
+    log: list[str] = []
+    with (
+        pytest.warns(FedStrataWarning, match="beside fewer"),
+        pytest.raises(FedStrataError, match="a: there is not enough memory; do fewer runs at a time"),
+    ):
+        perform("a b c", lambda name, message: [NO_MEMORY] if name == "a" else [DONE], log=log)
+    assert [line for line in log if "<-" in line] == ["a <- run", "b <- run", "c <- run", "a <- run"]
+
+
+def test_rounds_of_a_run_that_is_put_back_are_waited_for_again(perform: Callable[..., list[str]]) -> None:
+    begun: list[str] = []
+
+    def script(name: str, message: Message) -> list[Message]:
+        begun.append(name)
+        first = name == "a" and begun.count("a") == 1
+        rounds = range(1, 3 if first else 5)
+        return [*({"round": round_of(name, round)} for round in rounds), NO_MEMORY if first else DONE]
+
+    shown = Noted([])
+    with pytest.warns(FedStrataWarning, match="beside fewer"):
+        perform("a b", script, shown=shown)
+    assert shown.left.rounds == 36 - 8  # of the nine runs that it was told of, two were done
 
 
 def test_a_signal_stops_all_and_nothing_new_begins(perform: Callable[..., list[str]]) -> None:
