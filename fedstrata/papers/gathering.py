@@ -37,8 +37,12 @@ class Gathered:
 
     @property
     def seeds(self) -> int:
-        """How many seeds one asks for to have all that were run."""
-        return len({one.seed for one in self.kept})
+        """How many seeds one asks for to have all that were run: they are counted from the first one on."""
+        run = {one.seed for one in self.kept}
+        return max(
+            (count for count, seed in enumerate(sorted({cell.seed for cell in self.cells}), 1) if seed in run),
+            default=0,
+        )
 
 
 def gather(paper: Paper, kept: Sequence[Kept]) -> list[Gathered]:

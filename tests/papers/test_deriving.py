@@ -184,6 +184,12 @@ def test_rows_of_unequal_numbers_of_seeds_are_said_to_be_so(place: Path) -> None
     assert "ranked over" not in reproduction(papers, kept(papers["two"], both) + kept(papers["two"], both, seed=1))
 
 
+def test_the_command_asks_for_as_many_seeds_as_reach_the_last_that_was_run(place: Path) -> None:
+    papers = read_papers(place)
+    text = reproduction(papers, kept(papers["two"], FAIRNESS, seed=3))
+    assert "fedstrata paper two table1 --seeds 4" in text
+
+
 def test_an_order_tells_of_how_many_seeds_its_rows_are() -> None:
     def cell(row: str, published: float, ours: float, seeds: int) -> JudgedCell:
         return JudgedCell(row, "a", Published(published, None, ""), Estimate(ours, None, seeds), "agrees")
