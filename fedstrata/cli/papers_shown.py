@@ -17,7 +17,15 @@ from fedstrata.papers.judging import NOT_RUN, Judged
 from fedstrata.papers.pricing import HOW, Price
 from fedstrata.papers.reading import Paper, Recipe
 from fedstrata.papers.running import Planned
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line, statistics_line
+from fedstrata.papers.words import (
+    CELL_HEADS,
+    cell_line,
+    claim_line,
+    digits_of,
+    order_line,
+    reported_line,
+    statistics_line,
+)
 from fedstrata.report.formats import data_size, duration, plural
 
 _STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "red", NOT_RUN: "dim"}
@@ -139,7 +147,7 @@ def show_judged(judged: Judged, remark: str) -> None:
     """Show the published numbers beside ours, and the claims."""
     recipe = judged.recipe
     results.print(Text(f"{recipe.name}: {recipe.title}", style="bold"), soft_wrap=True)
-    results.print(Text(f"{recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip(), style="dim"))
+    results.print(Text(f"{reported_line(recipe)}. {remark}".strip(), style="dim"))
     if recipe.published:
         results.print(Text(f"Published: {statistics_line(recipe)}.", style="dim"), soft_wrap=True)
     heads = [head.replace("difference", "diff") for head in CELL_HEADS]  # a line has little room

@@ -22,7 +22,10 @@ from fedstrata.papers.reading import Recipe
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import higher_is_better
 
-_LAYERS = "layers."
+LAYERS = "layers."
+"""With what the name of a number begins that is a mean over layers, and over rounds."""
+SECONDS = ".seconds"
+"""With what the name of a number ends that is the mean time of a phase of rounds."""
 _BYTES_OF_A_WEIGHT = 4
 
 
@@ -83,12 +86,12 @@ def _find(
 def _seconds(folder: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
     """The seconds of each phase of a round, on average, as ``train.seconds``."""
     rounds = max(1, int(summary["rounds"]))
-    return {f"{phase}.seconds": seconds / rounds for phase, seconds in folder.timings().totals().items()}
+    return {f"{phase}{SECONDS}": seconds / rounds for phase, seconds in folder.timings().totals().items()}
 
 
 def _of_layers(number: str, folder: RunFolder) -> float | None:
     """The mean of a number of layers, or of clients in layers, over all rounds; none where there is no such one."""
-    name, _, pattern = number.removeprefix(_LAYERS).partition(":")
+    name, _, pattern = number.removeprefix(LAYERS).partition(":")
     values = []
     for table in folder.metrics().to_tables().values():
         if "layer" in table.column_names:

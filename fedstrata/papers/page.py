@@ -13,7 +13,7 @@ from fedstrata.papers.figures.section import glance, redrawn_section
 from fedstrata.papers.judging import Judged
 from fedstrata.papers.reading import Paper
 from fedstrata.papers.told import note_lines
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line
+from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line, reported_line
 from fedstrata.report.charts import charts_are_possible
 from fedstrata.report.document import document
 from fedstrata.report.markup import Markup, element, join
@@ -67,7 +67,7 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
     picture, drawn = glance(judged, with_charts)
     said = [
         element("p", f"{recipe.title}. {paper.citation}"),
-        element("p", f"Reported: {recipe.number}, {recipe.at.replace('_', ' ')}, {recipe.unit}. {remark}".strip()),
+        element("p", f"Reported is {reported_line(recipe)}. {remark}".strip()),
         picture,
         cell_table(judged),
         _list("Claims", [claim_line(claim) for claim in judged.claims]),

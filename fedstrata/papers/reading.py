@@ -38,10 +38,11 @@ PUBLISHED = "published.csv"
 PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
 WHEN = ("last", "last_ten", "best", "validated", "validated_before")
-UNITS = ("percent", "fraction", "plain", "squared", "MB", "TFLOPs a client", "percent of dense")
+UNITS = ("percent", "fraction", "plain", "squared", "seconds", "MB", "TFLOPs a client", "percent of dense")
 UNIT_WORDS: Mapping[str, str] = {
     "percent": "%",
     "squared": "squared",
+    "seconds": "s",
     "MB": "MB",
     "TFLOPs a client": "TFLOPs a client",
     "percent of dense": "% of dense",
@@ -422,7 +423,9 @@ def _refuse_foreign_numbers(recipe: Recipe, where: str) -> None:
 
 
 def unit_of(number: str) -> str:
-    """Papers write accuracies in percent, and everything else as it is."""
+    """Papers write accuracies in percent, and everything else as it is, such as seconds."""
+    if number.endswith(".seconds"):
+        return "seconds"
     return "percent" if any(word in number for word in _FRACTIONS) else "plain"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim, Order
+from fedstrata.papers.numbers import LAYERS, SECONDS
 from fedstrata.papers.reading import Recipe
 from fedstrata.report.formats import ABSENT, number, p_value, plural
 from fedstrata.significance import Estimate
@@ -32,6 +33,17 @@ def _enough(digits: int, one: JudgedCell) -> int:
     numbers = (one.published.mean, None if one.ours is None else one.ours.mean)
     small = [abs(number) for number in numbers if number and math.isfinite(number)]
     return max(digits, 1 - math.floor(math.log10(min(small)))) if small and min(small) < 0.1 else digits
+
+
+def reported_line(recipe: Recipe, name: str = "{}") -> str:
+    """Which number of a run is reported, of which rounds, and in which unit.
+
+    Seconds of a phase and numbers of layers are means over all rounds, whichever rounds others are of. ``name`` is how
+    the number's name is written.
+    """
+    over_rounds = recipe.number.endswith(SECONDS) or recipe.number.startswith(LAYERS)
+    when = "mean over rounds" if over_rounds else recipe.at.replace("_", " ")
+    return f"{name.format(recipe.number)}, {when}" + ("" if recipe.unit == "plain" else f", in {recipe.unit}")
 
 
 def statistics_line(recipe: Recipe) -> str:

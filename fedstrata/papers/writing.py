@@ -36,6 +36,7 @@ from fedstrata.papers.words import (
     digits_of,
     found_words,
     published_words,
+    reported_line,
     stated_claim,
     statistics_line,
     tested_words,
@@ -153,7 +154,7 @@ def _reported(recipe: Recipe) -> str:
     if is_derived(recipe):
         return ""
     ours = "" if recipe.middle == "mean" else f" Ours are {recipe.middle}s too, ± the standard deviation over seeds."
-    return f"Reported is `{recipe.number}`, {recipe.at.replace('_', ' ')}, in {recipe.unit}.{ours}"
+    return f"Reported is {reported_line(recipe, '`{}`')}.{ours}"
 
 
 def _cells(run: Sequence[JudgedCell], judged: Judged) -> str:
