@@ -102,9 +102,10 @@ def _claims(papers: Mapping[str, Paper], gathered: Mapping[str, Sequence[Gathere
     charts = Charts("papers")
     figure = claims_of_papers(by_paper) if with_charts else None
     picture = None if figure is None else shown(figure, charts)
-    columns = [Column("part", numeric=False), *(Column(head, numeric=head in CLAIM_HEADS[2:]) for head in CLAIM_HEADS)]
-    lines = [(recipe.name, *claim_cells(claim), claim.word) for recipe, claim in main]
-    listed = table("The main claims", [*columns, Column("so it is", numeric=False)], lines)
+    heads = [*CLAIM_HEADS, "so it is", "part"]
+    columns = [Column(head, numeric=head in CLAIM_HEADS[2:]) for head in heads]
+    lines = [(*claim_cells(claim), claim.word, recipe.name) for recipe, claim in main]
+    listed = table("The main claims", columns, lines)
     return Section("claims", "The main claims", join((picture, listed)), charts.drawn)
 
 
