@@ -45,6 +45,11 @@ class Planned:
         return {settings for settings, run in self.runs.items() if run.state != "finished"} | set(self.problems)
 
     @property
+    def impossible(self) -> bool:
+        """Whether none of the cells is known, and none can be run here."""
+        return not self.runs and bool(self.problems) and not any(asked(cell) in self.known for cell in self.cells)
+
+    @property
     def on_disk(self) -> list[Path]:
         """The folders of finished runs, also of cells that are known from a CSV."""
         places = [self.folder / settings for settings in by_settings(self.cells)]

@@ -143,6 +143,22 @@ def test_what_is_missing_is_said_and_the_rest_is_run(call: Call, tmp_path: Path)
     assert [one[2] for one in verdicts] == ["below", "not run", "not run", "not run"]
 
 
+def test_where_nothing_can_be_run_that_is_the_user_s_mistake_unless_it_is_known(call: Call, tmp_path: Path) -> None:
+    shutil.copytree(SMALL, "own")
+    path = Path("own/recipes/tiny/table1.toml")
+    path.write_text(path.read_text().replace('".5" = { }', '".5" = { data = "mnist" }'))
+    own = ("--recipes", "own", "--data-root", str(tmp_path), "tiny", "table1", "--columns", ".5", "--method", "fedbn")
+    code, out, err = call(*own, "--seeds", "1", "--out", "a")
+    assert (code, out, Path("a").exists()) == (2, "", False)
+    assert "Nothing that was asked for of 'tiny table1' can be run here. The files of the dataset 'mnist'" in err
+    code, out, _ = call(*own, "--seeds", "1", "--out", "b", "--finished", "--no-report")
+    assert (code, "not run" in out) == (0, True)
+    table = read_papers(Path("own"))["tiny"].part("table1")
+    write_results(Path("c/results.csv"), kept(table, {("FedBN", ".5", 0): 90.0}))
+    code, out, _ = call(*own, "--seeds", "1", "--out", "d", "--known", "c", "--no-report")
+    assert (code, "90.00" in out) == (0, True)
+
+
 def test_verdicts_of_cells_and_claims() -> None:
     table = read_papers(SMALL)["tiny"].part("table1")
     values = {("FedBN", ".1", seed): 90.0 + seed for seed in range(3)}
