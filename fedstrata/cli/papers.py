@@ -171,8 +171,8 @@ def paper(
         _price(planned, json, quiet)
         return
     if planned.impossible and not finished:
-        told = " ".join(dict.fromkeys(planned.problems.values()))
-        raise FedStrataError(f"Nothing that was asked for of '{recipe.name}' can be run here. {told}")
+        reasons = " ".join(dict.fromkeys(planned.problems.values()))
+        raise FedStrataError(f"Nothing that was asked for of '{recipe.name}' can be run here. {reasons}")
     failed = {} if finished else _perform(planned, jobs, folder, quiet)
     at_hand = RunsAtHand.among(known or [], planned.folder)
     _show(chosen[named[0]], recipe, planned, failed, at_hand, smaller, folder, no_report, json, quiet, drawn)

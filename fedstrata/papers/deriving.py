@@ -9,6 +9,7 @@ from fedstrata.papers.cells import INCENTIVE, Cell
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, NOT_RUN, Judged, JudgedCell, judge
 from fedstrata.papers.keeping import Kept
 from fedstrata.papers.reading import Paper, Published, Recipe
+from fedstrata.papers.words import seeds_in_words
 from fedstrata.ranks import Friedman, friedman, mean_ranks
 from fedstrata.runs.metrics import higher_is_better
 from fedstrata.significance import Estimate
@@ -98,7 +99,7 @@ def _uneven(judged: Judged, rows: Sequence[str], columns: Sequence[str]) -> str:
         one.ours.count for one in judged.cells if one.ours is not None and one.row in rows and one.column in columns
     ]
     few, most = min(found), max(found)
-    return f"Rows are ranked over {few} to {most} seeds, and seeds differ, too." if few < most else ""
+    return f"Rows are ranked over {seeds_in_words(few, most)}, and seeds differ, too." if few < most else ""
 
 
 def _common_columns(judged: Judged, rows: Sequence[str]) -> list[str]:

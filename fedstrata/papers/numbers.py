@@ -18,14 +18,12 @@ from fedstrata.papers.of_clients import (
     over_clients,
     values_of_clients,
 )
-from fedstrata.papers.reading import Recipe
+from fedstrata.papers.reading import SECONDS, Recipe
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import higher_is_better
 
 LAYERS = "layers."
 """With what the name of a number begins that is a mean over layers, and over rounds."""
-SECONDS = ".seconds"
-"""With what the name of a number ends that is the mean time of a phase of rounds."""
 _BYTES_OF_A_WEIGHT = 4
 
 

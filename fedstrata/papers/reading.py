@@ -67,6 +67,8 @@ DERIVED = ("mean", "mean_rank")
 """What a column may be made of, instead of runs: the other columns of its part, or those ``of`` another part."""
 _CLAIM_KEYS = ("row", "over", "by", "columns", "note", "main")
 _COLUMNS_OF_CSV = ("paper", "part", "row", "column", "mean", "std", "note")
+SECONDS = ".seconds"
+"""With what the name of a number ends that is the mean time of a phase of rounds."""
 _FRACTIONS = ("accuracy", "f1", "auc", "recall", "precision")
 
 Name = TypeVar("Name", bound=str)
@@ -424,7 +426,7 @@ def _refuse_foreign_numbers(recipe: Recipe, where: str) -> None:
 
 def unit_of(number: str) -> str:
     """Papers write accuracies in percent, and everything else as it is, such as seconds."""
-    if number.endswith(".seconds"):
+    if number.endswith(SECONDS):
         return "seconds"
     return "percent" if any(word in number for word in _FRACTIONS) else "plain"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim, Order
-from fedstrata.papers.numbers import LAYERS, SECONDS
-from fedstrata.papers.reading import Recipe
-from fedstrata.report.formats import ABSENT, number, p_value, plural
+from fedstrata.papers.numbers import LAYERS
+from fedstrata.papers.reading import SECONDS, Recipe
+from fedstrata.report.formats import ABSENT, number, p_value
 from fedstrata.significance import Estimate
 
 CELL_HEADS = ("row", "column", "published", "ours", "seeds", "difference", "verdict")
@@ -150,12 +150,8 @@ def order_line(column: str, found: Order) -> str:
 
 
 def seeds_in_words(fewest: int, most: int) -> str:
-    """How many seeds rows have.
-
-    >>> seeds_in_words(1, 3), seeds_in_words(2, 2), seeds_in_words(1, 1)
-    ('1 to 3 seeds', '2 seeds', '1 seed')
-    """
-    return plural(most, "seed") if fewest == most else f"{fewest} to {plural(most, 'seed')}"
+    """How many seeds rows have, where they do not have the same number."""
+    return f"{fewest} to {most} seeds"
 
 
 def _signed(value: float) -> str:
