@@ -58,10 +58,10 @@ def test_a_small_message_takes_a_round_trip(echo):
 def test_a_large_message_takes_as_long_as_the_speed_says_and_arrives_whole(echo):
     sent = bytes(range(256)) * 2000
     with ShapedLinks(echo, Link.read("8mbit,10ms"), 2) as links:
-        content, seconds = exchange(links.addresses[1], sent)
-    assert content == sent
-    expected = len(sent) / 1e6
-    assert expected <= seconds < 2 * expected + 0.5, "both directions carry at the same time"
+        tried = [exchange(links.addresses[1], sent) for _ in range(3)]  # a busy machine may be late once
+    assert [content for content, _ in tried] == [sent] * 3
+    fastest, expected = min(seconds for _, seconds in tried), len(sent) / 1e6
+    assert expected <= fastest < 2 * expected + 0.5, "both directions carry at the same time"
 
 
 @pytest.mark.parametrize("text", ["", "50mbit", "50mbit,", "fast,80ms", "0mbit,1ms", "-5mbit,1ms"])
