@@ -103,25 +103,8 @@ def kept(paper: Paper, values: dict[tuple[str, str, str], float], seed: int = 0)
     for (part, row, column), value in values.items():
         cells = [cell for cell in cells_of(paper.part(part), seed + 1) if (cell.row, cell.column) == (row, column)]
         settings, number, at = asked(cells[seed])
-        made.append(
-            Kept(
-                "two",
-                part,
-                row,
-                column,
-                cells[seed].seed,
-                value,
-                number,
-                at,
-                settings,
-                4,
-                1.0,
-                10,
-                "abc",
-                "words",
-                "CPU",
-            )
-        )
+        where = ("two", part, row, column, cells[seed].seed)
+        made.append(Kept(*where, value, number, at, settings, 4, 1.0, 10, "abc", "words", "CPU"))
     return made
 
 

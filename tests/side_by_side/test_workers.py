@@ -164,7 +164,7 @@ def test_a_process_that_dies_is_told_and_another_takes_its_place(perform: Callab
 def test_what_found_no_memory_beside_others_is_done_last_beside_fewer(
     perform: Callable[..., list[str]], short: Message
 ) -> None:
-    """Both b and c fit beside a, but not a beside them before they are done."""
+    """a finds no memory beside b, so c and d are done one at a time, and then a once more."""
     begun: list[str] = []
 
     def script(name: str, message: Message) -> list[Message]:
