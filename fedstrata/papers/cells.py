@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -167,7 +168,13 @@ def _any(asked: Sequence[str], names: Sequence[str], within: bool = False) -> bo
     lower = [name.lower() for name in names]
     if not asked or any(one.lower() in lower for one in asked):
         return True
-    return within and any(one.lower() in lower[1] for one in asked)
+    return within and any(_stands_in(one.lower(), lower[1]) for one in asked)
+
+
+def _stands_in(word: str, text: str) -> bool:
+    """Tell whether a word is in a text, and not in the middle of a number: CIFAR-10 is not in CIFAR-100."""
+    before, after = (r"(?<!\d)" if word[:1].isdigit() else "", r"(?!\d)" if word[-1:].isdigit() else "")
+    return re.search(before + re.escape(word) + after, text) is not None
 
 
 def cells_of(

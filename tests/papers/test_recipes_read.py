@@ -145,6 +145,18 @@ def test_cells_are_chosen_by_data_row_method_or_column() -> None:
         chosen(only=(".1",), columns=(".5",))
 
 
+def test_a_word_is_not_found_in_the_middle_of_a_number() -> None:
+    def columns(paper: str, word: str) -> list[str]:
+        part = read_papers()[paper].part("table1" if paper == "ssfl" else "table2")
+        return list(dict.fromkeys(cell.column for cell in cells_of(part, 1, choice=Choice(only=(word,)))))
+
+    assert "CIFAR-10" in columns("ssfl", "CIFAR-10")
+    assert "CIFAR-100" not in columns("ssfl", "CIFAR-10")
+    assert columns("lips", "c10") == ["C10 .1", "C10 .5", "C10 1"]
+    assert columns("lips", "C100") == ["C100 .01", "C100 .1", "C100 .5"]
+    assert columns("lips", "10 1") == ["C10 1"]
+
+
 def test_the_name_of_a_row_means_that_row_also_where_others_have_its_method() -> None:
     table = read_papers()["fedlws"].part("table1")
 
