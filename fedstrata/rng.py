@@ -144,6 +144,21 @@ def uniform(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Ten
     return ((words >> 8).to(torch.float32) * 2.0**-24).reshape(*words.shape[:-1], *shape)
 
 
+def drawn_among(keys: Tensor, values: Tensor) -> Tensor:
+    """Draw, for each key, as many numbers as there are among the values of its row, with replacement.
+
+    So a layer's initial weights give other ones of the same distribution, whatever that is: ``[K or 1, *shape]`` gives
+    ``[K, *shape]``.
+
+    >>> drawn = drawn_among(client_keys(0, 0, [3, 5], "example"), torch.tensor([[1.0, 2.0, 3.0]]))
+    >>> drawn.shape, set(drawn.flatten().tolist()) <= {1.0, 2.0, 3.0}
+    (torch.Size([2, 3]), True)
+    """
+    rows = values.flatten(1)
+    places = (uniform(keys, rows.shape[1:]).to(torch.float64) * rows.shape[1]).to(torch.int64)
+    return rows.expand(len(places), -1).gather(1, places).reshape(-1, *values.shape[1:])
+
+
 def normal(keys: Tensor, shape: Sequence[int], stream: int | Tensor = 0) -> Tensor:
     """Draw float64 numbers from the standard normal distribution, of shape ``[..., *shape]`` (Box and Muller, 1958).
 

@@ -71,7 +71,7 @@ class Zeros(Diagnostic):
     training is dense, so that they grow back. A weight fell if it came to the client with a value and training began
     with zero; it came back if it is not zero when training ends. With masks that hold in training nothing comes back,
     and a weight that the server has masked already does not fall again. Weights that restart from their initial values
-    (``refill=init``) are not zeroed, and not counted.
+    (``refill=init`` or ``own-init``) are not zeroed, and not counted.
 
     Costs a few passes over the clients' models: 1 % of a round of 20 clients on digits with the CNN.
 

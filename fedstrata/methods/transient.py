@@ -17,7 +17,7 @@ from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, LocalStep, Message, ModelAndMemory, Outline, Training
 from fedstrata.methods.mechanisms.layer_choice import weights_elsewhere, weights_of
 from fedstrata.methods.mechanisms.masking import everything, keep
-from fedstrata.rng import uniform
+from fedstrata.rng import client_keys, drawn_among, uniform
 from fedstrata.spec import parameter
 from fedstrata.stack import Tensors, align, under
 
@@ -37,6 +37,11 @@ class Transient(Part):
     very first round with the full :math:`\tau_0` (``schedule=released``), and ranks by the last minibatch's gradient
     times the aggregated weight (``criterion=gradient``). ``magnitude`` is the ablation of Table 4; ``random`` stands in
     the released code only.
+
+    Masked weights restart at zero, or (Table 5) at initial values: with ``refill=init`` at those of the common model,
+    near which the weights of a layer with inertia still are, so that little changes. In the released code each client
+    restores the first draw of its own model, from before it received the common one (``refill=own-init``): values that
+    are no two clients' and never were trained. Here they are drawn for each client among the layer's initial ones.
 
     ``local_sparsity`` is the comparison of Table 7, where masks hold in local training too: ``until-next`` in all
     rounds from one event to the next, which is what saves work, ``round`` only in the one round after each event. A
@@ -69,7 +74,9 @@ class Transient(Part):
         "update", "What makes a weight sensitive.", choices=("update", "gradient", "magnitude", "random")
     )
     refill: str = parameter(
-        "zero", "What a masked weight restarts from: zero, or its initial value (Table 5).", choices=("zero", "init")
+        "zero",
+        "What a masked weight restarts from: zero, its initial value, or the client's own draw of one as released.",
+        choices=("zero", "init", "own-init"),
     )
     layers: str = parameter("middle", "Which layers: a role, 'all', or names with wildcards joined by '|'.")
     local_sparsity: str = parameter(
@@ -89,7 +96,7 @@ class Transient(Part):
     def client_memory(self, clients: Clients, model: Tensors) -> Tensors:
         """Keep what the criterion and the refill need, and the mask where it holds in training."""
         weights = self._weights(clients, model)
-        memory = under("init", weights if self.refill == "init" else {})
+        memory = under("init", self._initial(clients, weights))
         if self._ranks_by_training():
             scores = {name: torch.zeros_like(weight) for name, weight in weights.items()}
             memory |= under("score", scores) | {"trained": torch.zeros_like(clients.sizes, dtype=torch.bool)}
@@ -98,6 +105,16 @@ class Transient(Part):
         if self.local_sparsity == "until-next":
             memory |= {"event": torch.zeros_like(clients.sizes)}
         return memory
+
+    def _initial(self, clients: Clients, weights: Tensors) -> Tensors:
+        """The values that masked weights restart from, where that is not zero."""
+        if self.refill != "own-init":
+            return weights if self.refill == "init" else {}
+        keys = {
+            name: client_keys(clients.seed, 0, clients.ids, f"transient/init/{name}", clients.sizes.device)
+            for name in weights
+        }
+        return {name: drawn_among(keys[name], weight) for name, weight in weights.items()}
 
     def masked(self, layers: LayerMap) -> list[str]:
         """Name what is masked."""

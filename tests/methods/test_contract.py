@@ -40,6 +40,7 @@ COMBINATIONS = [
     "fedbn+lips(every=1)+lws",
     "fedbn+lips(every=1, criterion=gradient, refill=init, schedule=released)",
     "transient(every=1, local_sparsity=round, criterion=random)+fedprox",
+    "fedbn+lips(every=1, refill=own-init, local_sparsity=until-next)",
     "transient(every=2, criterion=magnitude, layers=all)",
     "fedbn+freeze-middle(after=1, freezes=own)",
     "fedbn+lips(every=1)+fedadam+central-dp(noise=0.5)",

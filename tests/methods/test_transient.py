@@ -198,6 +198,25 @@ def test_masked_weights_may_restart_at_their_initial_values(engine):
             assert torch.equal(start[changed], initial[name][changed])
 
 
+@BOTH_ENGINES
+def test_masked_weights_may_restart_at_a_draw_of_each_clients_own(engine):
+    method, seen = watched("lips(tau0=0.8, every=1, refill=own-init)")
+    simulation = run(method, engine, rounds=3)
+    own = memory_of(simulation, "transient", "init")
+    for name, count in MIDDLE.items():
+        initial = set(simulation.setting.initial[name].flatten().tolist())
+        assert own[name].shape == (5, *simulation.setting.initial[name].shape)
+        assert len({tuple(client.flatten().tolist()) for client in own[name]}) == 5
+        assert set(own[name].flatten().tolist()) <= initial
+        for client in range(5):
+            assert len(set(own[name][client].flatten().tolist())) > len(initial) / 3
+            for round, drop in ((2, 0.8 * 2 / 3), (3, 0.8 * 1 / 3)):
+                start, received = seen.start[round, client][name], seen.received[round, client][name]
+                changed = start != received
+                assert int(changed.sum()) == int(drop * count + 1e-9)
+                assert torch.equal(start[changed], own[name][client][changed])
+
+
 def test_all_layers_or_named_ones_may_be_masked():
     for pattern, expected in (
         ("all", {*MIDDLE, "stem.weight", "head.weight"}),
