@@ -8,7 +8,8 @@
                   accuracy and the bytes); empty where it was not evaluated
 ``layers.csv``    a row for each layer of each run: its metrics in the last round that has them
 ``layers.json``   what the layers of the model are, and in which of them each run masked weights
-``cosine.csv``    for each metric of layers in ``--series``: a row for each round of each run, a column for each layer
+``cosine.csv``    for each metric of layers in ``--series``: a row for each round of each run (or for every Nth, with
+                  ``--series-every N``, the first and the last), a column for each layer
 
 Fractions keep six digits, bytes all. Metrics of single clients, the split and the models stay behind.
 """
@@ -87,9 +88,10 @@ class Finished:
         table = self.table("rounds")
         yield from self._by_round(table.filter(pc.field("metric").isin(only)) if only else table, "metric")
 
-    def series(self, metric: str) -> Iterable[dict[str, Any]]:
-        rows = self.table("layers").filter(pc.field("metric") == metric)
-        yield from self._by_round(rows, "layer")
+    def series(self, metric: str, every: int = 1) -> Iterable[dict[str, Any]]:
+        found = list(self._by_round(self.table("layers").filter(pc.field("metric") == metric), "layer"))
+        ends = (found[0], found[-1]) if found else ()
+        yield from (row for row in found if row["round"] % every == 0 or row in ends)
 
     def layers(self) -> Iterable[dict[str, Any]]:
         last: dict[str, dict[str, float]] = {}
@@ -105,7 +107,12 @@ class Finished:
 
 
 def publish(
-    runs: Sequence[Finished], out: Path, accuracy: str | None, series: Sequence[str], metrics: Sequence[str] = ()
+    runs: Sequence[Finished],
+    out: Path,
+    accuracy: str | None,
+    series: Sequence[str],
+    metrics: Sequence[str] = (),
+    series_every: int = 1,
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     summary = [run.summary(accuracy) for run in runs]
@@ -120,7 +127,7 @@ def publish(
         masked = {run.name: facts["masked"] for run, facts in zip(runs, about, strict=True) if facts["masked"]}
         files.write_atomically(out / "layers.json", files.to_json({"layers": about[0]["layers"], "masked": masked}))
     for metric in series:
-        write(out / f"{metric}.csv", [row for run in runs for row in run.series(metric)])
+        write(out / f"{metric}.csv", [row for run in runs for row in run.series(metric, series_every)])
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -144,13 +151,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the files go")
     parser.add_argument("--accuracy", metavar="METRIC", help="what summary.csv tells, such as global.accuracy")
     parser.add_argument("--series", nargs="*", default=[], metavar="METRIC", help="metrics of layers in every round")
+    parser.add_argument("--series-every", type=int, default=1, metavar="N", help="of these rounds only every Nth")
     parser.add_argument("--metrics", nargs="*", default=[], metavar="METRIC", help="of rounds, if not all")
     arguments = parser.parse_args()
     runs = []
     for text in arguments.runs:
         name, _, folder = text.rpartition("=")
         runs.append(Finished(name or Path(folder).name, Path(folder)))
-    publish(runs, arguments.out, arguments.accuracy, arguments.series, arguments.metrics)
+    publish(runs, arguments.out, arguments.accuracy, arguments.series, arguments.metrics, arguments.series_every)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from fedstrata.papers.at_hand import RunsAtHand
@@ -283,13 +284,19 @@ def test_numbers_without_runs_are_drawn_as_far_as_they_go(
 
 
 @pytest.fixture(scope="module")
-def published(cells: list[Cell], folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the tables of the runs are kept, as ``results/`` keeps them."""
+def publish() -> Any:
+    """The program that makes tables of runs."""
     spec = importlib.util.spec_from_file_location("publish", ROOT / "benchmarks" / "publish.py")
     assert spec is not None
     assert spec.loader is not None
     publish = sys.modules["publish"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(publish)
+    return publish
+
+
+@pytest.fixture(scope="module")
+def published(publish: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the tables of the runs are kept, as ``results/`` keeps them."""
     results = tmp_path_factory.mktemp("results")
     runs = [publish.Finished(f"run-{place.name}", place) for place in sorted(folder.iterdir())]
     publish.publish(runs, results / "comparison", None, ["cosine"])
@@ -311,6 +318,19 @@ def test_figures_are_redrawn_from_published_tables(
     assert not draw(from_tables, kinds["matrices"])
     assert from_tables.number(("FedAvg", "alpha 0.1"), "bytes.up") is None
     assert "only tables are kept here, which do not tell 'bytes.up'" in " ".join(missing_words(from_tables))
+
+
+def test_of_a_series_every_so_many_rounds_may_be_kept_and_its_ends(
+    publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = [(round, layer, "cosine", round / 10) for round in range(2, 9) for layer in ("stem", "head")]
+    table = pa.table(dict(zip(("round", "layer", "metric", "value"), zip(*noted, strict=True), strict=True)))
+    monkeypatch.setattr(publish.Finished, "table", lambda self, name: table)
+    finished = publish.Finished("one", tmp_path)
+    kept = list(finished.series("cosine", every=3))
+    assert kept == [{"run": "one", "round": round, "stem": round / 10, "head": round / 10} for round in (2, 3, 6, 8)]
+    assert [row["round"] for row in finished.series("cosine")] == [2, 3, 4, 5, 6, 7, 8]
+    assert list(finished.series("update", every=3)) == []
 
 
 @pytest.mark.parametrize("where", [".", "comparison", "comparison/summary.csv"])
