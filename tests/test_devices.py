@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -40,6 +43,30 @@ def test_on_a_cpu_and_where_they_are_chosen_threads_stay(threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
     spare_host(torch.device("cuda"))
     assert threads == []
+
+
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+FAULTS = """
+import resource
+import fedstrata
+import torch
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(2**26)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(
+    not PAGES.exists() or "[madvise]" not in PAGES.read_text(), reason="this system gives large pages to all or none"
+)
+@pytest.mark.parametrize(("chosen", "low", "high"), [({}, 0, 8_000), ({"THP_MEM_ALLOC_ENABLE": "0"}, 60_000, 80_000)])
+def test_large_tensors_lie_in_large_pages_unless_the_user_wants_small_ones(monkeypatch, chosen, low, high):
+    """A quarter of a gigabyte is 65,536 small pages, or 128 large ones."""
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)  # this process has set it for its children, too
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    assert low <= int(subprocess.check_output([sys.executable, "-c", FAULTS], text=True)) < high
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
