@@ -12,6 +12,7 @@ from torch import Tensor
 from fedstrata.errors import FedStrataError
 from fedstrata.functional import shrink, shrinking
 from fedstrata.functional.lws import Shrinking
+from fedstrata.layers import Layer
 from fedstrata.methods.contract.declarations import Facts, Needs, Touches
 from fedstrata.methods.contract.part import Metrics, Part
 from fedstrata.methods.contract.registry import methods
@@ -19,7 +20,8 @@ from fedstrata.methods.contract.views import Message, ModelAndMemory, Server
 from fedstrata.spec import parameter
 from fedstrata.stack import Stack, Tensors
 
-RELEASED_CLAMP = (0.01, 0.2)
+LOWEST, HIGHEST = 0.01, 0.2
+"""The bounds of beta times tau in the released code."""
 
 
 @methods.register("lws")
@@ -34,7 +36,8 @@ class LayerWiseShrinking(Part):
 
     ``layers=model`` takes one factor for the whole model; ``fixed`` takes 1.00, 0.99, 0.98, ... by depth, and ``gamma``
     one fixed factor for all (the two of Fig. 1b); ``mode`` splits the effect into its two terms (Table 10). ``clamp``
-    bounds :math:`\beta\tau` to [0.01, 0.2] as the released code does, against the paper: then even a tiny beta shrinks.
+    bounds :math:`\beta\tau` to [0.01, ``highest``] as the released code does, against the paper: then even a tiny beta
+    shrinks.
 
     The run's layer metrics tell the factors as ``gamma``, the disagreement :math:`\tau_l` as ``tau``, and as ``r`` the
     balance :math:`r_l = \frac{(1 - \gamma_l) \lVert w_l \rVert}{\gamma_l \lVert \hat w_l - w_l \rVert}` (Eq. 5): of the
@@ -46,11 +49,17 @@ class LayerWiseShrinking(Part):
     first rounds that counter outweighs everything else and the factors are far smaller than the equation's (the
     published ones, 0.92 for ResNet-20, are reached only so); later it holds them near 1. What comes after the last bias
     is left alone. Tensors stand in the order of the forward pass. All of the released code is ``lws(beta=0.03,
-    layers=released, clamp=true)``.
+    layers=released, clamp=true)``; on transformers it has fewer groups, a block each.
+
+    ``layers=with-buffers`` takes each layer together with its own norm, buffers and all. The factors of ResNet-20 that
+    the authors drew (Fig. 9a) are of such layers: 0.85, 0.89 and 0.92 in the three stages after the first round and
+    0.9945 in all layers after the eleventh is what the counter alone makes of :math:`\beta\tau = 0.05` and 21 steps a
+    round. That is ``lws(beta=0.01, layers=with-buffers, clamp=true, highest=0.05)``.
 
     Defaults:
         beta: paper, Appendix C.4 (CNN models).
         layers, mode, clamp, gamma: paper, Algorithm 1.
+        highest: ChanglongShi/FedLWS, args.py.
         fixed_step: paper, Section 4.2.
     """
 
@@ -62,13 +71,15 @@ class LayerWiseShrinking(Part):
     beta: float = parameter(0.1, "How strongly disagreement shrinks (paper: 0.1 for CNNs, 0.01 for ResNets).", low=0)
     layers: str = parameter(
         "each",
-        "One factor for each layer, one for the whole model, fixed by depth, or for each group of the released code.",
-        choices=("each", "model", "fixed", "released"),
+        "One factor for each layer (also with its buffers), one for the whole model, fixed by depth, or for each group "
+        "of the released code.",
+        choices=("each", "with-buffers", "model", "fixed", "released"),
     )
     mode: str = parameter(
         "both", "Shrink the weights, only regularise, or only shorten the step.", choices=("both", "reg", "opt")
     )
     clamp: bool = parameter(False, "Bound beta times tau as the released code does.")
+    highest: float = parameter(HIGHEST, "With clamp: the upper bound; the lower one is 0.01.", low=LOWEST)
     fixed_step: float = parameter(
         0.01, "With fixed factors: by how much each deeper layer's factor is smaller.", low=0, below=1
     )
@@ -88,6 +99,11 @@ class LayerWiseShrinking(Part):
             raise FedStrataError(
                 f"'{self.name}' has clamp=true, which bounds beta times tau, and fixed factors, which need neither; "
                 "give one of them."
+            )
+        if self.highest != HIGHEST and not self.clamp:
+            raise FedStrataError(
+                f"'{self.name}' has highest={self.highest:g}, a bound of beta times tau, which only clamp=true sets; "
+                "give both or neither."
             )
 
     @property
@@ -117,7 +133,7 @@ class LayerWiseShrinking(Part):
         old = [server.model[name] for name in names]
         updates = [_updates(replies, name, server.model[name]) for name in names]
         step = [new[name] - server.model[name] for name in names]
-        clamp = RELEASED_CLAMP if self.clamp else None
+        clamp = (LOWEST, self.highest) if self.clamp else None
         return shrinking(old, updates, None, self.beta, step=step, clamp=clamp, fixed=fixed)
 
     def _groups(self, server: Server) -> Iterator[tuple[str, list[str]]]:
@@ -126,13 +142,17 @@ class LayerWiseShrinking(Part):
             yield from _released_groups(server)
             return
         blocks = [
-            (block[0].name, [name for layer in block for name in layer.parameters if name in server.model])
+            (block[0].name, [name for layer in block for name in self._names(layer) if name in server.model])
             for block in server.layers.blocks()
         ]
         if self.layers == "model" or self.gamma is not None:
             yield "(model)", [name for _, names in blocks for name in names]
         else:
             yield from ((layer, names) for layer, names in blocks if names)
+
+    def _names(self, layer: Layer) -> tuple[str, ...]:
+        """Which tensors of a layer count in its factor, and are shrunk by it."""
+        return layer.names if self.layers == "with-buffers" else layer.parameters
 
     def metrics(self, server: Server) -> Metrics:
         """Tell the factors of the round, and what they come from."""

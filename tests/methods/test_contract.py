@@ -57,6 +57,7 @@ COMBINATIONS = [
     "fedavg+lws(gamma=0.98)",
     "fedlaw(samples=30, epochs=2, batch_size=20, learns=factor)+fedprox",
     "fedavg+lws(layers=released, clamp=true)",
+    "fedbn+lws(layers=with-buffers, clamp=true, highest=0.05)",
     "ssfl(topology=oracle)+top-k",
     "subfedavg(accuracy=0, rate=0.2)+fedbn",
     "flash-jmwst(every=2, first_epochs=3)+lws",

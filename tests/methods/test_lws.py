@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict
 
 import pytest
@@ -121,6 +122,7 @@ def test_before_the_first_round_nothing_is_shrunk():
         ("lws(gamma=0.9, layers=released)", "gamma=0.9, one fixed factor for the whole model, and layers=released"),
         ("lws(gamma=0.9, clamp=true)", "clamp=true, which bounds beta times tau, and fixed factors"),
         ("lws(layers=fixed, clamp=true)", "clamp=true, which bounds beta times tau, and fixed factors"),
+        ("lws(highest=0.05)", "highest=0.05, a bound of beta times tau, which only clamp=true sets"),
         ("lws(gamma=0)", "gamma"),
         ("lws(gamma=1.1)", "gamma"),
     ],
@@ -132,7 +134,8 @@ def test_options_that_contradict_each_other_are_refused(text, sentence):
 
 def test_the_authors_defaults():
     assert asdict(methods.make("lws")) == {
-        "beta": 0.1, "layers": "each", "mode": "both", "clamp": False, "fixed_step": 0.01, "gamma": None,
+        "beta": 0.1, "layers": "each", "mode": "both", "clamp": False, "highest": 0.2, "fixed_step": 0.01,
+        "gamma": None,
     }  # fmt: skip
 
 
@@ -287,6 +290,40 @@ def test_by_default_statistics_are_neither_counted_nor_shrunk():
 def test_the_released_clamp_bounds_the_strength_of_a_group():
     _, gamma = aggregated("lws(beta=9, layers=released, clamp=true)")
     assert gamma == pytest.approx({"1": 5 / (0.2 * math.sqrt(0.5) + 5), "2": 5 / (0.2 * 6 + 5)}, abs=1e-8)
+    _, gamma = aggregated("lws(beta=9, layers=released, clamp=true, highest=0.05)")
+    assert gamma == pytest.approx({"1": 5 / (0.05 * math.sqrt(0.5) + 5), "2": 5 / (0.05 * 6 + 5)}, abs=1e-8)
+
+
+def test_a_layer_with_its_buffers_counts_and_shrinks_those_of_its_own_norm():
+    """The first layer is (3, 4, 0, 0, 3, 4), of norm 50^.5; the server's step is (.5, .5, 0, 0, 0, 6), of norm 36.5^.5,
+    and clients differ from it by (.5, -.5, 0, 0, 0, -2), so that tau is 4.5^.5. The second layer does not move.
+    """
+    new, gamma = aggregated("lws(beta=0.1, layers=with-buffers)")
+    first = math.sqrt(50) / (0.1 * math.sqrt(4.5) * math.sqrt(36.5) + math.sqrt(50))
+    assert gamma == pytest.approx({"0": first, "2": 1.0}, abs=1e-8)
+    assert float(new["1.running_var"]) == pytest.approx(3 * first)
+    assert int(new["1.num_batches_tracked"]) == int(10 * first) == 8
+    assert float(new["2.bias"]) == 0.0
+
+
+@pytest.mark.parametrize("highest", [0.05, 0.2])
+def test_factors_of_a_resnet20_with_its_buffers_are_those_that_the_authors_drew(highest):
+    """Figure 9a: 0.85, 0.89 and 0.92 in the three stages after the first round, by 21 steps of all clients and 0.05."""
+    model = models.make("resnet20").build((3, 32, 32), 10)
+    layers = LayerMap.read(model, (3, 32, 32))
+    old = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    method = Method.make(f"lws(beta=0.01, layers=with-buffers, clamp=true, highest={highest})")
+    server = server_view(layers, old, sizes=torch.tensor([9, 1]))
+    server = server_view(layers, old, sizes=torch.tensor([9, 1]), memory=method.server_memory(server))
+    steps = {name: torch.tensor([23, 3]) if name.endswith("num_batches_tracked") else None for name in old}
+    stacks = {name: torch.stack([old[name]] * 2) if steps[name] is None else steps[name] for name in old}
+    new, memory = method.aggregate(server, Message(stacks))
+    gamma = method.metrics(server_view(layers, new, memory=memory))["gamma"]
+    for stage, drawn in enumerate((0.85, 0.89, 0.92)):
+        factors = [value for name, value in gamma.items() if re.match(rf"stages\.{stage}\.\d\.conv", name)]
+        assert len(factors) == 6
+        near = all(abs(value - drawn) < 0.01 for value in factors)
+        assert near if highest == 0.05 else max(factors) < drawn - 0.02
 
 
 def test_what_comes_after_the_last_bias_is_left_alone():
