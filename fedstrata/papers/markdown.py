@@ -31,13 +31,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence
     return "\n".join([*lines, *map(_row, rows), ""])
 
 
-def commands(words: Iterable[Sequence[str]]) -> str:
+def commands(words: Iterable[Iterable[str]]) -> str:
     """A block of commands, whose long lines go on in the next one."""
     lines = [_continued(one) for one in words]
     return "\n".join(["```", *lines, "```", ""]) if lines else ""
 
 
-def _continued(words: Sequence[str]) -> str:
+def _continued(words: Iterable[str]) -> str:
     lines = [""]
     for word in words:
         if lines[-1] and len(lines[-1]) + len(word) + 3 > WIDTH:

@@ -177,7 +177,7 @@ def _numbers(part: Gathered) -> Markup:
 def _other(other: OtherSettings) -> Markup:
     """The numbers of runs with other settings, which no picture sets beside the published ones."""
     changed = f" Changed: {other.changes}." if other.changes else ""
-    said = element("p", f"Who beats whom at that point is told, but decides no claim.{changed}")
+    said = element("p", f"Who beats whom in these runs is told, but decides no claim.{changed}")
     claims = _list(map(claim_line, [claim for claim in other.judged.claims if claim.found is not None]))
     title = f"With other settings, {plural(other.rounds, 'round')}: not comparable with the published numbers"
     return _details(title, [said, cell_table(other.judged), claims])

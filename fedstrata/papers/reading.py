@@ -370,13 +370,16 @@ def _without_own(given: object, own: dict[tuple[str, ...], Changes], of: tuple[s
 
 
 def _changes(given: object, where: str, of: str = "[experiment]") -> dict[str, Any]:
-    """Read changes of an experiment, by the names by which ``--sweep`` has them; unknown keys are refused."""
-    known = [one.name for one in dataclasses.fields(Experiment)]
+    """Read changes of an experiment, by the names by which ``--sweep`` has them; unknown keys are refused.
+
+    ``"none"`` takes back what others say of a key that may be without a value.
+    """
+    known = {one.name: one.default for one in dataclasses.fields(Experiment)}
     changes = flat(given, of, where)
     for key in changes:
         if key.split(".")[0] not in known:
             raise unknown_name(f"key of an experiment, as the {of} of {where} has it, called", key, known)
-    return changes
+    return {key: None if value == "none" and known.get(key, "") is None else value for key, value in changes.items()}
 
 
 def _claims(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str) -> list[StatedClaim]:

@@ -192,13 +192,13 @@ def _other(part: Gathered, other: OtherSettings, seen: set[str]) -> list[str]:
     ]  # fmt: skip
     told = [
         f"{stated_claim(claim)}{_where(claim)} in these runs: {found_words(claim)} over {_plural_seeds(claim)} "
-        f"({tested_words(claim)}), so {_at_that_point(claim)}; published {published_words(claim)}."
+        f"({tested_words(claim)}), so {_word_in_them(claim)}; published {published_words(claim)}."
         for claim in judged.claims
         if claim.found is not None
     ]
     pieces = [
         f"#### {rounds}: not comparable with the published numbers\n",
-        paragraph(f"Who beats whom at that point is told, but decides no claim. {changed} Reported is {reported}."),
+        paragraph(f"Who beats whom in these runs is told, but decides no claim. {changed} Reported is {reported}."),
         table(("column", "row", "published", "ours", "seeds"), lines, ("published", "ours", "seeds")),
         items(told),
         paragraph(f"Cost: {cost_line(other.kept, seen)}"),
@@ -222,12 +222,12 @@ def _plural_seeds(claim: JudgedClaim) -> str:
     return plural(0 if claim.found is None else claim.found.seeds, "seed")
 
 
-def _at_that_point(claim: JudgedClaim) -> str:
+def _word_in_them(claim: JudgedClaim) -> str:
     return "undecided" if claim.found is None else claim.found.word
 
 
 def _first_commands(texts: Sequence[str]) -> str:
     """The commands as they were given; of many, the first."""
     more = len(texts) - COMMANDS
-    block = commands(shlex.split(one) for one in texts[:COMMANDS])
+    block = commands(map(shlex.quote, shlex.split(one)) for one in texts[:COMMANDS])
     return block if more <= 0 else paragraph(f"The first {COMMANDS} of {len(texts)} commands:") + "\n" + block

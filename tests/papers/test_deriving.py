@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,16 @@ def test_over_fewer_columns_the_published_numbers_of_these_count(place: Path) ->
     assert found["FedProx", "Incentive"] == (None, "not run", "")
     turned = judged(place, "table1", {("table1", "FedProx", "a"): 0.04, ("table1", "Ditto", "a"): 0.03})
     assert turned["FedProx", "Mean rank"] == (2.0, "agrees", told)
+
+
+def test_commands_of_other_settings_can_be_given_again(place: Path) -> None:
+    """They hold names with blanks, which the shell would take for several words."""
+    papers = read_papers(place)
+    told = "fedstrata paper two table1 --columns 'a, b' --method 'FedProx' --seeds 1"
+    others = [replace(one, settings="other", changes="epochs=9", command=told) for one in kept(papers["two"], FAIRNESS)]
+    text = reproduction(papers, others)
+    assert "Changed: `epochs=9`." in text
+    assert "\nfedstrata paper two table1 --columns 'a, b' --method FedProx --seeds 1\n" in text
 
 
 def test_rows_of_unequal_numbers_of_seeds_are_said_to_be_so(place: Path) -> None:

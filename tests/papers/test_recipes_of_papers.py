@@ -38,15 +38,19 @@ PARTS = {
 }  # fmt: skip
 
 OURS = {
-    "lips table2": {"pFedSD Fling"},
-    "fedlws table1": {"FedAvg+LWS released", "FedDisco+LWS released", "FedProx+LWS released"},
+    "lips table2": {"pFedSD Fling", "FedAvg server"},
+    "lips table5": {"LIPS w/shared init"},
+    "fedlws table1": {
+        "FedAvg+LWS released", "FedDisco+LWS released", "FedProx+LWS released", "FedAvg+LWS drawn", "FedAvg all",
+        "FedAvg+LWS all", "FedAvg+LWS released all",
+    },
     "player tableA6": {"Local", "FedAvg"},
     "player tableA9": {"Local", "FedAvg"},
     "player tableA12": {"Local", "FedAvg"},
     "sparse-ft table2": {"Dense"},
     "sparse-ft table3": {"Dense"},
-}
-"""Rows that the papers do not have: the released code's variant, what incentives are measured against, a baseline."""
+}  # fmt: skip
+"""Rows that the papers do not have: other readings of their settings, what incentives are measured against, a baseline."""
 OUR_COLUMNS = {"sparse-ft table2": {"Small ViT"}, "sparse-ft table3": {"Small ViT"}}
 """Columns that the papers do not have: a model for those who cannot have the paper's."""
 

@@ -164,9 +164,22 @@ def test_the_name_of_a_row_means_that_row_also_where_others_have_its_method() ->
         return {cell.row for cell in cells_of(table, 1, choice=Choice(methods=words, columns=("C10 .1",)))}
 
     assert rows("FedAvg+LWS") == {"FedAvg+LWS"}
-    assert rows("fedavg+lws") == {"FedAvg+LWS", "FedAvg+LWS released"}
+    kinds = ("", " released", " drawn", " all", " released all")
+    assert rows("fedavg+lws") == {f"FedAvg+LWS{kind}" for kind in kinds}
     assert rows("FedAvg", "fedprox") == {"FedAvg", "FedProx"}
     assert rows("fedprox+lws") == {"FedProx+LWS", "FedProx+LWS released"}
+
+
+def test_none_takes_back_what_a_paper_says_of_a_key(own: Path) -> None:
+    paper, table = own / "recipes" / "tiny" / "paper.toml", own / "recipes" / "tiny" / "table1.toml"
+    paper.write_text(paper.read_text().replace("clients = 3", "clients = 3\nvalidation_fraction = 0.3"))
+    fractions = {cell.experiment.validation_fraction for cell in cells_of(read_papers(own)["tiny"].part("table1"))}
+    assert fractions == {0.3}
+    row = 'FedBN = { method = "fedbn", validation_fraction = "none" }'
+    table.write_text(table.read_text().replace('FedBN = "fedbn"', row))
+    cells = cells_of(read_papers(own)["tiny"].part("table1"))
+    assert {(cell.row, cell.experiment.validation_fraction) for cell in cells} == {("FedBN", None), ("Local", 0.3)}
+    assert all(cell.comparable for cell in cells)
 
 
 def test_what_published_numbers_are_is_said_by_paper_part_or_column(own: Path) -> None:
