@@ -10,7 +10,7 @@ from torch import Tensor
 from fedstrata.methods.contract.declarations import Decision, Facts, Touches
 from fedstrata.methods.contract.registry import methods
 from fedstrata.methods.contract.views import Clients, Message, Server
-from fedstrata.methods.mechanisms.masking import mean_with_zeros
+from fedstrata.methods.mechanisms.masking import keep, mean_with_zeros
 from fedstrata.methods.random_k import PAPER, RandomK
 from fedstrata.stack import Tensors
 
@@ -22,8 +22,9 @@ class RandomClientwise(RandomK):
 
     An entry of the global model is :math:`w = \sum_k p_k m_k w_k`: a masked weight counts as zero, so that every
     average shrinks the weights, by half where half of them are masked. The server sends the whole model; a client
-    trains what its mask keeps, and is tested with the whole model. This is the mode ``random_clientwise`` of SSFL's
-    code; ``random-k`` averages over those clients whose masks keep an entry.
+    trains what its mask keeps, and uses that of the global model, too. This is the mode ``random_clientwise`` of SSFL's
+    code, where a mask, once applied for training, stays on the client's model when it is tested; ``random-k`` averages
+    over those clients whose masks keep an entry.
 
     Defaults:
         sparsity: paper, Section 4.1.
@@ -40,6 +41,10 @@ class RandomClientwise(RandomK):
     def broadcast(self, server: Server, message: Message) -> Message:
         """Send the whole model."""
         return message
+
+    def deployed(self, clients: Clients, model: Tensors) -> Tensors:
+        """Use what the mask keeps of the global model."""
+        return keep(model, clients.memory.group("mask"))
 
     def merge(self, server: Server, replies: Message, shares: Tensor) -> Tensors:
         """Average with zeros for what is masked."""

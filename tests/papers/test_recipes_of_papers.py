@@ -50,7 +50,7 @@ OURS = {
     "sparse-ft table2": {"Dense"},
     "sparse-ft table3": {"Dense"},
 }  # fmt: skip
-"""Rows that the papers do not have: other readings of their settings, what incentives are measured against, a baseline."""
+"""Rows that the papers do not have: other readings of settings, what incentives are measured against, a baseline."""
 OUR_COLUMNS = {"sparse-ft table2": {"Small ViT"}, "sparse-ft table3": {"Small ViT"}}
 """Columns that the papers do not have: a model for those who cannot have the paper's."""
 
