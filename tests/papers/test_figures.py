@@ -416,7 +416,7 @@ def test_claims_at_a_glance(table: Judged) -> None:
     figure = claims_at_a_glance(table)
     assert figure is not None
     [row] = rows(figure)
-    assert (row["claim"], row["ours"], row["published"], row["word"]) == ("FedBN over Local (.1)", 5.5, 30.5, "shown")
+    assert (row["claim"], row["ours"], row["published"], row["word"]) == (".1: FedBN over Local", 5.5, 30.5, "shown")
     # Differences of 6, 5.5 and 5: the mean, and Student's quantile for two degrees times 0.5 / sqrt(3).
     reach = 4.3027 * 0.5 / 3**0.5
     assert (row["low"], row["high"]) == pytest.approx((5.5 - reach, 5.5 + reach), rel=1e-4)

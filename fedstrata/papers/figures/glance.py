@@ -158,7 +158,7 @@ def _claim(claim: JudgedClaim) -> dict[str, object] | None:
     low, high = found.interval or (None, None)
     mean, reach = claim.published or (claim.stated.by, None)
     return {
-        "claim": f"{claim.stated.row} over {claim.stated.over}" + (f" ({where})" if where else ""),
+        "claim": (f"{where}: " if where else "") + f"{claim.stated.row} over {claim.stated.over}",
         "ours": short(found.mean, 6),
         "low": low,
         "high": high,
