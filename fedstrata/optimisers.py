@@ -140,6 +140,9 @@ class _AdamFamily(Optimiser):
     beta1: float = parameter(0.9, "The decay of the mean of gradients.", low=0, below=1)
     beta2: float = parameter(0.999, "The decay of the mean of squared gradients.", low=0, below=1)
     epsilon: float = parameter(1e-8, "What keeps the division finite.", above=0)
+    amsgrad: bool = parameter(
+        False, "Divide by the largest mean of squared gradients so far, not the last one (Reddi et al., ICLR 2018)."
+    )
 
     def state(self, parameters: Tensors) -> Tensors:
         """Start with zero moments; every client counts the steps of each of its parameters."""
@@ -148,7 +151,8 @@ class _AdamFamily(Optimiser):
             for name, tensor in parameters.items()
         }
         mean, square = zeros_like(parameters), zeros_like(parameters)
-        return under("mean", mean) | under("square", square) | under("steps", none)
+        largest = under("largest", zeros_like(parameters) if self.amsgrad else {})
+        return under("mean", mean) | under("square", square) | largest | under("steps", none)
 
     def adam_step_(
         self, parameters: Tensors, gradients: Tensors, state: Tensors, learning_rate: Rate, added: float, shrunk: float
@@ -166,7 +170,7 @@ class _AdamFamily(Optimiser):
         moving = [parameters[name] for name in gradients]
         means, squares = ([state[f"{moment}/{name}"] for name in gradients] for moment in ("mean", "square"))
         slopes, kernels = _kernels_for(gradients, moving, means, squares)
-        if kernels is not None:
+        if kernels is not None and not self.amsgrad:
             scale, rate = self.scale_by(kernels, slopes), _on_device(learning_rate, moving[0])
             options = (self.beta1, self.beta2), self.epsilon, added, shrunk
             kernels.adam_(moving, slopes, means, squares, scale, rate, rates, corrections, *options)
@@ -180,6 +184,11 @@ class _AdamFamily(Optimiser):
         for_each.lerp_(means, slopes, 1 - self.beta1)
         for_each.mul_(squares, self.beta2)
         for_each.addcmul_(squares, slopes, slopes, value=1 - self.beta2)
+        if self.amsgrad:
+            largest = [state[f"largest/{name}"] for name in gradients]
+            for before, square in zip(largest, squares, strict=True):
+                before.copy_(torch.maximum(before, square))
+            squares = largest
         denominators = for_each.sqrt(squares)
         for_each.div_(denominators, [_like(*pair) for pair in zip(corrections, squares, strict=True)])
         for_each.add_(denominators, self.epsilon)

@@ -66,6 +66,11 @@ def alone_in_torch(client, make, clip=None):
         ),
         ("adamw(0.02)", lambda p: torch.optim.AdamW(p, 0.02, weight_decay=0.01)),
         ("adamw(0.02, weight_decay=0.3)", lambda p: torch.optim.AdamW(p, 0.02, weight_decay=0.3)),
+        ("adamw(0.02, amsgrad=true)", lambda p: torch.optim.AdamW(p, 0.02, weight_decay=0.01, amsgrad=True)),
+        (
+            "adam(0.02, weight_decay=0.3, beta2=0.5, amsgrad=true)",
+            lambda p: torch.optim.Adam(p, 0.02, (0.9, 0.5), weight_decay=0.3, amsgrad=True),
+        ),
     ],
 )
 @pytest.mark.parametrize("clip", [None, 2.0])
@@ -99,7 +104,7 @@ def test_clip_shortens_each_client_by_its_own_norm():
     assert sgd.clipped({}) == {}
 
 
-@pytest.mark.parametrize("text", ["sgd(momentum=0.9, clip=1)", "adam(clip=1)", "adamw"])
+@pytest.mark.parametrize("text", ["sgd(momentum=0.9, clip=1)", "adam(clip=1)", "adamw", "adam(amsgrad=true)"])
 def test_clients_with_unequal_numbers_of_steps_move_as_if_alone(text):
     """The training loop takes rows of parameters and state, steps, and puts them back."""
     optimiser = optimisers.make(text)
@@ -146,7 +151,9 @@ def test_a_parameter_without_a_gradient_rests_and_its_step_does_not_count(text, 
         torch.testing.assert_close(parameters[name][1], reference[name].detach(), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("text", ["sgd", "sgd(momentum=0.9, clip=1)", "adam(clip=1, weight_decay=0.1)", "adamw"])
+@pytest.mark.parametrize(
+    "text", ["sgd", "sgd(momentum=0.9, clip=1)", "adam(clip=1, weight_decay=0.1)", "adamw(amsgrad=true)"]
+)
 def test_without_gradients_nothing_moves(text):
     optimiser, parameters = optimisers.make(text), start()
     optimiser.update_(parameters, {}, optimiser.state(parameters), 0.1)

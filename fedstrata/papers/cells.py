@@ -246,7 +246,8 @@ def _cell(recipe: Recipe, row: str, column: str) -> Cell:
 def _experiment(recipe: Recipe, row: str, column: str) -> tuple[Experiment, str]:
     """Put an experiment together: keys first, then parameters inside their texts; what is unknown here is a problem.
 
-    Parameters of methods, such as ``method.lips.tau0``, change the methods that have them and leave others alone.
+    Parameters of named components, such as ``method.lips.tau0`` or ``optimiser.adamw.amsgrad``, change these where they
+    stand and leave others alone.
     """
     layers = (recipe.shared, recipe.columns[column], recipe.rows[row], recipe.cells.get((row, column), {}))
     both = {key for key in recipe.columns[column] if key in recipe.rows[row]}
@@ -277,23 +278,28 @@ def _with_parameter(values: dict[str, Any], name: str, value: Any) -> tuple[dict
         return values, str(error)
     if changed is not None:
         return {**values, key: changed}, ""
-    return values, "" if key == METHOD else f"There is no '{path[-1]}' to change in the {key} '{text}'."
+    return values, "" if _names_component(name) else f"There is no '{path[-1]}' to change in the {key} '{text}'."
+
+
+def _names_component(name: str) -> bool:
+    """Whether a parameter is that of one component, and means nothing to others: ``optimiser.adamw.amsgrad``."""
+    return name.startswith(f"{METHOD}.") or name.count(".") > 1
 
 
 def _refuse_idle(recipe: Recipe) -> None:
-    """Refuse parameters of methods that no row has: they would change nothing."""
-    methods = [method for changes in recipe.rows.values() if isinstance(method := changes.get(METHOD), str)]
-    if isinstance(shared := recipe.shared.get(METHOD), str):
-        methods.append(shared)
+    """Refuse parameters of components that no row has: they would change nothing."""
     given = {name: value for column in recipe.columns.values() for name, value in column.items()}
     for name, value in given.items():
-        if name.startswith(f"{METHOD}.") and all(_lacks(method, name, value) for method in methods):
-            raise FedStrataError(f"'{name}' in the columns of '{recipe.name}' is a parameter of no row's method.")
+        key = name.split(".")[0]
+        everywhere = (recipe.shared, *recipe.rows.values(), *recipe.columns.values())
+        texts = [text for changes in everywhere if isinstance(text := changes.get(key), str)]
+        if _names_component(name) and all(_lacks(key, text, name, value) for text in texts):
+            raise FedStrataError(f"'{name}' in the columns of '{recipe.name}' is a parameter of no row's {key}.")
 
 
-def _lacks(method: str, name: str, value: Any) -> bool:
-    values, problem = _with_parameter({METHOD: method}, name, value)
-    return values == {METHOD: method} and not problem
+def _lacks(key: str, text: str, name: str, value: Any) -> bool:
+    values, problem = _with_parameter({key: text}, name, value)
+    return values == {key: text} and not problem
 
 
 @cache

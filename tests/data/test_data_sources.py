@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from sklearn.model_selection import train_test_split
 
 from fedstrata.data import Dataset, cache_directory, datasets, download
 from fedstrata.data.datasets.base import search_places
@@ -463,6 +464,10 @@ def test_heart_disease_by_hand(tmp_path: Path) -> None:
     assert load("heart_disease(classes=2)", tmp_path).labels[:4].tolist() == [0, 1, 0, 1]
     halves = load("heart_disease(test_fraction=0.5)", tmp_path)
     assert np.array_equal(np.bincount(halves.labels.numpy()[halves.test]), [8, 0, 0, 8])
+    _, held = train_test_split(np.arange(8), test_size=0.4, random_state=42)
+    theirs = load("heart_disease(test_fraction=0.4, split=player-fl)", tmp_path)
+    assert theirs.test.tolist() == sorted(8 * hospital + place for hospital in range(4) for place in held.tolist())
+    assert sorted([*theirs.train, *theirs.test]) == list(range(32))
     path = tmp_path / "processed.va.data"
     whole = path.read_text()
     path.write_text(whole + "63.0,1.0\n")

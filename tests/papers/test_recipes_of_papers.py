@@ -321,7 +321,7 @@ def test_the_papers_settings_are_in_the_runs():
     assert cell.experiment.method == "feddisco(a=0.1, normalise=false)+lws(beta=0.1)"
     assert run("fedlws", "table1", "FedDisco+LWS", "C10 .1").experiment.method.endswith("+lws(beta=0.01)")
     cell = run("player", "tableA7", "FedLAMA", "Heart")
-    assert cell.experiment.optimiser == "adamw(learning_rate=0.01, keep=true)"
+    assert cell.experiment.optimiser == "adamw(learning_rate=0.05, weight_decay=0.0001, keep=true, amsgrad=true)"
     assert (cell.recipe.number, cell.experiment.rounds, cell.experiment.batch_size) == (
         "client_before.accuracy.weighted",
         50,

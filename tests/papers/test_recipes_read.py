@@ -182,6 +182,20 @@ def test_none_takes_back_what_a_paper_says_of_a_key(own: Path) -> None:
     assert all(cell.comparable for cell in cells)
 
 
+def test_a_parameter_of_a_named_component_leaves_others_alone(own: Path) -> None:
+    table = own / "recipes" / "tiny" / "table1.toml"
+    text = table.read_text().replace('FedBN = "fedbn"', 'FedBN = { method = "fedbn", optimiser = "adamw" }')
+    table.write_text(text.replace('{ "partition.alpha"', '{ "optimiser.adamw.amsgrad" = true, "partition.alpha"'))
+    cells = cells_of(read_papers(own)["tiny"].part("table1"), 1)
+    assert {(cell.row, cell.experiment.optimiser) for cell in cells if cell.column == ".1"} == {
+        ("FedBN", "adamw(amsgrad=true)"), ("Local", Experiment().optimiser),
+    }  # fmt: skip
+    assert not any(cell.problem for cell in cells)
+    table.write_text(text.replace('{ "partition.alpha"', '{ "optimiser.adamx.amsgrad" = true, "partition.alpha"'))
+    with pytest.raises(FedStrataError, match=r"'optimiser\.adamx\.amsgrad' .* is a parameter of no row's optimiser"):
+        cells_of(read_papers(own)["tiny"].part("table1"), 1)
+
+
 def test_what_published_numbers_are_is_said_by_paper_part_or_column(own: Path) -> None:
     table = recipe()
     assert (table.spread, table.middle, table.published_seeds) == ("deviation", "mean", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ FEATURES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach",
 # Mostly missing outside Cleveland: slope, ca and thal, between the features and the diagnosis.
 _DROPPED = 3
 _COLUMNS = len(FEATURES) + _DROPPED + 1
+_SEED = 42  # of PLayer-FL's code, which divides by scikit-learn's train_test_split
 
 
 @datasets.register("heart_disease")
@@ -29,11 +31,18 @@ class HeartDisease(DatasetSource):
 
     As in FLamby (du Terrail et al., NeurIPS 2022), the columns slope, ca and thal are left out, then the patients
     with gaps: 303, 261, 46 and 130 remain. Features are standardised with the mean and deviation of all training
-    patients. There is no official test set: a part of each diagnosis of each hospital, evenly spaced, is held out.
+    patients. There is no official test set: a part of each diagnosis of each hospital, evenly spaced, is held out. With
+    ``split=player-fl`` they are those of PLayer-FL's released code (gaiters-aerials/player_fl, ``_split_data``), drawn
+    at each hospital once and for all, whatever their diagnosis.
     """
 
     classes: int = parameter(5, "5: the severity 0 to 4; 2: disease or none.", choices=(2, 5))
     test_fraction: float = parameter(0.25, "The part of the patients that is held out.", above=0, below=1)
+    split: str = parameter(
+        "even",
+        "Who is held out: the same part of each diagnosis, or as in PLayer-FL's code.",
+        choices=("even", "player-fl"),
+    )
 
     def find(self, root: Path | None = None) -> list[Path]:
         """Find the file of each hospital."""
@@ -51,7 +60,7 @@ class HeartDisease(DatasetSource):
         table = np.concatenate(tables)
         severity = table[:, -1].astype(np.int64)
         numbers = np.repeat(np.arange(len(tables)), [len(part) for part in tables])
-        train, test = hold_out_for_testing(numbers * 5 + severity, self.test_fraction)
+        train, test = self._held_out(numbers, severity)
         features = torch.from_numpy(table[:, :-1])
         mean, deviation = (
             torch.tensor(values, dtype=torch.float64)
@@ -61,6 +70,16 @@ class HeartDisease(DatasetSource):
         labels = torch.from_numpy(severity if self.classes == 5 else (severity > 0).astype(np.int64))
         names = ("none", "1", "2", "3", "4") if self.classes == 5 else ("none", "disease")
         return Dataset(str(self), inputs, labels, train, test, names, sites)
+
+    def _held_out(self, hospitals: np.ndarray, severity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Divide the patients into training and test positions."""
+        if self.split == "even":
+            return hold_out_for_testing(hospitals * 5 + severity, self.test_fraction)
+        held = np.zeros(len(hospitals), dtype=bool)
+        for own in (np.flatnonzero(hospitals == number) for number in range(len(HOSPITALS))):
+            count = min(len(own) - 1, math.ceil(self.test_fraction * len(own)))
+            held[own[np.random.RandomState(_SEED).permutation(len(own))[:count]]] = True
+        return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def read_hospital(path: Path) -> np.ndarray:
