@@ -56,6 +56,10 @@ class SparseFineTuning(Part):
     the other reading. With ``fisher=sampled-label`` labels are drawn from the model's own predictions, which gives the
     Fisher information itself instead of the empirical one.
 
+    In the released code the head is trained centrally before, for 20 epochs, gradients of batches are squared
+    (``fisher=batch, batches=14, batch_size=32``), and the backbone has a hundredth of the head's rate
+    (``backbone_rate=0.01``), without a schedule.
+
     The scores of TaLoS, on which the report builds, are ``sparse-ft(fisher=sampled-logit, calibration=soft-mask,
     calibration_rounds=4)``: the squared gradient of a logit, not of a loss, whose class is drawn from the model's
     predictions, and a mask that grows over the rounds. Round t of T freezes up to the fraction
