@@ -89,12 +89,19 @@ class Judged:
 
     @property
     def orders(self) -> dict[str, Order]:
-        """How alike the paper's order of rows and ours are, by column, where there are at least three of both."""
+        """How alike the paper's order of rows and ours are, by column, where there are at least three of both.
+
+        Where all numbers of one side are the same, there is no order.
+        """
         found: defaultdict[str, list[tuple[float, Estimate]]] = defaultdict(list)
         for one in self.cells:
             if one.ours is not None and one.published.mean is not None:
                 found[one.column].append((one.published.mean, one.ours))
-        return {column: _order(pairs) for column, pairs in found.items() if len(pairs) >= ROWS_OF_AN_ORDER}
+        return {
+            column: _order(pairs)
+            for column, pairs in found.items()
+            if len(pairs) >= ROWS_OF_AN_ORDER and all(len(set(side)) > 1 for side in _sides(pairs))
+        }
 
     def lines(self) -> list[dict[str, Any]]:
         """The cells as flat lines, for a CSV."""
@@ -141,9 +148,14 @@ class Judged:
 
 def _order(pairs: Sequence[tuple[float, Estimate]]) -> Order:
     """Compare the order of published numbers with that of ours."""
-    found = rank_correlation([published for published, _ in pairs], [ours.mean for _, ours in pairs])
+    found = rank_correlation(*_sides(pairs))
     counts = [ours.count for _, ours in pairs]
     return Order(**asdict(found), seeds=(min(counts), max(counts)))
+
+
+def _sides(pairs: Sequence[tuple[float, Estimate]]) -> tuple[list[float], list[float]]:
+    """The published numbers, and ours."""
+    return [published for published, _ in pairs], [ours.mean for _, ours in pairs]
 
 
 LINE = ("paper", "part", "row", "column", "published", "published_std", "ours", "ours_std", "seeds", "difference",

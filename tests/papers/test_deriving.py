@@ -193,6 +193,8 @@ def test_an_order_tells_of_how_many_seeds_its_rows_are() -> None:
     order = Judged(recipe, cells, ()).orders["a"]
     assert (order.spearman, order.count, order.seeds) == (0.5, 3, (1, 3))
     assert order_line("a", order).endswith("0.50, over rows of 1 to 3 seeds")
+    alike = [replace(one, ours=Estimate(4.0, None, 2)) for one in cells]
+    assert Judged(recipe, tuple(alike), ()).orders == {}
 
 
 def test_rows_are_tested_over_the_columns_that_all_have(place: Path) -> None:
