@@ -51,6 +51,7 @@ player | tableA12 | 80 | 2221.6 |
 sparse-ft | table1 | 4 | 343.69 |
 sparse-ft | table2 | 7 | 543.42 |
 sparse-ft | table3 | 15 | 1199.87 |
+sparse-ft | figure2 | 13 | 735.5 |
 """
 """How many numbers a table has, their sum and that of what stands behind ±, added up from the papers' texts."""
 
