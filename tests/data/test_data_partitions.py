@@ -282,6 +282,24 @@ def test_default_test_sets_never_repeat_and_hold_only_trained_classes(
             assert np.isin(labels[tested], labels[own]).all()
 
 
+def test_clients_that_draw_classes_apart_may_hold_the_same_samples() -> None:
+    """100 clients, 10 classes of 90 samples: with two classes each has 10 / 200 of 90 of each, so four of both."""
+    dataset = dataset_of(np.repeat(np.arange(10), 90).tolist(), [0, 1, 2] * 10, 10)
+    partition = partitions.make("classes(per_client=2, apart=true, seed=1)")
+    split = partition.split(dataset, 100)
+    labels = dataset.labels.numpy()
+    for own in split.train:
+        assert len(set(own.tolist())) == len(own) == 8
+        assert np.bincount(labels[own])[np.unique(labels[own])].tolist() == [4, 4]
+    holders = np.bincount(np.concatenate([np.unique(labels[own]) for own in split.train]), minlength=10)
+    assert holders.sum() == 200
+    assert holders.max() - holders.min() > 1
+    assert len(set(split.train_parts.joined().tolist())) < 800
+    assert partition.split(dataset, 100) == split
+    few = partitions.make("classes(per_client=10, apart=true, seed=1)").split(dataset, 2)
+    assert [np.bincount(labels[own]).tolist() for own in few.train] == [[45] * 10] * 2
+
+
 def test_dirichlet_gives_what_there_is_where_a_class_is_empty() -> None:
     """With so small an alpha, most clients put all their mass, in floating point, on one class that may be empty."""
     dataset = dataset_of([1, 2] * 10, [0, 2] * 10, 4)

@@ -330,7 +330,7 @@ def test_the_papers_settings_are_in_the_runs():
     assert run("player", "table1", "PLayer-FL", "Heart").experiment.method == "player(preset=heart)"
     cell = run("sparse-ft", "figure4", "Random", "N_c=5 J=4")
     assert (cell.experiment.steps, cell.experiment.rounds) == (4, 300)
-    assert cell.experiment.partition == "classes(per_client=5)"
+    assert cell.experiment.partition == "classes(per_client=5, apart=true)"
 
 
 def test_one_run_serves_fedavg_and_fedavg_ft() -> None:
