@@ -110,11 +110,11 @@ class Transient(Part):
         """The values that masked weights restart from, where that is not zero."""
         if self.refill != "own-init":
             return weights if self.refill == "init" else {}
-        keys = {
-            name: client_keys(clients.seed, 0, clients.ids, f"transient/init/{name}", clients.sizes.device)
-            for name in weights
+        device = clients.sizes.device
+        return {
+            name: drawn_among(client_keys(clients.seed, 0, clients.ids, f"transient/init/{name}", device), weight)
+            for name, weight in weights.items()
         }
-        return {name: drawn_among(keys[name], weight) for name, weight in weights.items()}
 
     def masked(self, layers: LayerMap) -> list[str]:
         """Name what is masked."""

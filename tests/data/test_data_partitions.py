@@ -295,6 +295,7 @@ def test_clients_that_draw_classes_apart_may_hold_the_same_samples() -> None:
     assert holders.sum() == 200
     assert holders.max() - holders.min() > 1
     assert len(set(split.train_parts.joined().tolist())) < 800
+    assert len({tuple(own.tolist()) for own in split.train}) == 100
     assert partition.split(dataset, 100) == split
     few = partitions.make("classes(per_client=10, apart=true, seed=1)").split(dataset, 2)
     assert [np.bincount(labels[own]).tolist() for own in few.train] == [[45] * 10] * 2
