@@ -91,11 +91,11 @@ class Judged:
     def orders(self) -> dict[str, Order]:
         """How alike the paper's order of rows and ours are, by column, where there are at least three of both.
 
-        Where all numbers of one side are the same, there is no order.
+        Where all numbers of one side are the same, there is no order; further readings of a row have no place in it.
         """
         found: defaultdict[str, list[tuple[float, Estimate]]] = defaultdict(list)
         for one in self.cells:
-            if one.ours is not None and one.published.mean is not None:
+            if one.ours is not None and one.published.mean is not None and self.recipe.read_as(one.row) == one.row:
                 found[one.column].append((one.published.mean, one.ours))
         return {
             column: _order(pairs)

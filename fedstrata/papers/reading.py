@@ -61,7 +61,7 @@ _PART_KEYS = (
 )  # fmt: skip
 _INHERITED = ("number", "at", "unit", "seeds", "experiment", "rows", "columns", "cells", *_STATISTICS)
 _REPORTED = ("number", "at", "unit", *_STATISTICS)
-_OWN_KEYS = (*_REPORTED, "runs", "columns", "derived", "of")
+_OWN_KEYS = (*_REPORTED, "runs", "columns", "derived", "of", "reading_of")
 """What rows, columns and cells may say beside changes of the experiment: their own number, and where there are none."""
 DERIVED = ("mean", "mean_rank")
 """What a column may be made of, instead of runs: the other columns of its part, or those ``of`` another part."""
@@ -120,7 +120,7 @@ class Recipe:
     published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
     cells: Mapping[tuple[str, str], Changes] = field(default_factory=dict)
     """What single cells change after all others, by row and column."""
-    own: Mapping[tuple[str, ...], Changes] = field(default_factory=dict)
+    own: Mapping[tuple[str, str], Changes] = field(default_factory=dict)
     """What rows ``(row, "")``, columns ``("", column)`` and cells say of themselves, such as a number of their own."""
     published_seeds: int = 1
     """How many runs are behind each published number."""
@@ -158,9 +158,20 @@ class Recipe:
         told = (self.told("", column) for column in self.columns)
         return tuple(dict.fromkeys(one["of"] for one in told if "derived" in one and "of" in one))
 
+    def read_as(self, row: str) -> str:
+        """The row of the paper that a row is another reading of; of most rows that is themselves."""
+        return str(self.own.get((row, ""), {}).get("reading_of", row))
+
     def published_at(self, row: str, column: str) -> Published:
-        """The published number of a cell; nothing where the paper has none."""
-        return self.published.get((row, column), Published(None, None))
+        """The published number of a cell; nothing where the paper has none.
+
+        Where a paper does not say how a number was found, each reading of it is held against that same number.
+        """
+        papers = self.read_as(row)
+        found = self.published.get((papers, column), Published(None, None))
+        if papers == row or found.mean is None:
+            return found
+        return dataclasses.replace(found, note=f"another reading of the row {papers}, beside its published number")
 
 
 @dataclass(frozen=True)
@@ -255,7 +266,7 @@ def _checked(entries: Entries, where: str) -> Entries:
     """Refuse what is misspelt in the rows and columns of a paper, with the name of its own file."""
     for kind, one in ENTRIES.items():
         for name, entry in entries[kind].items():
-            _changes(_without_own(entry, {}, (name,), where), where, f"{one} '{name}'")
+            _changes(_without_own(entry, {}, (name, ""), where), where, f"{one} '{name}'")
     return entries
 
 
@@ -283,7 +294,7 @@ def _read_part(
     named = completed(content, entries, experiment, shared, where)
     taken = _OF_ALL_PARTS if content.get("runs", True) else _STATISTICS
     content = {**{key: of_paper[key] for key in taken if key in of_paper}, **content}
-    own: dict[tuple[str, ...], Changes] = {}
+    own: dict[tuple[str, str], Changes] = {}
     rows = {
         name: _changes(_without_own(given, own, (name, ""), where), where, f"row '{name}'")
         for name, given in named["rows"].items()
@@ -328,6 +339,7 @@ def _read_part(
     if recipe.runs:
         _refuse_without_method(recipe, where)
         _refuse_foreign_numbers(recipe, where)
+        _refuse_foreign_readings(recipe, where)
     return recipe
 
 
@@ -354,7 +366,7 @@ def _read_whole(file: Path, entries: Entries) -> tuple[dict[str, Any], str]:
     return content, where
 
 
-def _without_own(given: object, own: dict[tuple[str, ...], Changes], of: tuple[str, ...], where: str) -> object:
+def _without_own(given: object, own: dict[tuple[str, str], Changes], of: tuple[str, str], where: str) -> object:
     """Take out of a row, a column or a cell what it says of itself, and note that; what is left changes experiments."""
     if not isinstance(given, Mapping):
         return given
@@ -425,6 +437,22 @@ def _refuse_foreign_numbers(recipe: Recipe, where: str) -> None:
                 f"'{PUBLISHED}' has a number of '{recipe.name}' in the row '{row}' and the column '{column}', "
                 f"which {where} does not have; rows and columns are named alike in both."
             )
+
+
+def _refuse_foreign_readings(recipe: Recipe, where: str) -> None:
+    """Refuse readings of rows that are not there, of readings, and of those that have numbers of their own."""
+    readings = {row: papers for row in recipe.rows if (papers := recipe.read_as(row)) != row}
+    for row, papers in readings.items():
+        if papers not in recipe.rows:
+            raise unknown_name(f"row in {where}, of which '{row}' is a reading, called", papers, recipe.rows)
+        if papers in readings or any(row == one for one, _ in recipe.published):
+            raise FedStrataError(
+                f"The row '{row}' of {where} is a reading of '{papers}', so that it has no published number of its "
+                "own, and is compared with that of a row that has one."
+            )
+    for (row, column), said in recipe.own.items():
+        if "reading_of" in said and (column or row not in recipe.rows):
+            raise FedStrataError(f"Only whole rows are readings of others, but {where} says so of '{column}'.")
 
 
 def unit_of(number: str) -> str:

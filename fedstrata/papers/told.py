@@ -42,9 +42,12 @@ def run_line(part: Gathered) -> str:
     found = ", ".join(f"{count} × {word}" for word, count in words.items())
     seeds = [one.ours.count for one in run if one.ours is not None and one.ours.count]
     of_seeds = f", {counted(seeds)} each" if seeds else ""
-    papers = not recipe.published or any(one.published.mean is not None for one in run)
+    own = [one for one in run if recipe.read_as(one.row) == one.row]
+    further = len(run) - len(own)
+    readings = f", {plural(further, 'further reading')} of rows among them" if further else ""
+    papers = not recipe.published or any(one.published.mean is not None for one in own)
     whose = "the paper's settings" if papers else "settings of ours, which the paper does not have"
-    return f"Run with {whose}{_precision(part)}: {how_many(part)}{of_seeds}; {found}."
+    return f"Run with {whose}{_precision(part)}: {how_many(part)}{readings}{of_seeds}; {found}."
 
 
 def _precision(part: Gathered) -> str:

@@ -196,6 +196,45 @@ def test_a_parameter_of_a_named_component_leaves_others_alone(own: Path) -> None
         cells_of(read_papers(own)["tiny"].part("table1"), 1)
 
 
+def with_a_reading(own: Path, of: str, column: str = "{ }") -> Recipe:
+    """The small table with one more row, which reads another one differently."""
+    table = own / "recipes" / "tiny" / "table1.toml"
+    row = f'FedBN = "fedbn"\n"FedBN longer" = {{ reading_of = "{of}", method = "fedbn", epochs = 2 }}'
+    text = (SMALL / "recipes" / "tiny" / "table1.toml").read_text()
+    table.write_text(text.replace('FedBN = "fedbn"', row).replace('".5" = { }', f'".5" = {column}'))
+    return read_papers(own)["tiny"].part("table1")
+
+
+def test_a_further_reading_of_a_row_is_held_against_the_published_number_of_that_row(own: Path) -> None:
+    table = with_a_reading(own, of="FedBN")
+    papers, further = (table.published_at(row, ".1") for row in ("FedBN", "FedBN longer"))
+    assert (further.mean, further.std) == (papers.mean, papers.std) == (90.5, 0.5)
+    assert further.note == "another reading of the row FedBN, beside its published number"
+    cells = {cell.row: cell for cell in cells_of(table, 1) if cell.column == ".1"}
+    assert (cells["FedBN longer"].experiment.epochs, cells["FedBN"].experiment.epochs) == (2, 1)
+    assert cells["FedBN longer"].comparable
+
+
+@pytest.mark.parametrize(
+    ("of", "column", "words"),
+    [
+        ("FedBM", "{ }", "row in 'tiny/table1.toml', of which 'FedBN longer' is a reading, called 'FedBM'"),
+        ("FedBN", '{ reading_of = ".1" }', "Only whole rows are readings of others, but 'tiny/table1.toml' says so"),
+    ],
+)
+def test_only_a_row_with_a_number_has_further_readings(own: Path, of: str, column: str, words: str) -> None:
+    with pytest.raises(FedStrataError, match=words):
+        with_a_reading(own, of, column)
+
+
+def test_a_further_reading_has_no_published_number_of_its_own(own: Path) -> None:
+    with_a_reading(own, of="FedBN")
+    numbers = own / "published.csv"
+    numbers.write_text(numbers.read_text() + "tiny,table1,FedBN longer,.1,1.0,,\n")
+    with pytest.raises(FedStrataError, match="so that it has no published number of its own"):
+        read_papers(own)
+
+
 def test_what_published_numbers_are_is_said_by_paper_part_or_column(own: Path) -> None:
     table = recipe()
     assert (table.spread, table.middle, table.published_seeds) == ("deviation", "mean", 2)

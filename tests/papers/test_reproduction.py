@@ -155,6 +155,19 @@ def test_settings_that_the_paper_does_not_have_are_called_ours() -> None:
     assert "Run with the paper's settings" in reproduction({"sparse-ft": paper}, [*ours, *theirs])
 
 
+def test_further_readings_have_verdicts_and_no_place_in_the_order_of_rows() -> None:
+    """Two rows of one method would be two places for one number of the paper."""
+    paper = read_papers()["lips"]
+    table = paper.part("table2")
+    numbers = {"Separate": 79.6, "FedAvg": 18.5, "FedAvg server": 13.9, "FedBN": 80.3, "LIPS": 82.0}
+    results = kept(table, {(row, "C100 .01"): [value, value + 0.1] for row, value in numbers.items()})
+    text = reproduction({"lips": paper}, results)
+    assert "5 of 78 cells, 1 further reading of rows among them, 2 seeds each; 4 × agrees, 1" in text
+    assert "| C100 .01 | FedAvg server | 13.96 ± 0.12 | 13.95 ± 0.07 | 2 | −0.01 | agrees |" in text
+    assert "- FedAvg server (C100 .01): another reading of the row FedAvg, beside its published number" in text
+    assert "Order of the 4 rows (C100 .01)" in text
+
+
 # Results from before there were recipes -------------------------------------------------------------------------------
 
 
