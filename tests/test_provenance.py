@@ -58,6 +58,10 @@ def test_an_installation_from_a_repository_tells_it(tmp_path: Path, monkeypatch:
 def test_what_is_told_comes_first_and_stands_in_the_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSTRATA_COMMIT", "abc123")
     assert describe_environment("cpu", {})["commit"] == "abc123"
+    for told in ("0123456789ab", "0123456789ab" + 28 * "c"):
+        provenance.commit.cache_clear()
+        monkeypatch.setenv("FEDSTRATA_COMMIT", f"{told}+changed")
+        assert provenance.commit() == "0123456789ab+changed"
     monkeypatch.delenv("FEDSTRATA_COMMIT")
     provenance.commit.cache_clear()
     monkeypatch.setattr(provenance, "_of_checkout", lambda place: None)

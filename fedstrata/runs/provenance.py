@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -12,16 +13,21 @@ from pathlib import Path
 VARIABLE = "FEDSTRATA_COMMIT"
 """Tells the commit where the source was copied without its history, such as onto another machine."""
 _LENGTH = 12
+_WHOLE = re.compile(rf"\b([0-9a-f]{{{_LENGTH}}})[0-9a-f]{{28}}\b")
 
 
 @cache
 def commit() -> str | None:
     """Name the commit that the program runs from; none where nothing tells.
 
-    It is what ``FEDSTRATA_COMMIT`` says; else that of the checkout around the package, marked where its files differ;
-    else what pip noted when it installed the package from a repository (``direct_url.json``, PEP 610).
+    It is what ``FEDSTRATA_COMMIT`` says, with the first twelve digits of a whole one; else that of the checkout around
+    the package, marked where its files differ; else what pip noted when it installed the package from a repository
+    (``direct_url.json``, PEP 610).
     """
-    return os.environ.get(VARIABLE) or _of_checkout(Path(__file__).parents[2]) or _of_installation("fedstrata")
+    told = os.environ.get(VARIABLE)
+    if told:
+        return _WHOLE.sub(r"\1", told)
+    return _of_checkout(Path(__file__).parents[2]) or _of_installation("fedstrata")
 
 
 def _of_checkout(place: Path) -> str | None:

@@ -33,6 +33,9 @@ from fedstrata.side_by_side.travelling import COMPONENTS
 
 Message = dict[str, Any]
 
+_ROUNDS_TO_SETTLE = 6
+"""After so many rounds, one of them with tests, a run holds what it is going to: its steps are recorded by then."""
+
 
 class Connection:
     """To who has started this process: messages both ways, one line of JSON each.
@@ -73,6 +76,8 @@ class Told(Progress):
         super().__init__(1, 1)
         self._connection = connection
         self._stop = stop
+        self._rounds = 0
+        self._tested = self._settled = False
 
     def show_doing(self, words: str) -> None:
         """Tell what is being done."""
@@ -82,10 +87,21 @@ class Told(Progress):
     def show_round(self, view: RoundView) -> None:
         """Tell of a round."""
         self._connection.tell(round=as_message(view))
+        self._rounds += 1
+        self._tested |= view.evaluated
+        if not self._settled and self._tested and self._rounds >= _ROUNDS_TO_SETTLE:
+            self._settled = True
+            if held := memory_held():
+                self._connection.tell(held=held)
 
     def show_end(self, view: RoundView) -> None:
         """Tell of the end."""
         self._connection.tell(end=as_message(view))
+
+
+def memory_held() -> int:
+    """Measure how many bytes of a GPU this process holds, for tensors and for more of them; zero without a GPU."""
+    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
 
 
 def as_message(view: RoundView) -> Message:

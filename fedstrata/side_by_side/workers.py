@@ -52,6 +52,11 @@ class Job:
     plan: Plan | None = None
     log: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> Experiment:
+        """What it has in common with those that take as much memory: all but the seed."""
+        return self.experiment.with_changes({"seed": 0})
+
     def message(self, free: float) -> dict[str, Any]:
         """Write down what a worker must know.
 
@@ -106,12 +111,11 @@ def _plan_ahead(
     for job in jobs:
         measured = job.experiment.engine == "auto" and choose_device(job.experiment.device).type == "cpu"
         if job.new and measured:
-            same = job.experiment.with_changes({"seed": 0})
-            if same not in plans:
+            if job.kind not in plans:
                 shown.begin(job.name)
-                plans[same] = _plan(job, shared, shown, given, told)
+                plans[job.kind] = _plan(job, shared, shown, given, told)
                 shown.leave()
-            job = replace(job, plan=plans[same])
+            job = replace(job, plan=plans[job.kind])
         planned.append(job)
     return planned
 
@@ -152,7 +156,7 @@ class Worker:
         self.job: Job | None = None
         self.rounds_left = 0
         self.needed: float | None = None
-        """The memory that it has asked for, and has or waits for."""
+        """The memory that its run has, or waits for: as was estimated, and once a run like it was measured, as that."""
         self._events = events
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -214,6 +218,8 @@ class Workers:
         self.told = told
         self.workers: list[Worker] = []
         self.waiting: deque[Worker] = deque()
+        self.held: dict[Experiment, float] = {}
+        """The memory that runs of a kind were seen to hold."""
         self.failed: dict[Path, Exception] = {}
         self.interrupted: list[tuple[int, Path]] = []
         self.stopping: int | None = None
@@ -295,8 +301,10 @@ class Workers:
             case {"printed": line}:
                 print(f"{job.name}: {line}", file=sys.stderr)
             case {"needed": needed}:
-                worker.needed = needed
+                worker.needed = self.held.get(job.kind, needed)
                 self.waiting.append(worker)
+            case {"held": held}:
+                self._count_as_measured(job.kind, held)
             case {"interrupted": round, "signal": number}:
                 if round:
                     self.interrupted.append((round, job.out))
@@ -309,6 +317,13 @@ class Workers:
             case {"done": _}:
                 self._free(worker)
         self._grant()
+
+    def _count_as_measured(self, kind: Experiment, held: float) -> None:
+        """Count runs of a kind by what one of them was seen to take, no longer by the estimate."""
+        self.held[kind] = max(held, self.held.get(kind, 0.0))
+        for worker in self.active:
+            if worker.job is not None and worker.job.kind == kind and worker.needed is not None:
+                worker.needed = self.held[kind]
 
     def _free(self, worker: Worker) -> None:
         worker.job = worker.needed = None

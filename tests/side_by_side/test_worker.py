@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from fedstrata.callbacks import RoundView
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.runs.signals import Interrupted, ask_to_stop, noted_stops, stop_requests
+from fedstrata.side_by_side import worker
 from fedstrata.side_by_side.worker import Told, _Printed, _telling, as_message, describe
 from fedstrata.side_by_side.workers import as_error
 
@@ -61,6 +63,25 @@ def test_who_is_asked_to_stop_before_the_first_round_does_not_begin() -> None:
     assert heard.messages == [{"doing": "preparing"}]
     with stop_requests() as received:
         assert received == []
+
+
+@pytest.mark.parametrize(
+    ("held", "tested_in", "told_after"),
+    [(17, range(1, 9), 6), (17, {8}, 8), (17, {2}, 6), (17, (), None), (0, range(1, 9), None)],
+    ids=["each round tested", "tested late", "tested early", "never tested", "no GPU"],
+)
+def test_what_a_run_holds_is_told_once_when_all_its_steps_were_met(
+    monkeypatch: pytest.MonkeyPatch, held: int, tested_in: Container[int], told_after: int | None
+) -> None:
+    monkeypatch.setattr(worker, "memory_held", lambda: held)
+    heard = Heard()
+    shown = Told(heard, [])  # type: ignore[arg-type]
+    found = []
+    for round in range(1, 9):
+        shown.show_round(RoundView("fedavg", 0, round, 9, 0.1, {}, round in tested_in))
+        found += [(round, message["held"]) for message in heard.messages if "held" in message]
+        heard.messages.clear()
+    assert found == ([] if told_after is None else [(told_after, held)])
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,37 @@ def test_what_does_not_fit_beside_the_others_waits_for_them(
     assert [line for line in log if "granted" in line or line.endswith(": end")] == expected
 
 
+@pytest.mark.parametrize(
+    ("others", "held", "granted"),
+    [
+        (Experiment(), 30.0, "abc"),
+        (Experiment(), 45.0, "ab"),
+        (Experiment(), 70.0, "a"),
+        (Experiment(method="fedprox"), 15.0, "ab"),
+        (Experiment(method="fedprox"), 30.0, "a"),
+    ],
+    ids=["all fit", "two fit", "no other fits", "others by their estimates", "another method, by its estimate"],
+)
+def test_a_run_that_was_measured_counts_as_that_and_so_do_those_that_differ_in_the_seed(
+    monkeypatch: pytest.MonkeyPatch, others: Experiment, held: float, granted: str
+) -> None:
+    """Each of three asks for 80 of 100 bytes, and the first, once it has begun, is seen to hold less."""
+    log: list[str] = []
+    monkeypatch.setattr(workers, "Worker", lambda events: MadeUp(events, lambda name, message: (), log))
+    kinds = {"a": Experiment(), "b": others, "c": others}
+    jobs = [
+        Job(name, kind.with_changes({"seed": seed}), Path(name), True, 4)
+        for seed, (name, kind) in enumerate(kinds.items())
+    ]
+    with Workers(jobs, 3, 100.0, Noted(log), set()) as made_up:
+        made_up._give_out()
+        for worker in made_up.active:
+            made_up._hear(worker, {"needed": 80.0})
+        assert [line for line in log if "granted" in line] == ["a <- granted"]
+        made_up._hear(made_up.active[0], {"held": held})
+    assert [line[0] for line in log if "granted" in line] == list(granted)
+
+
 def test_the_others_are_done_where_a_run_fails_and_the_first_error_comes_last(
     perform: Callable[..., list[str]],
 ) -> None:
