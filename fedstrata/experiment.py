@@ -117,6 +117,10 @@ class Experiment(Spec):
     evaluate_every: int = parameter(
         1, "The rounds from one evaluation to the next; the last round is always evaluated.", low=1
     )
+    evaluate_trained: bool = parameter(
+        True,
+        "Whether evaluations also test the models that clients have just trained, before aggregation.",
+    )
     metrics: str | None = parameter(
         None,
         "What models are judged by beside accuracy and loss, such as 'f1+auc+recall:each'; none: nothing.",

@@ -195,3 +195,22 @@ def test_checkpoints_that_take_too_long_are_written_less_often(share, speed, sav
     monkeypatch.setattr(Driver, "save", lambda driver, folder: (rounds.append(driver.round), save(driver, folder)))
     fedstrata.run(EXPERIMENT, rounds=21, evaluate_every=99, out=tmp_path / "run")
     assert rounds == saved
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_models_just_trained_are_not_tested_where_that_is_not_asked_for(engine):
+    """All other numbers stay, and so do those of clients; time is what is gained."""
+    changes = {"engine": engine, "evaluate_every": 2, "validation_fraction": 0.2}
+    drivers = [
+        Driver.prepare(EXPERIMENT.with_changes({**changes, "evaluate_trained": asked})) for asked in (True, False)
+    ]
+    for driver in drivers:
+        driver.run()
+    with_them, without = (driver.metrics.of_round(4) for driver in drivers)
+    gone = {name for name in with_them if name.startswith("client_before")}
+    assert {name.split(".")[0] for name in gone} == {"client_before", "client_before_validation"}
+    assert without == {name: value for name, value in with_them.items() if name not in gone}
+    of_clients = [
+        {row["metric"].split(".")[0] for row in driver.metrics.to_tables()["clients"].to_pylist()} for driver in drivers
+    ]
+    assert of_clients[0] - of_clients[1] == {"client_before", "client_before_validation"}

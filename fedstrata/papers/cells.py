@@ -18,8 +18,10 @@ from fedstrata.papers.reading import Changes, Paper, Recipe
 from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
 from fedstrata.spec import format_value, parse
 
-NOT_DECISIVE = frozenset({"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic"})
-"""Keys that say where and how an experiment is run, not what it is."""
+NOT_DECISIVE = frozenset(
+    {"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic", "evaluate_trained"}
+)
+"""Keys that say where and how an experiment is run, and what more is measured in it, not what it is."""
 INCENTIVE = "incentive."
 """The part of the clients that do better than alone and than with FedAvg, by the metric behind the dot."""
 BASELINES = ("local", "fedavg")

@@ -40,7 +40,7 @@ HOW = (
 )
 _LONGEST_STEP = 1e10
 """The operations of the longest step that is timed on a CPU: about a second on a slow one."""
-_NO_MATTER = ("partition", "seed", "evaluate_every", "diagnose", "metrics", "data_root")
+_NO_MATTER = ("partition", "seed", "evaluate_every", "evaluate_trained", "diagnose", "metrics", "data_root")
 """Keys that change neither how large messages are nor how long a step takes."""
 _NOT_TIMED = (
     *_NO_MATTER, "method", "epochs", "steps", "rounds", "loss", "schedule", "validation", "validation_fraction",
@@ -191,7 +191,7 @@ def _tested(ready: Prepared, participants: int) -> float:
     """Count the samples that models are tested on when a round is evaluated."""
     own = ready.data.split.test_sizes
     judged = ready.data.validation_at_clients.sizes.sum()
-    before = participants / len(own) * own.sum()
+    before = participants / len(own) * (own.sum() + judged) if ready.experiment.evaluate_trained else 0.0
     if ready.setting.everybody_alike and ready.setting.method.adaptation is None:
         after = len(np.union1d(ready.data.dataset.test, ready.data.split.test_parts.joined()))
         return float(before + after + len(ready.data.validation) + judged)

@@ -242,7 +242,8 @@ class Driver:
         before = self.engine.server.model
         losses_so_far = self.metrics.series("train.loss")[1].tolist()
         self.engine.observer.begin(self.diagnosis.needs(self.round, self.experiment.rounds))
-        report = self.engine.round(self.round, participants, evaluate, losses_so_far)
+        trained_too = evaluate and self.experiment.evaluate_trained
+        report = self.engine.round(self.round, participants, trained_too, losses_so_far)
         view = self.engine.side.view(self.engine.server, report.participants, self.round)
         moved = self._layer_metrics(before, report, view)
         end, asked = mark_end(self.setting.device), len(participants)

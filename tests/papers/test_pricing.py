@@ -10,7 +10,7 @@ import pytest
 import fedstrata
 from fedstrata.cli import main
 from fedstrata.experiment import Experiment
-from fedstrata.papers.pricing import Pricing
+from fedstrata.papers.pricing import Pricing, _participants, _tested
 
 SMALL = Path(__file__).parent / "small"
 SETTING = Experiment(
@@ -57,6 +57,25 @@ def test_what_is_left_is_priced_and_settings_share_what_they_can(pricing: Pricin
     pricing.price("", SETTING.with_changes({"partition": "dirichlet(alpha=9.0)", "seed": 0}), 1, 4)
     assert [words for words in told if words.startswith("timing")] == []
     assert len(told) <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "tested"),
+    [
+        ({}, (300 + 150) + (300 + 150)),
+        ({"evaluate_trained": False}, 300 + 150),
+        ({"participation": 0.5}, (300 + 150) / 2 + (300 + 150)),
+        ({"validation_fraction": None}, 300 + 300),
+    ],
+)
+def test_tests_of_trained_models_are_counted_where_there_are_any(
+    changes: dict[str, object], tested: float, pricing: Pricing
+) -> None:
+    """Six clients with 50 samples to test on, and 25 of 50 to choose by; each has a model of its own."""
+    given = {"method": "local", "partition": "dirichlet(alpha=9, samples=50, test_samples=50)"}
+    setting = SETTING.with_changes({**given, "validation_fraction": 0.5, **changes})
+    ready = pricing._prepare(setting)
+    assert _tested(ready, round(_participants(setting, 6))) == tested
 
 
 def test_a_dry_run_tells_how_and_goes_on_where_one_setting_is_refused(
