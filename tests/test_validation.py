@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +135,12 @@ def test_the_terminal_tells_which_model_is_kept() -> None:
     with console.capture() as shown:
         console.print(summary_of_run(driver.experiment, driver.summary()))
     assert "best on the validation samples, and kept: round 1 with " in shown.get()
+    driver = Driver.prepare(ADAPTED)
+    summary = driver.run()
+    with console.capture() as shown:
+        console.print(summary_of_run(driver.experiment, summary))
+    few = sum(summary["validated_adapted"])
+    assert f" to 5 or adapted after the last ({few} of 4 clients), with " in shown.get()
 
 
 def test_where_it_cannot_be_it_is_refused() -> None:
@@ -285,8 +292,77 @@ def test_a_run_ends_when_nothing_gets_better(tmp_path: Path) -> None:
             fedstrata.run(experiment.with_changes(changes))
 
 
-def test_what_is_adapted_in_the_end_is_not_chosen_on_the_way() -> None:
-    with pytest.raises(FedStrataError, match="with 'fedavg-ft' clients adapt theirs after the last one"):
-        fedstrata.run(AT_CLIENTS, method="fedavg-ft")
+ADAPTED = AT_CLIENTS.with_changes({"method": "fedbabu(epochs=1)", "metrics": "f1", "seed": 2})
+"""In the end some clients' adapted models are better than those of all rounds, and some are not."""
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_client_keeps_its_adapted_model_where_that_is_better_than_those_of_all_rounds(
+    engine: str, tmp_path: Path
+) -> None:
+    of_rounds: list[dict[str, torch.Tensor]] = []
+    result = fedstrata.run(
+        ADAPTED.with_changes({"engine": engine}),
+        out=tmp_path / "run",
+        callbacks=[lambda view: of_rounds.append(clone(result_of(view)))],
+    )
+    driver, metrics, summary = driver_of(result), result.metrics, result.summary
+    assert driver.adapted is not None
+    adapted = summary["validated_adapted"]
+    assert set(adapted) == {True, False}  # else this test would see nothing
+    judged = driver.engine.evaluator.data.validation_at_clients
+    scores: dict[str, list[Any]] = {"accuracy": [], "loss": [], "f1": []}
+    for client, (is_adapted, chosen) in enumerate(zip(adapted, summary["validated_rounds"], strict=True)):
+        before = [metrics.of_client(client, "client_validation.accuracy", number) or 0.0 for number in range(1, 6)]
+        after = metrics.of_client(client, "client_adapted_validation.accuracy") or 0.0
+        assert is_adapted == (after > max(before))
+        assert chosen == (5 if is_adapted else 1 + int(np.argmax(before)))
+        models, label = (
+            (driver.adapted.models, "client_adapted") if is_adapted else (of_rounds[chosen - 1], "client_after")
+        )
+        model = result.client_model(client)
+        assert all(torch.equal(one, models[name][client]) for name, one in model.network.named_parameters())
+        names = np.array(driver.dataset.class_names)[driver.dataset.labels[judged[client]]]
+        found = (model.predict(driver.dataset.inputs[judged[client]]) == names).mean()
+        assert found == pytest.approx(after if is_adapted else max(before), abs=1e-12)
+        for metric, values in scores.items():
+            values.append(metrics.of_client(client, f"{label}.{metric}", chosen))
+        assert (model.card.origin["round"], model.card.metrics["accuracy"]) == (chosen, scores["accuracy"][-1])
+        assert fedstrata.load(tmp_path / "run", client=client).card == model.card
+        last = fedstrata.load(tmp_path / "run", client=client, last=True)
+        assert last.card.metrics["accuracy"] == metrics.of_client(client, "client_adapted.accuracy", 5)
+        assert all(
+            torch.equal(one, driver.adapted.models[name][client]) for name, one in last.network.named_parameters()
+        )
+    for metric, values in scores.items():
+        assert summary["validated"][f"client_adapted.{metric}.mean"] == pytest.approx(np.mean(values))
+    [row] = comparison_rows([read_run(tmp_path / "run")])
+    assert row.validated is not None
+    assert row.validated.mean == pytest.approx(np.mean(scores["accuracy"]))
+
+
+@pytest.mark.parametrize("validation_fraction", [None, 0.2])
+def test_a_run_that_breaks_while_it_ends_ends_with_the_same_models(
+    validation_fraction: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rounds are saved, and their numbers; what clients made of their models after the last is not."""
+    experiment = ADAPTED.with_changes({"validation_fraction": validation_fraction})
+    fedstrata.run(experiment, out=tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "finish", _without_space)
+        with pytest.raises(OSError, match="no space"):
+            fedstrata.run(experiment, out=tmp_path / "parts")
+    fedstrata.resume(tmp_path / "parts")
+    for name in ("clients.safetensors", "model.safetensors", "model.json", "metrics/rounds.parquet"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+def _without_space(*given: object) -> None:
+    raise OSError("no space")
+
+
+def test_no_global_model_is_chosen_where_clients_adapt_it_in_the_end() -> None:
+    with pytest.raises(FedStrataError, match="with 'fedavg-ft' clients use models of their own"):
+        fedstrata.run(BUMPY, method="fedavg-ft")
     with pytest.raises(FedStrataError, match=r"validation_fraction = 0\.2 is not offered on real sites"):
         Deployment(AT_CLIENTS, ("a", "b", "c", "d"), Path("nowhere")).check()

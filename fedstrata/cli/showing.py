@@ -169,10 +169,11 @@ def _chosen(summary: Mapping[str, Any]) -> str:
     values, headline = summary["validated"], f"{summary['headline']}.accuracy.mean"
     own = f"{_percent(values.get(headline))} %"
     if "validated_rounds" in summary:
-        rounds = summary["validated_rounds"]
+        rounds, adapted = summary["validated_rounds"], summary.get("validated_adapted")
+        after = "" if adapted is None else f" or adapted after the last ({sum(adapted)} of {len(adapted)} clients)"
         return (
             f"kept for each client: its best model on its own validation samples, of rounds {min(rounds)} to "
-            f"{max(rounds)}, with {_percent(values['client_validation.accuracy.mean'])} %; "
+            f"{max(rounds)}{after}, with {_percent(values['client_validation.accuracy.mean'])} %; "
             f"{short_name(summary['headline'])}: {own}"
         )
     judged = values.get("validation.accuracy", values.get("client_validation.accuracy.mean"))

@@ -19,7 +19,7 @@ from fedstrata.deployment.releases import Releases
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.collecting import Collector
-from fedstrata.engines.engine import RoundReport, wire_errors
+from fedstrata.engines.engine import Adapted, RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.loop import LoopServer
@@ -214,10 +214,10 @@ class NetworkEngine:
         ]
         return received(sent, self.setting.download_values), heard
 
-    def adapted(self, round: int) -> tuple[Scores, Tensors]:
+    def adapted(self, round: int) -> Adapted:
         """Let every site adapt its model once more, and test it."""
         messages = self.central.messages(self._everybody, round + 1, testing=True)
-        return self._tested("adapt", round, messages), {}
+        return Adapted({}, self._tested("adapt", round, messages))
 
     def _tested(self, kind: str, round: int, messages: Sequence[bytes]) -> Scores:
         asked = self._requests(kind, Place(round + 1), self._everybody, messages)

@@ -56,6 +56,19 @@ class RoundReport:
         return self.down() if callable(self.down) else self.down
 
 
+@dataclass(frozen=True)
+class Adapted:
+    """Clients' models after their final adaptation: stacks over all clients, on the CPU, where they are here.
+
+    ``scores`` are those on the clients' test sets, ``judged`` those on the samples that clients hold out to choose
+    models by, where they do.
+    """
+
+    models: Tensors
+    scores: Scores
+    judged: Scores | None = None
+
+
 def wire_errors(setting: Setting, up: Callable[[], Tensor], sent: Message | Callable[[], Tensor]) -> dict[str, float]:
     """Tell what messages lost on their way, in the mean, where values travel in a narrower type.
 
@@ -108,11 +121,8 @@ class Engine(Protocol):
         """
         ...
 
-    def adapted(self, round: int) -> tuple[Scores, Tensors]:
-        """Let every client adapt its model once more, and test it: the scores, and the models where they are here.
-
-        The models are stacks over all clients, on the CPU. Clients' state does not change.
-        """
+    def adapted(self, round: int) -> Adapted:
+        """Let every client adapt its model once more, and test it; clients' state does not change."""
         ...
 
     def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:

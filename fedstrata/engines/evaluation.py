@@ -1,18 +1,19 @@
 """Accuracy, loss and further metrics of models on test sets, under names that say which model was tested on what.
 
-============================  ======================================================================================
-``global``                    the global model on the global test set
-``validation``                the global model on training samples that nobody got, where an experiment asks for some
-``global_on_clients``         the global model on each client's test set
-``client_before``             each participant's own model, just trained, before aggregation, on its own test set
-``client_after``              each client's own model after aggregation, shared part new, personal part its own,
-                              likewise
-``client_validation``         each client's own model after aggregation, on training samples that it holds out to
-                              choose by
-``client_before_validation``  each participant's own model before aggregation, on the same samples
-``client_adapted``            each client's model after the final adaptation of a method that has one, on its own test
-                              set
-============================  ======================================================================================
+=============================  =======================================================================================
+``global``                     the global model on the global test set
+``validation``                 the global model on training samples that nobody got, where an experiment asks for some
+``global_on_clients``          the global model on each client's test set
+``client_before``              each participant's own model, just trained, before aggregation, on its own test set
+``client_after``               each client's own model after aggregation, shared part new, personal part its own,
+                               likewise
+``client_validation``          each client's own model after aggregation, on training samples that it holds out to
+                               choose by
+``client_before_validation``   each participant's own model before aggregation, on the same samples
+``client_adapted``             each client's model after the final adaptation of a method that has one, on its own test
+                               set
+``client_adapted_validation``  the same models on the samples that clients hold out to choose by
+=============================  =======================================================================================
 
 The first three exist only where nothing of the model is personal: else the server has no whole model.
 

@@ -15,7 +15,7 @@ from torch import nn
 from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.client import ClientSide, Outcome
 from fedstrata.engines.collecting import Collector
-from fedstrata.engines.engine import RoundReport, wire_errors
+from fedstrata.engines.engine import Adapted, RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import LoopForward
 from fedstrata.engines.observing import Observer, probe_in_pieces
@@ -224,12 +224,16 @@ class LoopEngine:
         models = (member.model(message, round) for member, message in zip(self.members, messages, strict=True))
         return self._test(models), {}
 
-    def adapted(self, round: int) -> tuple[Scores, Tensors]:
+    def adapted(self, round: int) -> Adapted:
         """Let every client adapt its model once more, and test it."""
         messages = self.central.messages(range(self.setting.clients), round + 1, testing=True)
         models = [member.adapted_model(message, round) for member, message in zip(self.members, messages, strict=True)]
-        joined = concatenate(models)
-        return self._test(iter(models)), {name: tensor.cpu() for name, tensor in joined.items()}
+        judged = None
+        if self.evaluator.judges:
+            judging = [self.evaluator.pending_judgement(self.forward, one, [ids]) for ids, one in enumerate(models)]
+            judged = Scores.join([tested() for tested in judging])
+        joined = {name: tensor.cpu() for name, tensor in concatenate(models).items()}
+        return Adapted(joined, self._test(iter(models)), judged)
 
     def _test(self, models: Iterator[Tensors]) -> Scores:
         scores = [self.evaluator.own_models(self.forward, model, [number]) for number, model in enumerate(models)]

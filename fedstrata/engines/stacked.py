@@ -12,7 +12,7 @@ from fedstrata.engines.batches import DeviceData
 from fedstrata.engines.broadcast import Broadcast
 from fedstrata.engines.client import ClientSide
 from fedstrata.engines.client_store import client_store
-from fedstrata.engines.engine import RoundReport, wire_errors
+from fedstrata.engines.engine import Adapted, RoundReport, wire_errors
 from fedstrata.engines.evaluation import Evaluator, Scores
 from fedstrata.engines.forward import StackedForward
 from fedstrata.engines.observing import Observer, probe_in_pieces
@@ -109,14 +109,20 @@ class StackedEngine:
             scores.append(self.evaluator.pending(self.forward, models, ids))
         return Scores.join([tested() for tested in scores]), {}
 
-    def adapted(self, round: int) -> tuple[Scores, Tensors]:
+    def adapted(self, round: int) -> Adapted:
         """Let every client adapt its model once more, and test it."""
-        scores, adapted = [], []
+        scores, judged, adapted = [], [], []
         for ids, message in self._for_testing(self._everybody, round).chunks(self.chunk):
             models = self.client_side.adapted_model(ids, self._clients.take(ids), message, round)
             scores.append(self.evaluator.pending(self.forward, models, ids))
+            if self.evaluator.judges:
+                judged.append(self.evaluator.pending_judgement(self.forward, models, ids))
             adapted.append({name: tensor.cpu() for name, tensor in models.items()})
-        return Scores.join([tested() for tested in scores]), concatenate(adapted)
+        return Adapted(
+            concatenate(adapted),
+            Scores.join([tested() for tested in scores]),
+            Scores.join([tested() for tested in judged]) if judged else None,
+        )
 
     def judged(self, round: int) -> Iterator[tuple[Sequence[int], Tensors, np.ndarray]]:
         """Let clients judge the models that they use after a round."""

@@ -10,14 +10,7 @@ from typing import Any
 from fedstrata.errors import FedStrataError
 from fedstrata.fairness import incentive_of
 from fedstrata.papers.cells import INCENTIVE
-from fedstrata.papers.of_clients import (
-    BEFORE,
-    chosen_rounds,
-    judged_before,
-    needs_clients,
-    over_clients,
-    values_of_clients,
-)
+from fedstrata.papers.of_clients import BEFORE, chosen_rounds, needs_clients, over_clients, values_of_clients
 from fedstrata.papers.reading import SECONDS, Recipe
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import higher_is_better
@@ -111,15 +104,8 @@ def _incentive(recipe: Recipe, folder: RunFolder, baselines: tuple[RunFolder, Ru
     if recipe.at != "last" and not chosen_rounds(folder, recipe.at):
         raise FedStrataError(f"The runs of '{recipe.name}' hold no samples out to choose models by; use at = \"last\".")
     own = _models_in_use(metric, folder, recipe.at)
-    local, fedavg = (_models_in_use(metric, one, _chosen_at(one, recipe.at)) for one in baselines)
+    local, fedavg = (_models_in_use(metric, one, recipe.at) for one in baselines)
     return incentive_of(own, local, fedavg, higher_is_better(f"client_after.{metric}.mean") is not False)
-
-
-def _chosen_at(baseline: RunFolder, at: str) -> str:
-    """Models that were adapted in the end are measured against those that other methods are scored by."""
-    if at != "last":
-        return at
-    return BEFORE if judged_before(baseline) else "validated"
 
 
 def _models_in_use(metric: str, folder: RunFolder, at: str) -> dict[int, float]:

@@ -13,14 +13,15 @@ from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import describe_clients, higher_is_better
 
 BEFORE = "validated_before"
-"""Each client's model as it was just trained, in the round in which it had the lowest loss on its validation samples.
+"""Each client's model as it was just trained, in the round in which it had the lowest loss on its validation samples;
+or as it was adapted after the last round, where that has a lower one.
 
 So the released code of PLayer-FL scores all methods: even FedAvg's models are those of clients that have trained them
 for an epoch more.
 """
 WEIGHTED = "weighted"
 """The mean over clients in which each counts by its test samples."""
-_JUDGED_BEFORE = "client_before_validation.loss"
+_JUDGED_BEFORE, _JUDGED_ADAPTED = "client_before_validation.loss", "client_adapted_validation.loss"
 
 
 def needs_clients(number: str, at: str) -> bool:
@@ -44,9 +45,9 @@ def over_clients(number: str, folder: RunFolder, at: str) -> float:
 
 
 def values_of_clients(metric: str, folder: RunFolder, at: str) -> dict[int, float]:
-    """Return a metric of all clients, each in the round of its chosen model, or of the last."""
+    """Return a metric of all clients, each with its chosen model, or with that of the last round."""
     metrics, rounds = folder.metrics(), chosen_rounds(folder, at)
-    found = metrics.of_clients_at(metric, rounds) if rounds else metrics.of_clients(metric)
+    found = metrics.of_chosen(metric, rounds, adapted(folder, at)) if rounds else metrics.of_clients(metric)
     if not found:
         raise FedStrataError(f"'{folder.path}' has no '{metric}' of single clients.")
     return found
@@ -63,6 +64,16 @@ def chosen_rounds(folder: RunFolder, at: str) -> list[int]:
             )
         return rounds
     return rounds_of_validated(folder.summary()) if at == "validated" else []
+
+
+def adapted(folder: RunFolder, at: str) -> list[bool]:
+    """Tell of each client whether its chosen model is the one that it adapted in the end; nothing where none was."""
+    if at != BEFORE:
+        return list(folder.summary().get("validated_adapted", ()))
+    metrics = folder.metrics()
+    before = metrics.of_clients_at(_JUDGED_BEFORE, judged_before(folder))
+    after = metrics.of_clients(_JUDGED_ADAPTED)
+    return [after[client] < before[client] for client in sorted(after)]
 
 
 def judged_before(folder: RunFolder) -> list[int]:

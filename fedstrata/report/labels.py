@@ -53,6 +53,11 @@ LABELS = {
         "Each client's model right after its local training, on the training samples that this client holds out; only "
         "the clients that took part in the round.",
     ),
+    "client_adapted_validation": Label(
+        "Own model after fine-tuning, own validation samples",
+        "Each client's model after a final fine-tuning on its own training data, on the training samples that this "
+        "client holds out to choose a model by; where it is better than before, it is kept.",
+    ),
     "client_adapted": Label(
         "Own model after fine-tuning",
         "Each client's model after a final fine-tuning on its own training data, on that client's own test set; "

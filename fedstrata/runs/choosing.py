@@ -19,12 +19,14 @@ class Best:
     """What validation has chosen so far: of equals, the first.
 
     ``model`` is the one for all; ``clients`` are stacks over all clients, on the CPU, where each has its own, with the
-    accuracy and the round of each.
+    accuracy and the round of each. ``adapted`` tells of each whether it is the one after the final adaptation, where
+    there was one.
     """
 
     model: Tensors = field(default_factory=dict)
     clients: Tensors = field(default_factory=dict)
     reached: Tensors = field(default_factory=dict)
+    adapted: tuple[bool, ...] = ()
 
     def keep_model(self, model: Tensors) -> None:
         """Keep the one model of all."""
@@ -47,6 +49,13 @@ class Best:
         self.reached[_ROUND][rows] = round
         for name, stack in models.items():
             self.clients[name][rows] = stack.detach().cpu()[better]
+
+    def or_adapted(self, models: Tensors, accuracy: np.ndarray, round: int) -> Best:
+        """Choose between these and the models that all clients have adapted after a round; this one stays as it is."""
+        best = Best(clients=dict(clone(self.clients)), reached=dict(clone(self.reached)))
+        best.keep_clients(range(len(accuracy)), models, accuracy, round, len(accuracy))
+        best.adapted = tuple((best.reached[_ACCURACY] > self.reached[_ACCURACY]).tolist())
+        return best
 
     @property
     def rounds(self) -> list[int]:

@@ -18,7 +18,7 @@ from torch import nn
 from fedstrata.callbacks import Callbacks, RoundView
 from fedstrata.data import Dataset, Split
 from fedstrata.diagnostics import LayerNumbers, measure_changes, read_changes
-from fedstrata.engines.engine import Engine, RoundReport, pack, unpack
+from fedstrata.engines.engine import Adapted, Engine, RoundReport, pack, unpack
 from fedstrata.engines.evaluation import Scores
 from fedstrata.engines.planning import ENGINES, Plan, SharedMemory, build_engine, make_plan, memory_of
 from fedstrata.engines.setting import Setting
@@ -45,7 +45,7 @@ from fedstrata.trained import TrainedModel
 
 EVALUATIONS = (
     "global", "validation", "global_on_clients", "client_before", "client_after", "client_validation",
-    "client_before_validation", "client_adapted",
+    "client_before_validation", "client_adapted", "client_adapted_validation",
 )  # fmt: skip
 """The labels under which models are tested."""
 _DIVERGED = "training has diverged"
@@ -66,7 +66,11 @@ class Driver:
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
     reference: Tensors = field(default_factory=dict)
     best: Best = field(default_factory=Best)
-    adapted: Tensors = field(default_factory=dict)
+    """What validation has chosen of the rounds' models."""
+    adapted: Adapted | None = None
+    """Clients' models after the final adaptation of a method that has one, once they were made."""
+    best_in_the_end: Best | None = None
+    """What validation has chosen of the rounds' models and the adapted ones, once there were any."""
     tested_accuracies: dict[int, float] = field(default_factory=dict)
     metrics: MetricLog = field(default_factory=MetricLog)
     timings: TimingLog = field(default_factory=TimingLog)
@@ -123,16 +127,21 @@ class Driver:
         rounds, accuracy = self.metrics.series(self._judged_by)
         return int(rounds[accuracy.argmax()])
 
+    @property
+    def chosen(self) -> Best:
+        """What validation has chosen of all models that there were so far."""
+        return self.best_in_the_end or self.best
+
     def used(self, clients: Sequence[int], last: bool = False) -> Tensors:
         """Return the models that some clients use, a stack in their order; adapted, once the run is at its end.
 
         Where validation has chosen models, it is these, unless the ``last`` ones are asked for.
         """
-        chosen = {} if last else self.best.of_clients(clients)
+        chosen = {} if last else self.chosen.of_clients(clients)
         if chosen:
             return chosen
-        if self.adapted:
-            return take(self.adapted, torch.tensor(list(clients)))
+        if self.adapted is not None and self.adapted.models:
+            return take(self.adapted.models, torch.tensor(list(clients)))
         return self.engine.models(clients, self.round)
 
     def global_model(self, last: bool = False) -> TrainedModel:
@@ -213,6 +222,8 @@ class Driver:
                     raise Interrupted(stop[0], self.round, None if folder is None else folder.path)
         if self.round < self.experiment.rounds:
             self._test_early_end()
+        if self.method.adaptation is not None and self.adapted is None and self.plan.engine in ENGINES:
+            self._adapt()  # a run that ended after its last checkpoint: its numbers are there, its models are not
         summary = self.summary()
         if folder is not None:
             own = models_of_clients(self) if self.plan.engine in ENGINES else None
@@ -351,8 +362,7 @@ class Driver:
         if self.round % self.experiment.evaluate_every:
             values = self._evaluate(None, last=True)
         elif self.method.adaptation is not None:
-            scores, self.adapted = self.engine.adapted(self.round)
-            values = self._note("client_adapted", scores)
+            values = self._note_adapted(self._adapt())
         else:
             return
         self.metrics.add_round(self.round, values)
@@ -375,8 +385,21 @@ class Driver:
         if self.experiment.validation_fraction:
             values |= self._judge_at_clients()
         if last and self.method.adaptation is not None:
-            scores, self.adapted = self.engine.adapted(self.round)
-            values |= self._note("client_adapted", scores)
+            values |= self._note_adapted(self._adapt())
+        return values
+
+    def _adapt(self) -> Adapted:
+        """Let clients adapt their models; where they judge models, each keeps the better one."""
+        self.adapted = adapted = self.engine.adapted(self.round)
+        if adapted.judged is not None:
+            self.best_in_the_end = self.best.or_adapted(adapted.models, adapted.judged.accuracy, self.round)
+        return adapted
+
+    def _note_adapted(self, adapted: Adapted) -> dict[str, float]:
+        values = self._note("client_adapted", adapted.scores)
+        if adapted.judged is not None:
+            judged = adapted.judged
+            values |= note_scores(self.metrics, self.round, "client_adapted_validation", judged, (), self.warned)
         return values
 
     def _keep_the_best(self, everywhere: dict[str, float]) -> None:
@@ -480,7 +503,7 @@ class Driver:
     def _forget_the_end(self) -> None:
         """Drop what was measured only because a round was the last, where the run was extended since."""
         due = self.round % self.experiment.evaluate_every == 0
-        labels = ("client_adapted",) if due else EVALUATIONS
+        labels = ("client_adapted", "client_adapted_validation") if due else EVALUATIONS
         not_due = self.diagnosis.not_due(self.round, self.experiment.rounds)
         self.metrics = self.metrics.without(self.round, (*labels, *not_due))
 

@@ -27,6 +27,7 @@ METRIC_SCHEMAS: Mapping[str, pa.Schema] = {
         [("round", pa.int32()), ("layer", pa.string()), ("metric", pa.string()), ("value", pa.float64())]
     ),
 }
+_ADAPTED = "client_adapted"
 CLASSES = "classes"
 CLASSES_SCHEMA: pa.Schema = pa.schema(
     [
@@ -330,6 +331,21 @@ class MetricLog:
         clients, noted, values = (np.array(columns[name].words)[chosen] for name in ("client", "round", "value"))
         own = noted == np.asarray(rounds)[clients] if len(clients) else np.zeros(0, dtype=bool)
         return dict(zip(clients[own].tolist(), values[own].tolist(), strict=True))
+
+    def of_chosen(self, metric: str, rounds: Sequence[int], adapted: Sequence[bool] = ()) -> dict[int, float]:
+        """Return the values of a metric of single clients with the models that were chosen for them.
+
+        Each is of a round of its own, as ``metric`` says (``client_after``, where that is ``client_adapted``), or was
+        ``adapted`` after the last.
+        """
+        label, _, name = metric.partition(".")
+        before = "client_after" if label == _ADAPTED else label
+        after = f"{_ADAPTED}_validation" if label.endswith("_validation") else _ADAPTED
+        of_adapted = self.of_clients(f"{after}.{name}") if any(adapted) else {}
+        return {
+            client: of_adapted.get(client, math.nan) if adapted and adapted[client] else value
+            for client, value in self.of_clients_at(f"{before}.{name}", rounds).items()
+        }
 
     def rounds_of_lowest(self, metric: str) -> list[int]:
         """Return for each client the first round in which a metric of its own is lowest; nothing, if nobody has it."""

@@ -48,7 +48,8 @@ def client_model(driver: Driver, client: int, last: bool = False) -> TrainedMode
     if driver.setting.own_inputs:
         own = statistics_of_clients(driver.dataset, driver.split)
         card = card if own is None else _normalised_by(card, own[client])
-    card = _of_client(card, client, driver.metrics, driver.headline, () if last else driver.best.rounds)
+    rounds, adapted = ((), ()) if last else (driver.chosen.rounds, driver.chosen.adapted)
+    card = _of_client(card, client, driver.metrics, driver.headline, rounds, adapted)
     return TrainedModel.make(driver.network, tensors, card)
 
 
@@ -153,8 +154,8 @@ def load_model(
                 f"The run in '{path}' was made on a network of sites, and the models that they use lie there; "
                 "ask the site for its folder, or leave the client out for the global model."
             )
-        rounds = () if last else summary.get("validated_rounds", ())
-        card = _of_client(card, client, metrics, summary["headline"], rounds)
+        rounds, adapted = (() if last else summary.get(f"validated_{what}", ()) for what in ("rounds", "adapted"))
+        card = _of_client(card, client, metrics, summary["headline"], rounds, adapted)
         mine = {name: stack[client] for name, stack in own.items()}
         if all(name in mine for name in _STATISTICS):
             mean, deviation = (tuple(mine.pop(name).tolist()) for name in _STATISTICS)
@@ -163,10 +164,13 @@ def load_model(
     return TrainedModel.make(network_of(card, shared, network), shared, card)
 
 
-def _of_client(card: Card, client: int, metrics: MetricLog, headline: str, rounds: Sequence[int]) -> Card:
-    """Change the global card into a client's, whose model may be of another round."""
+def _of_client(
+    card: Card, client: int, metrics: MetricLog, headline: str, rounds: Sequence[int], adapted: Sequence[bool]
+) -> Card:
+    """Change the global card into a client's, whose model may be of another round, from before it was adapted."""
     round = rounds[client] if rounds else int(card.origin["round"])
-    reached = {name: metrics.of_client(client, f"{headline}.{name}", round) for name in _SCORES}
+    label = "client_after" if adapted and not adapted[client] else headline
+    reached = {name: metrics.of_client(client, f"{label}.{name}", round) for name in _SCORES}
     return card.with_changes(
         metrics={name: value for name, value in reached.items() if value is not None},
         origin={**card.origin, "round": round, "client": client},

@@ -242,12 +242,7 @@ def refuse_odd_patience(experiment: Experiment) -> None:
 
 
 def refuse_odd_validation(experiment: Experiment, setting: Setting) -> None:
-    """Refuse to choose models on validation samples where these are not the ones that are used in the end."""
-    if experiment.validation_fraction and setting.method.adaptation is not None:
-        raise FedStrataError(
-            f"validation_fraction = {experiment.validation_fraction:g} chooses among the models of rounds, but with "
-            f"'{setting.method}' clients adapt theirs after the last one; leave it out, or choose another method."
-        )
+    """Refuse to choose a global model on validation samples where this is not the one that is used in the end."""
     if experiment.validation and (not setting.everybody_alike or setting.method.adaptation is not None):
         raise FedStrataError(
             f"validation = {experiment.validation} chooses the best global model, but with "

@@ -48,11 +48,13 @@ def summarise(driver: Driver) -> dict[str, Any]:
 def _validated(driver: Driver) -> dict[str, Any]:
     """Tell in which round the model was best on the validation samples, the first of equals, and all it did.
 
-    Where clients have models of their own, each has its own round, and what is told is over all of these.
+    Where clients have models of their own, each has its own round, and what is told is over all of these; where they
+    adapt models in the end, ``validated_adapted`` says whose adapted model it is.
     """
-    best = driver.best
+    best = driver.chosen
     if best.clients:
-        return {"validated_rounds": best.rounds, "validated": _validated_clients(driver)}
+        adapted = {"validated_adapted": list(best.adapted)} if best.adapted else {}
+        return {"validated_rounds": best.rounds, **adapted, "validated": _validated_clients(driver)}
     if not best.model:
         return {}
     return {"validated_round": driver.chosen_round, "validated": driver.metrics.of_round(driver.chosen_round)}
@@ -61,16 +63,18 @@ def _validated(driver: Driver) -> dict[str, Any]:
 def _validated_clients(driver: Driver) -> dict[str, float]:
     """Sum up what clients reached, each in the round of its own best model, under the names of the round table."""
 
+    best, label = driver.chosen, driver.headline
+
     def of_clients(metric: str) -> np.ndarray:
-        return np.array(list(driver.metrics.of_clients_at(metric, driver.best.rounds).values()))
+        return np.array(list(driver.metrics.of_chosen(metric, best.rounds, best.adapted).values()))
 
     told = {
         name: describe_clients(of_clients(name), higher_is_better=not name.endswith("loss"))
-        for name in ("client_validation.accuracy", "client_after.accuracy", "client_after.loss")
+        for name in ("client_validation.accuracy", f"{label}.accuracy", f"{label}.loss")
     }
-    finite = np.isfinite(of_clients("client_after.loss"))
+    finite = np.isfinite(of_clients(f"{label}.loss"))
     for metric in driver.setting.metrics:
         if not metric.axes:
-            numbers = of_clients(f"client_after.{metric}")
-            told[f"client_after.{metric}"] = over_clients(metric, numbers, np.isnan(numbers) & finite)
+            numbers = of_clients(f"{label}.{metric}")
+            told[f"{label}.{metric}"] = over_clients(metric, numbers, np.isnan(numbers) & finite)
     return {f"{name}.{statistic}": value for name, values in told.items() for statistic, value in values.items()}

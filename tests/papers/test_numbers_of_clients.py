@@ -57,6 +57,37 @@ def test_a_client_is_scored_by_what_it_trained_in_the_round_of_its_lowest_loss(f
     assert over_clients("client_after.accuracy.weighted", folder, "last") == pytest.approx(expected_last)
 
 
+def test_models_adapted_in_the_end_are_scored_where_their_loss_is_lower(tmp_path: Path) -> None:
+    """FedBABU in PLayer-FL's code: heads are trained after the last round, and validation chooses among all models."""
+    experiment = Experiment(
+        clients=4, partition="dirichlet(alpha=0.5)", model="mlp(hidden=8)", rounds=3, epochs=1, seed=1,
+        metrics="f1", method="fedbabu(tune=head, epochs=1, rate=3.0)", validation_fraction=0.2,
+    )  # fmt: skip
+    fedstrata.run(experiment, out=tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
+    metrics = run.metrics()
+    expected, chosen = {}, []
+    for client in range(4):
+        judged = {
+            (label, round): metrics.of_client(client, f"{label}_validation.loss", round) or math.inf
+            for label, rounds in (("client_before", (1, 2, 3)), ("client_adapted", (3,)))
+            for round in rounds
+        }
+        label, round = min(judged, key=lambda what: judged[what])
+        chosen.append(label)
+        expected[client] = metrics.of_client(client, f"{label}.f1", round)
+    assert set(chosen) == {"client_before", "client_adapted"}  # else this test would see nothing
+    assert values_of_clients("client_before.f1", run, BEFORE) == expected
+    in_use = {
+        client: metrics.of_client(client, f"{'client_adapted' if adapted else 'client_after'}.f1", round)
+        for client, (round, adapted) in enumerate(
+            zip(run.summary()["validated_rounds"], run.summary()["validated_adapted"], strict=True)
+        )
+    }
+    for metric in ("client_after.f1", "client_adapted.f1"):
+        assert values_of_clients(metric, run, "validated") == in_use
+
+
 def test_what_there_is_not_is_said(folder: RunFolder) -> None:
     with pytest.raises(FedStrataError, match="mean, std, worst10, weighted, not 'median'"):
         over_clients("client_before.f1.median", folder, BEFORE)
