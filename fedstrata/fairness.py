@@ -61,15 +61,13 @@ def incentive(run: RunOfClients, local_run: RunOfClients, fedavg_run: RunOfClien
     return incentive_of(run.client_accuracies, local_run.client_accuracies, fedavg_run.client_accuracies)
 
 
-def incentive_of(
-    own: Mapping[int, float], local: Mapping[int, float], fedavg: Mapping[int, float], higher_is_better: bool = True
-) -> float:
+def incentive_of(own: Mapping[int, float], *others: Mapping[int, float], higher_is_better: bool = True) -> float:
     """Do the same with the clients' performances themselves, by their numbers; of a loss, less is better.
 
     >>> incentive_of({0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.8, 1: 0.8, 2: 0.6}, {0: 0.5, 1: 0.1, 2: 0.75})
     0.3333333333333333
     """
-    clients = own.keys() & local.keys() & fedavg.keys()
+    clients = own.keys() & set.intersection(*(set(other) for other in others))
     better = operator.gt if higher_is_better else operator.lt
-    better_off = [all(better(own[client], other[client]) for other in (local, fedavg)) for client in clients]
+    better_off = [all(better(own[client], other[client]) for other in others) for client in clients]
     return sum(better_off) / len(better_off) if better_off else math.nan

@@ -165,6 +165,25 @@ def cell_verdict(
     return "above" if difference > 0 else "below"
 
 
+def statistic_verdict(
+    published: float, ours: float, error: float | None, runs: int, published_runs: int = 3, margin: float = PRACTICAL
+) -> CellWord:
+    r"""Tell whether a number that was computed of all our runs together agrees with one of all of a paper's.
+
+    Papers tell no error of such a number. It is taken to be ours, :math:`e` of n runs, but for their number m; the two
+    agree where they differ by no more than :math:`1.96 \, e \sqrt{1 + n / m}`, or by no more than ``margin``.
+
+    >>> statistic_verdict(0.084, 0.089, 0.0025, 50, 50, 0.001), statistic_verdict(0.08, 0.089, 0.0025, 50, 50, 0.001)
+    ('agrees', 'above')
+    """
+    if not math.isfinite(ours):
+        return "below"  # runs that diverged
+    reach = 0.0 if error is None else _NORMAL_95 * error * math.sqrt(1 + runs / published_runs)
+    if abs(ours - published) <= max(reach, margin) + 1e-9:
+        return "agrees"
+    return "above" if ours > published else "below"
+
+
 def middle_of(values: Sequence[float], middle: Middle) -> float:
     """Take the mean or the median of some runs, as a paper does.
 

@@ -22,10 +22,6 @@ NOT_DECISIVE = frozenset(
     {"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic", "evaluate_trained"}
 )
 """Keys that say where and how an experiment is run, and what more is measured in it, not what it is."""
-INCENTIVE = "incentive."
-"""The part of the clients that do better than alone and than with FedAvg, by the metric behind the dot."""
-BASELINES = ("local", "fedavg")
-"""The methods that incentives are measured against."""
 _SAMPLES = ("samples", "test_samples", "most", "minimum")
 """Parameters of partitions that are numbers of samples of a client."""
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Experiment)}
@@ -188,7 +184,7 @@ def cells_of(
 ) -> list[Cell]:
     """List the cells of a recipe, seed by seed; ``where`` are keys that decide no number, such as the device.
 
-    Incentives bring along what they are measured against.
+    Rows bring along those that they are measured against.
     """
     if seeds is not None and seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no table; use at least 1.")
@@ -201,12 +197,8 @@ def cells_of(
     first = [_cell(recipe, row, column) for row, column in pairs]
     choice = choice or Choice()
     choice.refuse_unknown(recipe, first)
-    incentives = {cell.column for cell in first if choice.takes(cell) and cell.recipe.number.startswith(INCENTIVE)}
-    chosen = [
-        cell
-        for cell in first
-        if choice.takes(cell) or (cell.column in incentives and cell.experiment.method in BASELINES)
-    ]
+    columns = {cell.column for cell in first if choice.takes(cell)}
+    chosen = [cell for cell in first if choice.takes(cell) or (cell.column in columns and cell.row in recipe.against)]
     if not chosen:
         raise FedStrataError(
             f"No cell of '{recipe.name}' is all of what is asked for: {choice.words()}; ask for less at once."

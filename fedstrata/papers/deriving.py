@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedstrata.papers.cells import INCENTIVE, Cell
+from fedstrata.papers.cells import Cell
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, NOT_RUN, Judged, JudgedCell, judge
 from fedstrata.papers.keeping import Kept
-from fedstrata.papers.reading import Paper, Published, Recipe
+from fedstrata.papers.reading import INCENTIVE, Paper, Published, Recipe
 from fedstrata.papers.words import seeds_in_words
 from fedstrata.ranks import Friedman, friedman, mean_ranks
 from fedstrata.runs.metrics import higher_is_better
@@ -116,8 +116,8 @@ def _table(judged: Judged, rows: Sequence[str], columns: Sequence[str]) -> dict[
 
 def _more_is_better(recipe: Recipe) -> bool:
     """A variance over clients should be small, an incentive large; of metrics they themselves know."""
-    if recipe.number.startswith(INCENTIVE):
-        return True
+    if recipe.over_clients:
+        return recipe.over_clients == INCENTIVE
     return not recipe.number.endswith(".std") and higher_is_better(recipe.number) is not False
 
 

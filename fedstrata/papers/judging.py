@@ -10,6 +10,7 @@ from typing import Any
 
 from fedstrata.papers.cells import Cell
 from fedstrata.papers.keeping import Kept
+from fedstrata.papers.over_clients import number_over_clients
 from fedstrata.papers.reading import Published, Recipe, StatedClaim
 from fedstrata.ranks import RankCorrelation, rank_correlation
 from fedstrata.significance import Estimate, estimate
@@ -20,6 +21,7 @@ from fedstrata.verdicts import (
     deviation_of,
     difference_of_groups,
     middle_of,
+    statistic_verdict,
 )
 
 NOT_COMPARABLE = "not comparable"
@@ -182,14 +184,22 @@ def judge_pairs(
 ) -> Judged:
     """Judge cells by their rows and columns; ``smaller`` runs, with other settings than the paper's, show nothing."""
     values: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    clients: defaultdict[tuple[str, str], dict[int, Sequence[float]]] = defaultdict(dict)
     for one in kept:
         if (one.paper, one.part) == (recipe.paper, recipe.part):
             values[one.row, one.column][one.seed] = one.value
-    told = why or {}
-    judged = tuple(
-        _judge_cell(recipe.of_cell(*pair), pair, list(values[pair].values()), pair in smaller, told.get(pair, ""))
-        for pair in pairs
-    )
+            clients[one.row, one.column][one.seed] = one.clients
+
+    def of_cell(pair: tuple[str, str]) -> JudgedCell:
+        own, problem = recipe.of_cell(*pair), (why or {}).get(pair, "")
+        if recipe.over_clients:
+            against = [clients[row, pair[1]] for row in recipe.against]
+            return _judge_over_clients(
+                own, pair, number_over_clients(own, clients[pair], against), pair in smaller, problem
+            )
+        return _judge_cell(own, pair, list(values[pair].values()), pair in smaller, problem)
+
+    judged = tuple(map(of_cell, pairs))
     claims = tuple(_judge_claim(recipe, claim, pairs, values, smaller) for claim in recipe.claims)
     return Judged(recipe, judged, tuple(claim for claim in claims if claim.columns))
 
@@ -214,6 +224,24 @@ def _judge_cell(
             recipe.middle,
         )
     return JudgedCell(*pair, published, _summed_up(recipe, ours), verdict, "" if ours else problem)
+
+
+def _judge_over_clients(
+    recipe: Recipe, pair: tuple[str, str], ours: Estimate | None, smaller: bool, problem: str
+) -> JudgedCell:
+    """Judge a number that is computed over clients, of all runs together."""
+    published = recipe.published_at(*pair)
+    if ours is None:
+        verdict = NOT_RUN
+    elif smaller:
+        verdict = NOT_COMPARABLE
+    elif published.mean is None:
+        verdict = NOT_PUBLISHED
+    else:
+        margin = _margin(recipe, published.mean)
+        runs = recipe.published_seeds
+        verdict = statistic_verdict(published.mean, ours.mean, ours.std, ours.count, runs, margin)
+    return JudgedCell(*pair, published, ours, verdict, "" if ours else problem)
 
 
 def published_deviation(recipe: Recipe, published: Published) -> float | None:

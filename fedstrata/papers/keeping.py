@@ -1,10 +1,10 @@
 """What is kept of the runs of a recipe, so that nothing is run again: three files, in which everything stands once.
 
 ``results.csv`` has a line for each row, column and seed, with the name of the run, and a column for each number that a
-table or a figure has of it, headed like ``table1: global.accuracy (percent), best``. ``runs.csv`` has a line for each
-run: the hash of its settings, and what it cost. ``commands.json`` tells which command made runs, at which commit, on
-which device and with which software. A run has a name of its own, because the same settings may be run again at another
-commit: the numbers of either keep saying where they are from.
+table or a figure has of it, headed like ``table1: global.accuracy (percent), best``, or for those of each client, with
+blanks between them. ``runs.csv`` has a line for each run: the hash of its settings, and what it cost. ``commands.json``
+tells which command made runs, at which commit, on which device and with which software. A run has a name of its own,
+because the same settings may be run again at another commit: the numbers of either keep saying where they are from.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -52,6 +53,8 @@ class Kept:
     flops: float | None = None
     changes: str = ""
     """Which settings are not the paper's, as ``rounds=30; precision=bf16``; nothing where all are."""
+    clients: tuple[float, ...] = ()
+    """The number of each client, where its part is computed of these; then ``value`` is their mean."""
 
     @property
     def what(self) -> tuple[str, str, str]:
@@ -72,9 +75,22 @@ class Kept:
 
 def asked(cell: Cell) -> tuple[str, str, str]:
     """What a cell asks for, as :attr:`Kept.what` has it."""
-    return cell.settings, f"{cell.recipe.number} ({cell.recipe.unit})", cell.recipe.at
+    recipe = cell.recipe
+    return cell.settings, recipe.number + (_OF_CLIENTS if recipe.over_clients else f" ({recipe.unit})"), recipe.at
 
 
+def mean_of(clients: Sequence[float]) -> float:
+    """The mean of the clients that have a number.
+
+    >>> mean_of((0.5, math.nan, 1.0))
+    0.75
+    """
+    known = [value for value in clients if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+_OF_CLIENTS = " of each client"
+"""With what the name of a number ends that every client has."""
 _OF_A_RESULT = ("paper", "row", "column", "seed", "changes")
 _HEAD = re.compile(r"(?P<part>[^:]+): (?P<number>.+), (?P<at>\w+)")
 _OF_A_RUN = ("settings", "rounds", "seconds", "bytes", "flops")
@@ -85,10 +101,10 @@ _MADE_BY = "made_by"
 """The column of runs that names an entry of the commands."""
 _TOGETHER = f"{RESULTS}, {RUNS} and {COMMANDS} belong together, so copy all three from one folder"
 _KINDS: Mapping[str, type[int] | type[float]] = {
-    "seed": int, "rounds": int, "bytes": int, "value": float, "seconds": float, "flops": float,
+    "seed": int, "rounds": int, "bytes": int, "seconds": float, "flops": float,
 }  # fmt: skip
 _MAY_BE_UNKNOWN = ("seconds", "flops")
-_DIGITS = 8
+_DIGITS, _DIGITS_OF_CLIENTS = 8, 5
 
 
 def read_results(paths: Iterable[Path]) -> list[Kept]:
@@ -113,11 +129,22 @@ def _read(path: Path) -> list[Kept]:
     runs = _read_runs(path)
     _refuse_unknown({line[_RUN] for line in lines}, "run", runs, path.with_name(RUNS), path)
     return [
-        Kept(**_values(path, {**line, "value": line[name]}, (*_OF_A_RESULT, "value")), **head, **runs[line[_RUN]])
+        Kept(**_values(path, line, _OF_A_RESULT), **_numbers(path, line[name], **head), **head, **runs[line[_RUN]])
         for line in lines
         for name, head in _heads(line).items()
         if line[name]
     ]
+
+
+def _numbers(path: Path, text: str, number: str, **head: str) -> dict[str, Any]:
+    """Read a number, or those of all clients."""
+    try:
+        if not number.endswith(_OF_CLIENTS):
+            return {"value": float(text)}
+        clients = tuple(map(float, text.split()))
+    except ValueError as error:
+        raise FedStrataError(f"'{path}' is damaged: {error}.") from None
+    return {"value": mean_of(clients), "clients": clients}
 
 
 def _heads(columns: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -212,7 +239,8 @@ def write_results(path: Path, kept: Sequence[Kept]) -> None:
         first.setdefault(_run_name(one), one)
     for one in sorted(kept, key=lambda one: (one.paper, one.row, one.column, one.changes, one.seed, _run_name(one))):
         line = {**_written(one, _OF_A_RESULT), _RUN: _run_name(one)}
-        lines[tuple(line.values())] |= {**line, _head(one): _text(one.value)}
+        numbers = " ".join(f"{number:.{_DIGITS_OF_CLIENTS}g}" for number in one.clients) or _text(one.value)
+        lines[tuple(line.values())] |= {**line, _head(one): numbers}
     runs = {line[_RUN]: first[line[_RUN]] for line in lines.values()}
     commands = {_command_name(one): _written(one, _OF_A_COMMAND) for one in runs.values()}
     files.make_folder(path.parent)

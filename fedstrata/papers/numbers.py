@@ -8,27 +8,33 @@ from fnmatch import fnmatch
 from typing import Any
 
 from fedstrata.errors import FedStrataError
-from fedstrata.fairness import incentive_of
-from fedstrata.papers.cells import INCENTIVE
-from fedstrata.papers.of_clients import BEFORE, chosen_rounds, needs_clients, over_clients, values_of_clients
+from fedstrata.papers.of_clients import needs_clients, over_clients, values_of_clients
 from fedstrata.papers.reading import SECONDS, Recipe
 from fedstrata.runs.folder import RunFolder
-from fedstrata.runs.metrics import higher_is_better
 
 LAYERS = "layers."
 """With what the name of a number begins that is a mean over layers, and over rounds."""
 _BYTES_OF_A_WEIGHT = 4
 
 
-def number_of(recipe: Recipe, folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None = None) -> float:
-    """Find the number of a finished run; ``baselines`` are ``local`` and ``fedavg`` with the same setting and seed.
+def number_of(recipe: Recipe, folder: RunFolder) -> float:
+    """Find the number of a finished run.
 
     It is a metric of rounds, or of clients in the rounds of their own models, a total of the run, the seconds of a
     phase in a round (``aggregate.seconds``), a mean over layers and rounds (``layers.gamma``, of some
-    ``layers.gamma:*conv*``), a diagnostic, or an incentive.
+    ``layers.gamma:*conv*``), or a diagnostic.
     """
     summary = folder.summary()
-    value = in_unit(_find(recipe, summary, folder, baselines), recipe.unit, summary)
+    return _rounded(in_unit(_find(recipe, summary, folder), recipe.unit, summary))
+
+
+def numbers_of_clients(recipe: Recipe, folder: RunFolder) -> tuple[float, ...]:
+    """Find the number of each client of a finished run, by which its part is computed; NaN where it has none."""
+    values = values_of_clients(recipe.number, folder, recipe.at)
+    return tuple(_rounded(values.get(client, math.nan)) for client in range(int(folder.summary()["clients"])))
+
+
+def _rounded(value: float) -> float:
     return float(f"{value:.10g}") if math.isfinite(value) else value
 
 
@@ -53,11 +59,7 @@ def in_unit(value: float, unit: str, summary: Mapping[str, Any]) -> float:
     return value
 
 
-def _find(
-    recipe: Recipe, summary: Mapping[str, Any], folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None
-) -> float:
-    if recipe.number.startswith(INCENTIVE):
-        return _incentive(recipe, folder, baselines)
+def _find(recipe: Recipe, summary: Mapping[str, Any], folder: RunFolder) -> float:
     if needs_clients(recipe.number, recipe.at):
         return over_clients(recipe.number, folder, recipe.at)
     rounds = {"last": "final"}.get(recipe.at, recipe.at)
@@ -93,22 +95,3 @@ def _of_layers(number: str, folder: RunFolder) -> float | None:
                 if metric in (name, f"{name}.mean") and fnmatch(layer, pattern or "*")
             ]
     return sum(values) / len(values) if values else None
-
-
-def _incentive(recipe: Recipe, folder: RunFolder, baselines: tuple[RunFolder, RunFolder] | None) -> float:
-    if baselines is None:
-        raise FedStrataError("An incentive needs the runs of 'local' and of 'fedavg' with the same setting and seed.")
-    metric = recipe.number.removeprefix(INCENTIVE)
-    if recipe.at not in ("last", "validated", BEFORE):
-        raise FedStrataError(f"An incentive is that of the last or the validated models, not at '{recipe.at}'.")
-    if recipe.at != "last" and not chosen_rounds(folder, recipe.at):
-        raise FedStrataError(f"The runs of '{recipe.name}' hold no samples out to choose models by; use at = \"last\".")
-    own = _models_in_use(metric, folder, recipe.at)
-    local, fedavg = (_models_in_use(metric, one, recipe.at) for one in baselines)
-    return incentive_of(own, local, fedavg, higher_is_better(f"client_after.{metric}.mean") is not False)
-
-
-def _models_in_use(metric: str, folder: RunFolder, at: str) -> dict[int, float]:
-    """How clients fare with the models that they use: those that were chosen on validation samples, or the last."""
-    label = "client_before" if at == BEFORE else folder.summary()["headline"]
-    return values_of_clients(f"{label}.{metric}", folder, at)

@@ -57,14 +57,20 @@ _OF_ALL_PARTS = ("number", "at", *_STATISTICS)
 _PAPER_KEYS = ("title", "citation", "link", "note", *_OF_ALL_PARTS, "experiment", *ENTRIES)
 _PART_KEYS = (
     "title", "kind", "like", "number", "at", "unit", "seeds", "runs", "note", "experiment", "rows", "columns", "cells",
-    "claims", "charts", *_STATISTICS,
+    "claims", "charts", "over_clients", "against", *_STATISTICS,
 )  # fmt: skip
-_INHERITED = ("number", "at", "unit", "seeds", "experiment", "rows", "columns", "cells", *_STATISTICS)
+_INHERITED = (
+    "number", "at", "unit", "over_clients", "against", "seeds", "experiment", "rows", "columns", "cells", *_STATISTICS,
+)  # fmt: skip
 _REPORTED = ("number", "at", "unit", *_STATISTICS)
 _OWN_KEYS = (*_REPORTED, "runs", "columns", "derived", "of", "reading_of")
 """What rows, columns and cells may say beside changes of the experiment: their own number, and where there are none."""
 DERIVED = ("mean", "mean_rank")
 """What a column may be made of, instead of runs: the other columns of its part, or those ``of`` another part."""
+VARIANCE, INCENTIVE = "variance", "incentive"
+OVER_CLIENTS = (VARIANCE, INCENTIVE)
+"""What is computed over clients, of each client's number in the middle of all runs: how unequal they are (Eq. A.5 of
+PLayer-FL), or which part of them fares better than in the rows ``against`` which this is measured (Eq. A.6)."""
 _CLAIM_KEYS = ("row", "over", "by", "columns", "note", "main")
 _COLUMNS_OF_CSV = ("paper", "part", "row", "column", "mean", "std", "note")
 SECONDS = ".seconds"
@@ -128,6 +134,10 @@ class Recipe:
     """What the paper writes behind ±."""
     middle: Middle = "mean"
     """What the paper takes of its runs, and we of ours."""
+    over_clients: str = ""
+    """What is computed over clients, of their own numbers over all runs; nothing where each run has a number."""
+    against: tuple[str, ...] = ()
+    """The rows than which clients fare better that have a reason to take part."""
 
     def has_run(self, row: str, column: str) -> bool:
         """Tell whether a cell is a run: not where rows and columns do not meet, and not what is derived from others."""
@@ -143,8 +153,10 @@ class Recipe:
     def of_cell(self, row: str, column: str) -> Recipe:
         """The recipe as one cell has it, with the number that is reported there."""
         told = {key: value for key, value in self.told(row, column).items() if key in _REPORTED}
-        if "number" in told and "unit" not in told and self.unit == unit_of(self.number):
-            told["unit"] = unit_of(told["number"])  # as that of the part, where it says nothing else
+        if "number" in told and "unit" not in told and self.unit == _unit_of(self.number, self.over_clients):
+            told["unit"] = _unit_of(
+                told["number"], self.over_clients
+            )  # as that of the part, where it says nothing else
         return dataclasses.replace(self, **told) if told else self
 
     @property
@@ -309,7 +321,7 @@ def _read_part(
         for column, given in of_row.items()
         if row in rows and column in columns
     }
-    number = str(content.get("number", Recipe.number))
+    number, over_clients = str(content.get("number", Recipe.number)), str(content.get("over_clients", ""))
     # A figure that draws a table shows that table's numbers.
     drawn = content["like"] if content.get("kind") == "figure" and "like" in content else file.stem
     published = {key[2:]: one for key, one in numbers.items() if key[:2] in ((paper, file.stem), (paper, drawn))}
@@ -320,7 +332,7 @@ def _read_part(
         _one_of(content.get("kind", "table"), KINDS, "kind", where),
         number,
         _one_of(content.get("at", "last"), WHEN, "at", where),
-        _one_of(content.get("unit", unit_of(number)), UNITS, "unit", where),
+        _one_of(content.get("unit", _unit_of(number, over_clients)), UNITS, "unit", where),
         int(content.get("seeds", 1)),
         bool(content.get("runs", True)),
         str(content.get("note", "")),
@@ -335,7 +347,10 @@ def _read_part(
         int(content.get("published_seeds", content.get("seeds", 1))),
         _one_of(content.get("spread", "deviation"), SPREADS, "spread", where),
         _one_of(content.get("middle", "mean"), MIDDLES, "middle", where),
+        over_clients,
+        tuple(map(str, content.get("against", ()))),
     )
+    _refuse_odd_clients(recipe, where)
     if recipe.runs:
         _refuse_without_method(recipe, where)
         _refuse_foreign_numbers(recipe, where)
@@ -453,6 +468,26 @@ def _refuse_foreign_readings(recipe: Recipe, where: str) -> None:
     for (row, column), said in recipe.own.items():
         if "reading_of" in said and (column or row not in recipe.rows):
             raise FedStrataError(f"Only whole rows are readings of others, but {where} says so of '{column}'.")
+
+
+def _refuse_odd_clients(recipe: Recipe, where: str) -> None:
+    """Refuse what cannot be computed over clients, and claims of it: these are about numbers that each run has."""
+    if recipe.over_clients:
+        _one_of(recipe.over_clients, OVER_CLIENTS, "over_clients", where)
+    for row in recipe.against:
+        if row not in recipe.rows:
+            raise unknown_name(f"row in {where}, which is against it, called", row, recipe.rows)
+    if (recipe.over_clients == INCENTIVE) != bool(recipe.against):
+        raise FedStrataError(
+            f"{where} has to name the rows that an incentive is measured against, and for an incentive only: "
+            'over_clients = "incentive" and against = ["Local", "FedAvg"].'
+        )
+    if recipe.over_clients and recipe.claims:
+        raise FedStrataError(f"{where} has a number of all runs together, so that no claim can be tested by its runs.")
+
+
+def _unit_of(number: str, over_clients: str) -> str:
+    return {VARIANCE: "plain", INCENTIVE: "percent"}.get(over_clients, unit_of(number))
 
 
 def unit_of(number: str) -> str:

@@ -13,9 +13,9 @@ from fedstrata.comparing import PlannedRun
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.papers.availability import Here
-from fedstrata.papers.cells import BASELINES, INCENTIVE, Cell, by_settings, changes_in_words
-from fedstrata.papers.keeping import Kept, asked
-from fedstrata.papers.numbers import number_of
+from fedstrata.papers.cells import Cell, by_settings, changes_in_words
+from fedstrata.papers.keeping import Kept, asked, mean_of
+from fedstrata.papers.numbers import number_of, numbers_of_clients
 from fedstrata.progress import Progress
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.preparing import Ingredients, NamedData
@@ -63,7 +63,6 @@ def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: 
     """
     known = {one.what: one for one in kept}
     missing = [cell for cell in cells if asked(cell) not in known]
-    missing += [other for cell in missing for other in _measured_against(cell, cells)]
     shared = given or Ingredients(named=NamedData())
     runs, problems, here = {}, {}, Here(data=shared.dataset is None)
     wanted = sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data)
@@ -124,27 +123,22 @@ def collect(planned: Planned, command: str) -> list[Kept]:
         if known is not None:
             found.append(known.of(cell))
         elif run is not None and (planned.folder / cell.settings / "summary.json").exists():
-            folder = RunFolder.open(planned.folder / cell.settings)
-            baselines = None
-            if cell.recipe.number.startswith(INCENTIVE) and (baselines := _baselines(cell, planned)) is None:
-                continue
-            found.append(read_cell(cell, folder, command, baselines))
+            found.append(read_cell(cell, RunFolder.open(planned.folder / cell.settings), command))
     return found
 
 
-def read_cell(
-    cell: Cell, folder: RunFolder, command: str, baselines: tuple[RunFolder, RunFolder] | None = None
-) -> Kept:
+def read_cell(cell: Cell, folder: RunFolder, command: str) -> Kept:
     """Read the number of a cell off its finished run, and with which program and on what that was made."""
     summary, environment, recipe = folder.summary(), folder.environment(), cell.recipe
     settings, number, at = asked(cell)
+    clients = numbers_of_clients(recipe, folder) if recipe.over_clients else ()
     return Kept(
         recipe.paper,
         recipe.part,
         cell.row,
         cell.column,
         cell.seed,
-        number_of(recipe, folder, baselines),
+        mean_of(clients) if clients else number_of(recipe, folder),
         number,
         at,
         settings,
@@ -157,21 +151,5 @@ def read_cell(
         f"fedstrata {environment['fedstrata']}, torch {environment['torch']}",
         summary.get("train_flops"),
         changes_in_words(cell),
+        clients,
     )
-
-
-def _baselines(cell: Cell, planned: Planned) -> tuple[RunFolder, RunFolder] | None:
-    """The finished runs of ``local`` and ``fedavg`` in the same column with the same seed, if both are there."""
-    places = [planned.folder / other.settings for other in _measured_against(cell, planned.cells)]
-    finished = [RunFolder.open(place) for place in places if (place / "summary.json").exists()]
-    return (finished[0], finished[1]) if len(finished) == len(BASELINES) else None
-
-
-def _measured_against(cell: Cell, cells: Iterable[Cell]) -> list[Cell]:
-    """The cells of ``local`` and ``fedavg`` with the same data and seed, which an incentive needs."""
-    if not cell.recipe.number.startswith(INCENTIVE):
-        return []
-    place = (cell.recipe.part, cell.column, cell.seed)
-    alike = [one for one in cells if (one.recipe.part, one.column, one.seed) == place]
-    found = {one.experiment.method: one for one in reversed(alike)}
-    return [found[method] for method in BASELINES if method in found]

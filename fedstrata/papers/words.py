@@ -43,7 +43,16 @@ def reported_line(recipe: Recipe, name: str = "{}") -> str:
     """
     over_rounds = recipe.number.endswith(SECONDS) or recipe.number.startswith(LAYERS)
     when = "mean over rounds" if over_rounds else recipe.at.replace("_", " ")
-    return f"{name.format(recipe.number)}, {when}" + ("" if recipe.unit == "plain" else f", in {recipe.unit}")
+    words = f"{name.format(recipe.number)}, {when}" + ("" if recipe.unit == "plain" else f", in {recipe.unit}")
+    if not recipe.over_clients:
+        return words
+    against = f" against {' and '.join(recipe.against)}" if recipe.against else ""
+    return f"the {recipe.over_clients}{against} over clients, by the {recipe.middle} of each over runs: {words}"
+
+
+def deviation_words(recipe: Recipe) -> str:
+    """What stands behind our own ±."""
+    return "standard error, by drawing runs anew" if recipe.over_clients else "standard deviation over seeds"
 
 
 def statistics_line(recipe: Recipe) -> str:

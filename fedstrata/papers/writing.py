@@ -33,6 +33,7 @@ from fedstrata.papers.words import (
     CLAIM_HEADS,
     cell_line,
     claim_cells,
+    deviation_words,
     digits_of,
     found_words,
     published_words,
@@ -153,7 +154,11 @@ def _part(part: Gathered, seen: set[str]) -> list[str]:
 def _reported(recipe: Recipe) -> str:
     if is_derived(recipe):
         return ""
-    ours = "" if recipe.middle == "mean" else f" Ours are {recipe.middle}s too, ± the standard deviation over seeds."
+    ours = ""
+    if recipe.over_clients:
+        ours = f" Behind our ± is the {deviation_words(recipe)}."
+    elif recipe.middle != "mean":
+        ours = f" Ours are {recipe.middle}s too, ± the {deviation_words(recipe)}."
     return f"Reported is {reported_line(recipe, '`{}`')}.{ours}"
 
 

@@ -11,7 +11,7 @@ import pytest
 from fedstrata.cli import main
 from fedstrata.papers.cells import Choice, cells_of
 from fedstrata.papers.deriving import friedman_of, judge_part
-from fedstrata.papers.judging import Judged, JudgedCell
+from fedstrata.papers.judging import Judged, JudgedCell, judge
 from fedstrata.papers.keeping import Kept, asked, read_results
 from fedstrata.papers.reading import PAPERS, Paper, Published, read_papers
 from fedstrata.papers.words import order_line
@@ -36,11 +36,12 @@ batch_size = 50
 optimiser = "sgd(learning_rate=0.5)"
 engine = "loop"
 validation_fraction = 0.3
+metrics = "f1"
 """,
     "table1.toml": """
 title = "Variance"
-number = "client_after.accuracy.std"
-unit = "squared"
+number = "client_after.accuracy"
+over_clients = "variance"
 at = "validated"
 [rows]
 FedProx = "fedprox(mu=0.1)"
@@ -53,8 +54,9 @@ b = { epochs = 2 }
     "table2.toml": """
 title = "Incentive"
 like = "table1"
-number = "incentive.accuracy"
-unit = "percent"
+number = "client_after.f1"
+over_clients = "incentive"
+against = ["Local", "FedAvg"]
 [rows]
 Local = "local"
 FedAvg = "fedavg"
@@ -105,8 +107,15 @@ def kept(paper: Paper, values: dict[tuple[str, str, str], float], seed: int = 0)
         cells = [cell for cell in cells_of(paper.part(part), seed + 1) if (cell.row, cell.column) == (row, column)]
         settings, number, at = asked(cells[seed])
         where = ("two", part, row, column, cells[seed].seed)
-        made.append(Kept(*where, value, number, at, settings, 4, 1.0, 10, "abc", "words", "CPU"))
+        clients = clients_of(part, value)
+        mean = sum(clients) / len(clients)
+        made.append(Kept(*where, mean, number, at, settings, 4, 1.0, 10, "abc", "words", "CPU", clients=clients))
     return made
+
+
+def clients_of(part: str, value: float) -> tuple[float, ...]:
+    """Clients with this variance, or of whom this part, in percent, has more than nothing."""
+    return (0.0, 2 * value**0.5) if part == "table1" else tuple(float(client < value / 25) for client in range(4))
 
 
 def judged(
@@ -209,7 +218,7 @@ def test_incentives_bring_along_what_they_are_measured_against(place: Path) -> N
     assert [(cell.row, cell.column) for cell in cells] == [("Local", "a"), ("FedAvg", "a"), ("Ditto", "a")]
 
 
-def test_a_part_of_others_is_run_and_incentives_are_those_of_the_chosen_models(
+def test_a_part_of_others_is_run_and_what_is_over_clients_is_that_of_the_chosen_models(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -218,29 +227,38 @@ def test_a_part_of_others_is_run_and_incentives_are_those_of_the_chosen_models(
     told = json.loads(capfd.readouterr().out)
     assert {one["column"] for one in told["cells"]} == {"Fairness", "Incentive"}
     assert all(one["ours"] in (1.0, 1.5, 2.0) for one in told["cells"])
-    found = {(one.part, one.row): one for one in read_results([Path("o")])}
+    kept = read_results([Path("o")])
+    found = {(one.part, one.row): one for one in kept}
     runs = {row: RunFolder.open(Path("o/runs") / found["table2", row].settings) for row in ("Local", "FedAvg", "Ditto")}
-    chosen = {row: chosen_accuracies(folder) for row, folder in runs.items()}
+    chosen = {row: of_chosen_models(folder, "f1") for row, folder in runs.items()}
+    accuracies = of_chosen_models(runs["Ditto"], "accuracy")
+    assert found["table1", "Ditto"].clients == pytest.approx([accuracies[client] for client in range(4)], abs=1e-5)
+    for row, numbers in chosen.items():
+        assert found["table2", row].clients == pytest.approx([numbers[client] for client in range(4)], abs=1e-5)
+    recipe = read_papers(place)["two"]
+    of_parts = {
+        part: judge(recipe.part(part), cells_of(recipe.part(part), choice=Choice(columns=("a",))), kept).cells
+        for part in ("table1", "table2")
+    }
+    [variance, incentive] = [next(one.ours for one in cells if one.row == "Ditto") for cells in of_parts.values()]
+    mean = sum(accuracies.values()) / 4
+    assert variance == Estimate(pytest.approx(sum((value - mean) ** 2 for value in accuracies.values()) / 4), None, 1)
     better = [
         chosen["Ditto"][client] > max(chosen["Local"][client], chosen["FedAvg"][client]) for client in chosen["Ditto"]
     ]
-    assert len(better) == 4
-    assert found["table2", "Ditto"].value == pytest.approx(100 * sum(better) / 4)
-    mean = sum(chosen["Ditto"].values()) / 4
-    variance = sum((value - mean) ** 2 for value in chosen["Ditto"].values()) / 4
-    assert found["table1", "Ditto"].value == pytest.approx(variance, rel=1e-5)
+    assert incentive == Estimate(pytest.approx(100 * sum(better) / 4), None, 1)
 
 
-def chosen_accuracies(folder: RunFolder) -> dict[int, float]:
-    """Look a client's accuracy up where its validation accuracy was first the best, or that of all on average."""
+def of_chosen_models(folder: RunFolder, metric: str) -> dict[int, float]:
+    """Look a client's number up where its validation accuracy was first the best, or that of all on average."""
     table = folder.metrics().to_tables()["clients"].to_pylist()
     found: dict[str, dict[tuple[int, int], float]] = {}
     for row in table:
         found.setdefault(row["metric"], {})[row["client"], row["round"]] = row["value"]
     summary = folder.summary()
     if "validated_round" in summary:
-        return {client: found["client_after.accuracy"][client, summary["validated_round"]] for client in range(4)}
+        return {client: found[f"client_after.{metric}"][client, summary["validated_round"]] for client in range(4)}
     validation = found["client_validation.accuracy"]
     rounds = sorted({round for _, round in validation})
     best = {client: max(rounds, key=lambda round: (validation[client, round], -round)) for client in range(4)}
-    return {client: found["client_after.accuracy"][client, best[client]] for client in range(4)}
+    return {client: found[f"client_after.{metric}"][client, best[client]] for client in range(4)}

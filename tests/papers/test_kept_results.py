@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_every_run_and_every_command_is_written_once(tmp_path: Path) -> None:
     [told] = json.loads((tmp_path / COMMANDS).read_text()).values()
     assert told == {"commit": "abc123", "device": "GPU", "software": "torch 2", "command": "run table1"}
     assert not set(results[0]) & (set(told) | set(runs[0]) - {"run"})
+
+
+def test_numbers_of_clients_stand_in_one_column(tmp_path: Path) -> None:
+    of_clients = dataclasses.replace(SCORE, part="tableA5", number="f1 of each client", value=0.5, clients=(0.25, 0.75))
+    alone = dataclasses.replace(OTHER, part="tableA5", number="f1 of each client", value=1 / 3, clients=(1 / 3,))
+    unknown = dataclasses.replace(of_clients, seed=2, settings="07e5", value=0.5, clients=(0.5, math.nan))
+    write_results(tmp_path / RESULTS, [SCORE, of_clients, alone, unknown])
+    found = {one.seed: one for one in read_results([tmp_path]) if one.part == "tableA5"}
+    assert found[0] == of_clients
+    assert (found[1].clients, found[1].value) == ((0.33333,), 0.33333)
+    assert (str(found[2].clients), found[2].value) == ("(0.5, nan)", 0.5)
+    assert [line["tableA5: f1 of each client, last"] for line in lines(tmp_path / RESULTS)] == [
+        "0.25 0.75", "0.33333", "0.5 nan",
+    ]  # fmt: skip
 
 
 def test_a_run_keeps_the_command_that_made_it_also_when_another_table_is_made_of_it(tmp_path: Path) -> None:

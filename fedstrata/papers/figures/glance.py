@@ -9,7 +9,7 @@ from fedstrata.papers.figures.marks import NUMBERS, Ruler
 from fedstrata.papers.figures.panels import Figure, Panel, axis_title
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.reading import Recipe
-from fedstrata.papers.words import statistics_line
+from fedstrata.papers.words import deviation_words, statistics_line
 from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, sized
 from fedstrata.report.series import Rows, short
 
@@ -52,7 +52,7 @@ def cells_at_a_glance(judged: Judged) -> Figure | None:
             panels.append(Panel(column, _dumbbells(rows, Ruler(title)), []))
     if not panels:
         return None
-    words = f"○ published, {statistics_line(recipe)}; filled, ours: {SIGNS}, with one standard deviation over seeds."
+    words = f"○ published, {statistics_line(recipe)}; filled, ours: {SIGNS}, with one {deviation_words(recipe)}."
     empty = [one for one in dict.fromkeys(cell.column for cell in judged.cells) if one not in {p.title for p in panels}]
     words += f" Nothing was run of {', '.join(empty)}." if empty else ""
     return Figure("glance", "Published and ours at a glance", words, tuple(panels))
