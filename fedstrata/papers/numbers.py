@@ -41,14 +41,12 @@ def _rounded(value: float) -> float:
 def in_unit(value: float, unit: str, summary: Mapping[str, Any]) -> float:
     """Turn a number of a run into that of a paper.
 
-    >>> in_unit(0.25, "percent", {}), in_unit(0.5, "squared", {}), in_unit(2e6, "MB", {})
-    (25.0, 0.25, 2.0)
+    >>> in_unit(0.25, "percent", {}), in_unit(2e6, "MB", {})
+    (25.0, 2.0)
     """
     match unit:
         case "percent":
             return 100 * value
-        case "squared":
-            return value * value
         case "MB":
             return value / 1e6
         case "TFLOPs a client":

@@ -38,10 +38,9 @@ PUBLISHED = "published.csv"
 PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
 WHEN = ("last", "last_ten", "best", "validated", "validated_before")
-UNITS = ("percent", "fraction", "plain", "squared", "seconds", "MB", "TFLOPs a client", "percent of dense")
+UNITS = ("percent", "fraction", "plain", "seconds", "MB", "TFLOPs a client", "percent of dense")
 UNIT_WORDS: Mapping[str, str] = {
     "percent": "%",
-    "squared": "squared",
     "seconds": "s",
     "MB": "MB",
     "TFLOPs a client": "TFLOPs a client",

@@ -68,7 +68,9 @@ def statistics_line(recipe: Recipe) -> str:
     if recipe.published_seeds == 1 and set(counts.values()) == {1}:
         return "single runs" + (spread if some else ", without a deviation")
     odd = ", ".join(f"{column}: {count}" for column, count in counts.items() if count != recipe.published_seeds)
-    runs = f"{recipe.middle}s of {recipe.published_seeds} runs" + (f" ({odd})" if odd else "")
+    count = f"{recipe.published_seeds} runs"
+    runs = f"of {count} together" if recipe.over_clients else f"{recipe.middle}s of {count}"
+    runs += f" ({odd})" if odd else ""
     return runs + (spread if some else ", without a deviation")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedstrata.papers.figures.marks import NUMBERS, Ruler
-from fedstrata.papers.figures.panels import Figure, Panel, axis_title
+from fedstrata.papers.figures.panels import Figure, Panel, axis_title, named
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.reading import Recipe
 from fedstrata.papers.words import deviation_words, statistics_line
@@ -48,7 +48,7 @@ def cells_at_a_glance(judged: Judged) -> Figure | None:
             rows = [_row(one) for one in own if one.ours is not None or one.published.mean is not None]
             of = recipe.of_cell("", column)
             derived = recipe.told("", column).get("derived")
-            title = "mean rank" if derived == "mean_rank" else axis_title(of.number, of.unit)
+            title = "mean rank" if derived == "mean_rank" else _axis_of(of)
             panels.append(Panel(column, _dumbbells(rows, Ruler(title)), []))
     if not panels:
         return None
@@ -56,6 +56,14 @@ def cells_at_a_glance(judged: Judged) -> Figure | None:
     empty = [one for one in dict.fromkeys(cell.column for cell in judged.cells) if one not in {p.title for p in panels}]
     words += f" Nothing was run of {', '.join(empty)}." if empty else ""
     return Figure("glance", "Published and ours at a glance", words, tuple(panels))
+
+
+def _axis_of(recipe: Recipe) -> str:
+    """Name what a column reports."""
+    if not recipe.over_clients:
+        return axis_title(recipe.number, recipe.unit)
+    metric = named(recipe.number)
+    return f"clients better off by {metric}, %" if recipe.against else f"variance of {metric} over clients"
 
 
 def _row(one: JudgedCell) -> dict[str, object]:

@@ -39,11 +39,7 @@ def axis_title(metric: str, unit: str | None = None) -> str:
 
     >>> axis_title("client_after.accuracy.mean"), axis_title("global.loss"), axis_title("oracle.error")
     ('accuracy, %', 'loss', 'Error of the masks against the oracle')
-    >>> axis_title("client_before.f1.std", "squared")
-    'variance of f1 over clients'
     """
-    if unit == "squared" and metric.endswith(".std"):
-        return f"variance of {named(metric.removesuffix('.std'))} over clients"
     unit_words = UNIT_WORDS.get(unit_of(metric) if unit is None else unit, "")
     quantity = plain_quantity(metric)
     words = ", ".join(filter(None, (quantity.unit, unit_words)))
