@@ -195,8 +195,8 @@ def next_command(experiment: Experiment) -> str:
         if field.name == "imports":
             parts += [part for file in require_imports(value).values() for part in ("--import", str(file.path))]
             continue
-        flag = f"--{field.name.replace('_', '-')}"
-        parts += [flag] if value is True else [flag, str(value)]
+        name = field.name.replace("_", "-")
+        parts += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
     return shlex.join(parts)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 import tomllib
 from pathlib import Path
@@ -226,6 +227,15 @@ def test_the_next_command_has_the_settings_of_this_one() -> None:
         "fedstrata compare 'fedavg, fedbn' --seeds 3 --clients 5 "
         "--partition 'dirichlet(alpha=0.3, samples=40)' --deterministic"
     )
+
+
+def test_the_next_command_can_be_given_where_something_was_switched_off(call: Call) -> None:
+    ended = call("run", *TINY, "--rounds", "1", "--no-replay", "--no-evaluate-trained", "--out", "r", "--no-report")
+    [command] = [line.strip() for line in ended.out.splitlines() if "fedstrata compare" in line]
+    words = shlex.split(command)[1:]
+    assert {"--no-replay", "--no-evaluate-trained"} <= set(words)
+    assert call(*words, "--seeds", "1", "--out", "c", "--no-report", "--quiet").code == 0
+    assert "evaluate_trained = false" in Path("c/fedavg-seed0/experiment.toml").read_text()
 
 
 def test_methods_of_a_comparison_may_stand_one_by_one_beside_a_file(call: Call, tmp_path: Path) -> None:
