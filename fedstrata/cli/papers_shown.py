@@ -17,6 +17,7 @@ from fedstrata.papers.judging import NOT_RUN, Judged
 from fedstrata.papers.pricing import HOW, Price
 from fedstrata.papers.reading import Paper, Recipe
 from fedstrata.papers.running import Planned
+from fedstrata.papers.told import note_lines
 from fedstrata.papers.words import (
     CELL_HEADS,
     cell_line,
@@ -162,7 +163,7 @@ def show_judged(judged: Judged, remark: str) -> None:
         results.print(Text(f"  {claim_line(claim)}", style=_STYLES.get(claim.word, "")), soft_wrap=True)
     for column, found in judged.orders.items():
         results.print(Text(f"  {order_line(column, found)}"), soft_wrap=True)
-    _show_problems(list(dict.fromkeys(note for one in judged.cells for note in one.notes)))
+    _show_problems(note_lines(judged.cells))
 
 
 def _show_problems(problems: Sequence[str]) -> None:

@@ -5,37 +5,65 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from fedstrata.papers.keeping import Kept
 from fedstrata.report.formats import data_size, duration, plural
 
 
-def cost_line(kept: Sequence[Kept], seen: Iterable[str] = (), of: str = "cell") -> str:
+@dataclass(frozen=True)
+class Cost:
+    """What runs took, each counted once, though several numbers may be of it."""
+
+    runs: int
+    seconds: float
+    timed: int
+    """Of how many runs the seconds are."""
+    bytes: int
+    devices: tuple[str, ...]
+
+    @classmethod
+    def of(cls, kept: Iterable[Kept]) -> Cost:
+        """Add up."""
+        runs = {one.settings: one for one in kept}.values()
+        times = [one.seconds for one in runs if one.seconds is not None]
+        devices = tuple(sorted({one.device for one in runs if one.device}))
+        return cls(len(runs), sum(times), len(times), sum(one.bytes for one in runs), devices)
+
+    @property
+    def time(self) -> str:
+        """The time of computing, in words."""
+        if not self.timed:
+            return "not kept"
+        return duration(self.seconds) + (f" for {self.timed} of them" if self.timed < self.runs else "")
+
+
+def cost_line(kept: Sequence[Kept], seen: Iterable[str] = ()) -> str:
     """Runs, computing, bytes, operations, devices, software and commits; runs that were told of before cost no more."""
     runs = {one.settings: one for one in kept}
     before = set(seen)
     new = [one for settings, one in runs.items() if settings not in before]
     if not new:
-        return f"none; its {plural(len(runs), 'run')} are those of parts above. {_made_with(list(runs.values()), of)}"
+        return f"none; its {plural(len(runs), 'run')} are those of parts above. {_made_with(list(runs.values()))}"
     shared = f" and {len(runs) - len(new)} of parts above" if len(new) < len(runs) else ""
-    times = [one.seconds for one in new if one.seconds is not None]
-    time = f"{duration(sum(times))} of computing" if times else "computing time not kept"
-    if times and len(times) < len(new):
-        time += f" for {len(times)} of them (not kept for the others)"
+    cost = Cost.of(new)
+    time = f"{duration(cost.seconds)} of computing" if cost.timed else "computing time not kept"
+    if 0 < cost.timed < cost.runs:
+        time += f" for {cost.timed} of them (not kept for the others)"
     flops = [one.flops for one in new if one.flops is not None]
     work = f", {_power(sum(flops))} operations of training" if len(flops) == len(new) else ""
-    sent = data_size(sum(one.bytes for one in new))
-    return f"{plural(len(new), 'run')}{shared}, {time}, {sent} sent{work}. {_made_with(list(runs.values()), of)}"
+    told = f"{plural(cost.runs, 'run')}{shared}, {time}, {data_size(cost.bytes)} sent{work}"
+    return f"{told}. {_made_with(list(runs.values()))}"
 
 
 def _power(value: float) -> str:
     return re.sub(r"e\+0*", "e", f"{value:.1e}")
 
 
-def _made_with(kept: Sequence[Kept], of: str) -> str:
-    """Name device, software and commit, and where these differ, which rows and columns or papers have which."""
+def _made_with(kept: Sequence[Kept]) -> str:
+    """Name device, software and commit, and where these differ, which rows and columns have which."""
     device, software, commit = (
-        _by([(value(one) or "unknown", one) for one in kept], of)
+        _by([(value(one) or "unknown", one) for one in kept])
         for value in (lambda one: one.device, lambda one: one.software, _commit)
     )
     return f"On {device} with {software}; commit {commit}."
@@ -45,7 +73,7 @@ def _commit(one: Kept) -> str:
     return f"not kept (version {one.commit})" if re.fullmatch(r"\d+(\.\w+)+", one.commit) else f"`{one.commit}`"
 
 
-def _by(values: Sequence[tuple[str, Kept]], of: str) -> str:
+def _by(values: Sequence[tuple[str, Kept]]) -> str:
     having: defaultdict[str, list[Kept]] = defaultdict(list)
     for value, one in values:
         having[value].append(one)
@@ -54,8 +82,6 @@ def _by(values: Sequence[tuple[str, Kept]], of: str) -> str:
     cells = [(one.row, one.column) for _, one in values]
     names = {
         value: cells_named(list(dict.fromkeys((one.row, one.column) for one in ones)), cells)
-        if of == "cell"
-        else ", ".join(dict.fromkeys(one.paper for one in ones))
         for value, ones in having.items()
     }
     return " and ".join(f"{value} for {names[value]}" for value in sorted(names))

@@ -12,13 +12,15 @@ from fedstrata.papers.figures.material import Material
 from fedstrata.papers.figures.section import glance, redrawn_section
 from fedstrata.papers.judging import Judged
 from fedstrata.papers.reading import Paper
-from fedstrata.papers.told import note_lines
+from fedstrata.papers.told import note_lines, outcome_lines
 from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line, reported_line
 from fedstrata.report.charts import charts_are_possible
 from fedstrata.report.document import document
+from fedstrata.report.formats import plural
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.page import contents
 from fedstrata.report.paper_figures import FiguresAsked, write_drawings
+from fedstrata.report.reading import Run
 from fedstrata.report.tables import Cell as TableCell
 from fedstrata.report.tables import Column, table
 from fedstrata.report.view import Section
@@ -30,17 +32,26 @@ def write_page(
     """Write one self-contained page; of cells whose runs are not at hand it has the numbers alone."""
     title = f"{paper.title}: {judged.recipe.part}"
     with_charts = charts_are_possible()
-    sections = sections_of(paper, judged, cells, at_hand, remark, with_charts)
+    sections, lead = sections_of(paper, judged, cells, at_hand, remark, with_charts), outcome_lines(judged)
     runs = [run for cell in by_settings(cells).values() if (run := at_hand.find(cell)) is not None]
     if runs:
-        text = document(*contents(runs, title, with_charts, above=sections))
+        text = document(*contents(runs, title, with_charts, sections, [*lead, *_report_line(judged, runs)]))
     else:
+        header = element("header", element("h1", title), element("p", " ".join(lead), class_="lead"))
         body = [element("section", element("h2", one.title), one.body, id=one.anchor) for one in sections]
         drawn = {name: chart for one in sections for name, chart in one.charts.items()}
-        text = document(title, join((element("header", element("h1", title)), element("main", *body))), drawn)
+        text = document(title, join((header, element("main", *body))), drawn)
     files.make_folder(output.parent)
     files.write_atomically(output, text)
     return output
+
+
+def _report_line(judged: Judged, runs: Sequence[Run]) -> list[str]:
+    """Say of how many runs the report below the numbers is, where it is not of all."""
+    behind = sum(one.ours.count for one in judged.cells if one.ours is not None)
+    if len(runs) >= behind:
+        return []
+    return [f"The report below is of the {plural(len(runs), 'run')} at hand; of the others, numbers alone are known."]
 
 
 def write_part_figures(

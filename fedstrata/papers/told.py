@@ -35,11 +35,28 @@ def how_many(part: Gathered) -> str:
     return f"{len(cells_run(part.judged))} of {plural(len(part.judged.cells), 'cell')}"
 
 
+def outcome_lines(judged: Judged) -> list[str]:
+    """Say in a sentence or two what a part comes to: how many numbers agree, and how many of its claims show."""
+    run = cells_run(judged)
+    if not run:
+        return [f"None of its {plural(len(judged.cells), 'cell')} has a number of ours yet."]
+    lines = [f"{len(run)} of {plural(len(judged.cells), 'cell')} have a number of ours: {_tally(run)}."]
+    tested = Counter(claim.word for claim in judged.claims if claim.found is not None)
+    if tested:
+        told = ", ".join(f"{count} {word}" for word, count in tested.items())
+        lines.append(f"Of {plural(len(judged.claims), 'claim')} of the paper's, {told}.")
+    return lines
+
+
+def _tally(cells: Iterable[JudgedCell]) -> str:
+    """Count the verdicts of cells, in words."""
+    found = Counter(one.verdict for one in cells)
+    return ", ".join(f"{count} {'agree' if word == 'agrees' and count > 1 else word}" for word, count in found.items())
+
+
 def run_line(part: Gathered) -> str:
     """Say what was run with the paper's settings, and how often which verdict came out."""
     recipe, run = part.recipe, cells_run(part.judged)
-    words = Counter(one.verdict for one in run)
-    found = ", ".join(f"{count} × {word}" for word, count in words.items())
     seeds = [one.ours.count for one in run if one.ours is not None and one.ours.count]
     of_seeds = f", {counted(seeds)} each" if seeds else ""
     own = [one for one in run if recipe.read_as(one.row) == one.row]
@@ -47,7 +64,7 @@ def run_line(part: Gathered) -> str:
     readings = f", {plural(further, 'further reading')} of rows among them" if further else ""
     papers = not recipe.published or any(one.published.mean is not None for one in own)
     whose = "the paper's settings" if papers else "settings of ours, which the paper does not have"
-    return f"Run with {whose}{_precision(part)}: {how_many(part)}{readings}{of_seeds}; {found}."
+    return f"Run with {whose}{_precision(part)}: {how_many(part)}{readings}{of_seeds}; {_tally(run)}."
 
 
 def _precision(part: Gathered) -> str:

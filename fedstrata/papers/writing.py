@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedstrata import files
-from fedstrata.papers.costs import cost_line
+from fedstrata.papers.costs import Cost, cost_line
 from fedstrata.papers.gathering import Gathered, OtherSettings, all_kept, claims_of, gather
 from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.keeping import Kept, read_results
@@ -59,7 +60,11 @@ WORDS = (
     "**Not comparable** are runs with other settings than the paper's, such as fewer rounds. They have tables of their "
     "own, and decide no claim.",
 )
+COUNTED = """\
+Counted are the published numbers of all tables that runs can be held against; where a row has several readings, the
+first. A run that several tables are made of counts once. What each was made with stands below its table."""
 COMMANDS = 4
+_PAPER_HEADS = ("paper", "numbers", "run", "agree", "above", "below", "runs", "computing", "on")
 _CELLS = ("column", "row", "published", "ours", "seeds", "difference", "verdict")
 
 
@@ -73,8 +78,8 @@ def write_reproduction(path: Path, papers: Mapping[str, Paper], results: Sequenc
 def reproduction(papers: Mapping[str, Paper], kept: Sequence[Kept]) -> str:
     """Say of every claim, table and figure what was run, what came out against the paper, and at what cost."""
     gathered = {paper.name: gather(paper, kept) for paper in papers.values()}
-    pieces = ["# Reproduction\n", paragraph(INTRODUCTION), "## The main claims\n", _main_claims(gathered)]
-    pieces += ["How to read it:\n", items(WORDS), _whole(gathered)]
+    pieces = ["# Reproduction\n", paragraph(INTRODUCTION), _whole(gathered)]
+    pieces += ["## The main claims\n", _main_claims(gathered), "How to read it:\n", items(WORDS)]
     seen: set[str] = set()
     for paper in papers.values():
         pieces += _paper(paper, gathered[paper.name], seen)
@@ -103,9 +108,38 @@ def _elsewhere(part: Gathered, claim: JudgedClaim) -> str:
 
 
 def _whole(gathered: Mapping[str, Sequence[Gathered]]) -> str:
-    """What all of it is made of: runs, computing, devices, commits."""
-    kept = [one for parts in gathered.values() for part in parts for one in all_kept(part)]
-    return paragraph(f"All of it: {cost_line(kept, of='paper')}") if kept else paragraph("Nothing was run.")
+    """What there is of each paper and of all: published numbers that were run for, verdicts, and what it cost."""
+    if not any(all_kept(part) for parts in gathered.values() for part in parts):
+        return paragraph("Nothing was run.")
+    lines = [_paper_line(name, parts) for name, parts in gathered.items()]
+    lines.append(_paper_line("all", [part for parts in gathered.values() for part in parts]))
+    return table(_PAPER_HEADS, lines, _PAPER_HEADS[1:-1]) + "\n" + paragraph(COUNTED)
+
+
+def _paper_line(name: str, parts: Sequence[Gathered]) -> tuple[str, ...]:
+    """Count the published numbers of a paper's tables and what came out, and add up what it cost."""
+    tables = [part for part in parts if part.recipe.kind == "table" and part.recipe.runs]
+    cells = [
+        one
+        for part in tables
+        for one in part.judged.cells
+        if one.published.mean is not None
+        and part.recipe.has_run(one.row, one.column)
+        and part.recipe.read_as(one.row) == one.row
+    ]
+    found = Counter(one.verdict for one in cells)
+    cost = Cost.of(one for part in parts for one in all_kept(part))
+    verdicts = [f"{found[word]:,}" for word in ("agrees", "above", "below")]
+    run = len(cells) - found[NOT_RUN]
+    return (
+        name,
+        f"{len(cells):,}",
+        f"{run:,}",
+        *verdicts,
+        f"{cost.runs:,}",
+        cost.time,
+        ", ".join(cost.devices) or ABSENT,
+    )
 
 
 def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]:

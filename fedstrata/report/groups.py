@@ -10,7 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parse
 
-NOT_DISTINGUISHING = frozenset({"seed", "data_root", "checkpoint_every", "metrics", "diagnose", "chunk", "replay"})
+NOT_DISTINGUISHING = frozenset(
+    {"seed", "data_root", "checkpoint_every", "metrics", "evaluate_trained", "diagnose", "chunk", "replay"}
+)
 """Keys of an experiment that do not make it another configuration."""
 
 

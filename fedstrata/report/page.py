@@ -42,9 +42,16 @@ def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = Tr
 
 
 def contents(
-    runs: Sequence[Run], title: str | None = None, with_charts: bool = True, above: Sequence[Section] = ()
+    runs: Sequence[Run],
+    title: str | None = None,
+    with_charts: bool = True,
+    above: Sequence[Section] = (),
+    lead: Sequence[str] = (),
 ) -> Contents:
-    """Build what the page shows: its title, its body, and the charts; sections of others stand ``above`` its own."""
+    """Build what the page shows: its title, its body, and the charts.
+
+    Sections of others stand ``above`` its own, and what they come to, ``lead``, above what the runs come to.
+    """
     started = [run for run in runs if run.series]
     if not started:
         raise FedStrataError(
@@ -71,14 +78,16 @@ def contents(
     shown = [part for part in parts if part is not None]
     content = element("div", _sidebar(view, shown, with_charts), element("main", *_contents(shown)), class_="layout")
     footer = element("footer", element("p", f"Written by FedStrata {__version__} from the folders of the runs alone."))
-    body = join((_header(view, [run for run in runs if run not in started], with_charts), content, footer))
+    body = join((_header(view, [run for run in runs if run not in started], with_charts, lead), content, footer))
     drawn = {name: chart for part in shown for name, chart in part.charts.items()}
     return Contents(view.title, body, drawn, view.methods)
 
 
-def _header(view: View, empty: Sequence[Run], with_charts: bool) -> Markup:
+def _header(view: View, empty: Sequence[Run], with_charts: bool, lead: Sequence[str]) -> Markup:
+    methods = {str(run.experiment["method"]) for run in view.runs}
     facts = [
-        formats.plural(len(view.groups), "method"),
+        formats.plural(len(methods), "method"),
+        formats.plural(len(view.groups), "setting") if len(view.groups) > len(methods) else "",
         _range([len(group.runs) for group in view.groups], "seed") + (" each" if len(view.groups) > 1 else ""),
         *(_shared(view, key) for key in ("data", "partition", "model")),
         _range([run.experiment.get("clients", len(run.data.get("sizes", ()))) for run in view.runs], "client"),
@@ -113,6 +122,7 @@ def _header(view: View, empty: Sequence[Run], with_charts: bool) -> Markup:
     return element(
         "header",
         element("h1", view.title),
+        element("p", " ".join(lead), class_="lead") if lead else None,
         element("p", " · ".join(fact for fact in facts if fact), class_="facts"),
         element("p", *finding(view), class_="finding"),
         element("ul", *(element("li", warning) for warning in warnings), class_="warnings") if warnings else None,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedstrata.report import charts
 from fedstrata.report.charts import Drawing
-from fedstrata.report.formats import listed
+from fedstrata.report.formats import listed, plural
 from fedstrata.report.groups import Group, group_runs
 from fedstrata.report.markup import Markup
 from fedstrata.report.reading import Run
@@ -64,7 +64,9 @@ class Section:
 
 def _default_title(groups: Sequence[Group[Run]]) -> str:
     datasets = " and ".join(dict.fromkeys(str(run.data["dataset"]) for group in groups for run in group.runs))
-    methods = [group.label for group in groups]
-    if len(methods) > 4:
-        return f"{len(methods)} methods on {datasets}"
-    return f"{listed(methods)} on {datasets}"
+    labels = [group.label for group in groups]
+    if len(labels) > 4:
+        methods = {str(run.experiment["method"]) for group in groups for run in group.runs}
+        settings = f" in {len(labels)} settings" if len(labels) > len(methods) else ""
+        return f"{plural(len(methods), 'method')}{settings} on {datasets}"
+    return f"{listed(labels)} on {datasets}"

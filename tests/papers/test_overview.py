@@ -41,7 +41,7 @@ def test_claims_and_tables_are_pictures_with_the_same_numbers_as_text() -> None:
     assert places_in(text) == ["papers-claims-tiny", "tiny-table1-glance-1", "tiny-table1-claims-who-beats-whom"]
     assert list(charts_in(text)) == places_in(text)
     assert charts_in(text)["papers-claims-tiny"]["datasets"]["rows"]["ours"] == [5.5]
-    assert "Run with the paper&#x27;s settings: 2 of 4 cells, 3 seeds each; 1 × agrees, 1 × above." in text
+    assert "Run with the paper&#x27;s settings: 2 of 4 cells, 3 seeds each; 1 agrees, 1 above." in text
     assert "<td>+5.50 (+4.26 to +6.74)</td>" in re.sub(r"<td[^>]*>", "<td>", text)
     assert "Not run: the column .5." in text
     assert "Not run: figure1 (Accuracy over rounds)." in text

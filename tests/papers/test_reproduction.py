@@ -57,7 +57,7 @@ def test_main_claims_stand_on_top_with_published_and_our_difference() -> None:
     assert "| .1 | FedBN | 90.50 ± 0.50 | 91.00 ± 1.00 | 3 | +0.50 | agrees |" in text
     assert "| paired t-test, p = 0.003; not as much | shown |" not in text  # 4.8 is in the interval
     assert "| paired t-test, p = 0.003; about as much | shown |" in text
-    assert "Run with the paper's settings: 2 of 4 cells, 3 seeds each; 1 × agrees, 1 × above." in text
+    assert "Run with the paper's settings: 2 of 4 cells, 3 seeds each; 1 agrees, 1 above." in text
     assert "Not run: the column .5." in text
     assert (
         "Cost: 6 runs, 6.0 min of computing, 6.00 kB sent, 6.0e9 operations of training. On GPU with torch 2;" in text
@@ -162,7 +162,7 @@ def test_further_readings_have_verdicts_and_no_place_in_the_order_of_rows() -> N
     numbers = {"Separate": 79.6, "FedAvg": 18.5, "FedAvg server": 13.9, "FedBN": 80.3, "LIPS": 82.0}
     results = kept(table, {(row, "C100 .01"): [value, value + 0.1] for row, value in numbers.items()})
     text = reproduction({"lips": paper}, results)
-    assert "5 of 78 cells, 1 further reading of rows among them, 2 seeds each; 4 × agrees, 1" in text
+    assert "5 of 78 cells, 1 further reading of rows among them, 2 seeds each; 4 agree, 1" in text
     assert "| C100 .01 | FedAvg server | 13.96 ± 0.12 | 13.95 ± 0.07 | 2 | −0.01 | agrees |" in text
     assert "- FedAvg server (C100 .01): another reading of the row FedAvg, beside its published number" in text
     assert "Order of the 4 rows (C100 .01)" in text
