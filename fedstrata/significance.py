@@ -55,7 +55,7 @@ def smallest_sign_test_p(pairs: int) -> float:
     return min(1.0, 2.0 ** (1 - pairs))
 
 
-def t_quantile(degrees: int, level: float = 0.95) -> float:
+def t_quantile(degrees: float, level: float = 0.95) -> float:
     """How many standard errors a two-sided interval of Student's t distribution reaches to either side.
 
     >>> round(t_quantile(2), 3)

@@ -98,8 +98,8 @@ def difference_of_groups(
     r"""Tell how far two published numbers are apart, and half of the 95 % interval of that by their own spreads.
 
     Each is a mean (or a median), the standard deviation and the number of the runs behind it. Which runs belong
-    together is not published, so the interval is that of two independent groups with the pooled deviation,
-    :math:`t_\nu \, s \sqrt{1 / m + 1 / n}`; there is none where a deviation is missing.
+    together is not published, so the interval is that of two independent groups (:func:`reach_of_difference`); there
+    is none where a deviation is missing.
 
     >>> difference_of_groups((47.84, 0.47, 3), (43.08, 0.45, 3))  # doctest: +ELLIPSIS
     (4.76..., 1.04...)
@@ -107,10 +107,56 @@ def difference_of_groups(
     difference = one[0] - other[0]
     if one[1] is None or other[1] is None or min(one[2], other[2]) < 2:
         return difference, None
-    degrees = one[2] + other[2] - 2
-    pooled = math.sqrt(((one[2] - 1) * one[1] ** 2 + (other[2] - 1) * other[1] ** 2) / degrees)
-    variance = variance_of_middle(middle, one[2]) + variance_of_middle(middle, other[2])
-    return difference, t_quantile(degrees) * pooled * math.sqrt(variance)
+    return difference, reach_of_difference(one[1:], other[1:], middle)
+
+
+def reach_of_difference(
+    one: tuple[float | None, int], other: tuple[float | None, int], middle: Middle = "mean"
+) -> float:
+    r"""Half of the 95 % interval of the difference between two groups of runs, by their deviations and numbers.
+
+    Each group has its own deviation, as in Welch's test: with :math:`v_i = s_i^2 / n_i` (or the variance of a median)
+    it is :math:`t_\nu \sqrt{v_1 + v_2}`, where :math:`\nu = (v_1 + v_2)^2 / (v_1^2 / (n_1 - 1) + v_2^2 / (n_2 - 1))`.
+    Pooled, the deviation of many runs would stand for that of a few that differ more. A group without one, such as a
+    single run, is taken to have the other's; without any there is no interval, and this is zero. At least two degrees
+    of freedom are assumed, because with one (two runs beside a number without a deviation) the interval reaches 12.7
+    standard errors, and nearly everything agrees.
+
+    >>> round(reach_of_difference((1.0, 3), (1.0, 3)), 3), round(reach_of_difference((2.9, 50), (8.4, 6)), 1)
+    (2.267, 8.8)
+    """
+    known = [(spread, runs) for spread, runs in (one, other) if spread is not None and runs > 1 and spread == spread]
+    if not known:
+        return 0.0
+    spreads = [spread if (spread, runs) in known else known[0][0] for spread, runs in (one, other)]
+    parts = [
+        float(spread or 0.0) ** 2 * variance_of_middle(middle, runs)
+        for spread, (_, runs) in zip(spreads, (one, other), strict=True)
+    ]
+    variance = sum(parts)
+    if variance == 0:
+        return 0.0
+    degrees = float(known[0][1] - 1)
+    if len(known) == 2:
+        degrees = variance**2 / sum(part**2 / (runs - 1) for part, (_, runs) in zip(parts, known, strict=True))
+    return t_quantile(max(degrees, 2)) * math.sqrt(variance)
+
+
+def allowed_difference(
+    std: float | None,
+    ours: Sequence[float],
+    published_seeds: int = 3,
+    margin: float = PRACTICAL,
+    middle: Middle = "mean",
+) -> float:
+    """By how much our runs and a published number may differ and agree: that of :func:`cell_verdict`.
+
+    >>> round(allowed_difference(0.5, [74.9]), 2), allowed_difference(0.2, [70.9, 71.0, 71.1])
+    (2.48, 1.0)
+    """
+    summary = estimate(ours)
+    own = (None, 1) if summary is None else (summary.std, summary.count)
+    return max(margin, reach_of_difference((std, published_seeds), own, middle))
 
 
 def cell_verdict(
@@ -121,15 +167,12 @@ def cell_verdict(
     margin: float = PRACTICAL,
     middle: Middle = "mean",
 ) -> CellWord:
-    r"""Tell whether our runs agree with a published mean, or lie above or below it.
+    """Tell whether our runs agree with a published mean, or lie above or below it.
 
     They agree where the means differ by no more than the 95 % interval of such a difference between two groups of runs
-    of the same thing, :math:`t_\nu \, s \sqrt{1 / m + 1 / n}`, or by no more than ``margin``. Here m is the number of
-    seeds behind the published mean and n that of ours; s pools both standard deviations, weighted by their degrees of
-    freedom, or is the one that there is; :math:`\nu` is the sum of those degrees. At least two are assumed, because
-    with one (two seeds, no published spread) the interval reaches 12.7 standard errors and nearly everything agrees.
-    Where the paper has a ``median``, ours is one too, and 1 / m and 1 / n become the variances of medians.
-    ``std`` is a standard deviation over runs: see :func:`deviation_of` where a paper gives something else.
+    of the same thing (:func:`reach_of_difference`), or by no more than ``margin``. Where the paper has a ``median``,
+    ours is one too. ``std`` is a standard deviation over runs: see :func:`deviation_of` where a paper gives something
+    else, and ``published_seeds`` is the number of these runs.
 
     The margin is there because two correct programs (other libraries, preprocessing, splits) differ by about a point
     with spreads over seeds that are much smaller; it alone decides where neither side has a spread. It is in the unit
@@ -142,44 +185,33 @@ def cell_verdict(
     >>> cell_verdict(71.2, None, [])
     'not run'
     """
-    summary = estimate(ours)
-    if summary is None:
+    if not ours:
         return "not run"
-    if not math.isfinite(summary.mean):
-        return "below"  # a run that diverged
-    difference = middle_of(ours, middle) - mean
-    known = [
-        (spread, count - 1)
-        for spread, count in ((std, published_seeds), (summary.std, summary.count))
-        if spread is not None and not math.isnan(spread) and count > 1
-    ]
-    degrees = sum(freedom for _, freedom in known)
-    reach = 0.0
-    if known:
-        pooled = math.sqrt(sum(freedom * spread**2 for spread, freedom in known) / degrees)
-        variance = sum(variance_of_middle(middle, count) for count in (published_seeds, summary.count))
-        reach = t_quantile(max(degrees, 2)) * pooled * math.sqrt(variance)
-    # Published numbers are rounded: what equals the margin but for the last bit is within it.
-    if abs(difference) <= max(reach, margin) + 1e-9:
-        return "agrees"
-    return "above" if difference > 0 else "below"
+    return number_verdict(mean, middle_of(ours, middle), allowed_difference(std, ours, published_seeds, margin, middle))
 
 
-def statistic_verdict(
-    published: float, ours: float, error: float | None, runs: int, published_runs: int = 3, margin: float = PRACTICAL
-) -> CellWord:
-    r"""Tell whether a number that was computed of all our runs together agrees with one of all of a paper's.
+def reach_of_statistic(error: float | None, runs: int, published_runs: int = 3) -> float:
+    r"""By how much a number that is computed of all our runs together may differ from one of all of a paper's.
 
-    Papers tell no error of such a number. It is taken to be ours, :math:`e` of n runs, but for their number m; the two
-    agree where they differ by no more than :math:`1.96 \, e \sqrt{1 + n / m}`, or by no more than ``margin``.
+    Papers tell no error of such a number. It is taken to be ours, :math:`e` of n runs, but for their number m:
+    :math:`1.96 \, e \sqrt{1 + n / m}`; zero without any.
 
-    >>> statistic_verdict(0.084, 0.089, 0.0025, 50, 50, 0.001), statistic_verdict(0.08, 0.089, 0.0025, 50, 50, 0.001)
+    >>> round(reach_of_statistic(0.0025, 50, 50), 4)
+    0.0069
+    """
+    return 0.0 if error is None else _NORMAL_95 * error * math.sqrt(1 + runs / published_runs)
+
+
+def number_verdict(published: float, ours: float, within: float) -> CellWord:
+    """Tell whether a number of ours is, but for so much, the published one; that of runs which diverged is below.
+
+    >>> number_verdict(0.084, 0.089, 0.0069), number_verdict(0.08, 0.089, 0.0069)
     ('agrees', 'above')
     """
     if not math.isfinite(ours):
-        return "below"  # runs that diverged
-    reach = 0.0 if error is None else _NORMAL_95 * error * math.sqrt(1 + runs / published_runs)
-    if abs(ours - published) <= max(reach, margin) + 1e-9:
+        return "below"
+    # Published numbers are rounded: what equals the reach but for the last bit is within it.
+    if abs(ours - published) <= within + 1e-9:
         return "agrees"
     return "above" if ours > published else "below"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,11 +34,22 @@ def test_one_seed_of_ours_is_judged_by_the_published_spread() -> None:
     assert cell_verdict(70.0, 1.0, [65.02]) == "below"
 
 
-def test_spreads_of_both_sides_are_pooled() -> None:
-    # Ours: std 2 over 3 seeds; published: 1 over 3. Pooled sqrt((2 * 4 + 2 * 1) / 4) = sqrt(2.5) = 1.5811; four degrees
-    # of freedom: 2.7764 * 1.5811 * sqrt(2/3) = 3.5844.
-    for shift, word in ((3.58, "agrees"), (3.59, "above")):
+def test_each_side_has_a_spread_of_its_own() -> None:
+    # Ours: std 2 over 3 seeds; published: 1 over 3. Variances of the means 4/3 and 1/3, in all 5/3; degrees of freedom
+    # (5/3)^2 / ((16/9 + 1/9) / 2) = 50/17 = 2.941, t = 3.2188; 3.2188 * sqrt(5/3) = 4.1554.
+    for shift, word in ((4.15, "agrees"), (4.16, "above")):
         assert cell_verdict(70.0, 1.0, [68 + shift, 70 + shift, 72 + shift]) == word
+
+
+@pytest.mark.parametrize(("published", "ours"), [((1.0, 3), (1.0, 3)), ((2.9, 50), (8.4, 6)), ((8.4, 4), (2.9, 50))])
+def test_runs_of_the_same_thing_disagree_in_one_case_of_twenty(published, ours) -> None:
+    """Also where few of ours differ more than the many of a paper: pooled, a third of these disagreed."""
+    chance, apart, tries = np.random.default_rng(0), 0, 2000
+    for _ in range(tries):
+        theirs = chance.normal(0, *published)
+        word = cell_verdict(theirs.mean(), theirs.std(ddof=1), chance.normal(0, *ours).tolist(), len(theirs), 0.0)
+        apart += word != "agrees"
+    assert 0.02 < apart / tries < 0.08
 
 
 def test_two_seeds_without_a_published_spread_do_not_agree_with_everything() -> None:
@@ -87,10 +99,10 @@ def test_medians_are_compared_with_medians() -> None:
 
 
 def test_what_published_numbers_say_of_their_own_difference() -> None:
-    # LIPS and FedBN on CIFAR-10 at 0.1: pooled sqrt((1.66^2 + 1.28^2) / 2) = 1.48223;
-    # t_4 x 1.48223 x sqrt(2/3) = 3.3601.
+    # LIPS and FedBN on CIFAR-10 at 0.1: variances 1.66^2 / 3 = 0.91853 and 1.28^2 / 3 = 0.54613, in all 1.46467;
+    # degrees of freedom 1.46467^2 / ((0.84370 + 0.29826) / 2) = 3.7571, t = 2.84868; 2.84868 x 1.21023 = 3.4476.
     difference, reach = difference_of_groups((86.21, 1.66, 3), (85.83, 1.28, 3))
-    assert (difference, reach) == (pytest.approx(0.38), pytest.approx(3.3601, abs=1e-3))
+    assert (difference, reach) == (pytest.approx(0.38), pytest.approx(3.4476, abs=1e-3))
     assert difference_of_groups((64.08, None, 1), (61.04, None, 1)) == (pytest.approx(3.04), None)
 
 

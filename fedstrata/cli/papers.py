@@ -67,7 +67,12 @@ def paper(
         str | None, typer.Option(metavar="LIST", help="Only the rows of these names, or these methods.")
     ] = None,
     columns: Annotated[str | None, typer.Option(metavar="LIST", help="Only these columns.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds; by default as many as the recipe says.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="How many seeds; by default as many as the recipe says, and with --finished as many as are known."
+        ),
+    ] = None,
     rounds: Annotated[int | None, typer.Option(metavar="N", help="Run N rounds instead of the paper's.")] = None,
     scale: Annotated[float, typer.Option(help="Run this part of the rounds, on this part of the samples.")] = 1.0,
     jobs: Annotated[str, typer.Option(metavar="N|auto", help="How many runs to do at a time.")] = "1",
@@ -164,9 +169,12 @@ def paper(
         raise FedStrataError(f"Nothing is run for '{recipe.name}': {(recipe.note or recipe.title).rstrip('.')}.")
     smaller = Smaller(rounds, scale)
     choice = Choice(*map(_listed, (only, method, columns)))
-    cells = cells_behind(chosen[named[0]], recipe, seeds, smaller, choice, changes)
     folder = out or Path("runs") / f"{recipe.paper}-{recipe.part}"
-    planned = _plan(cells, runs or folder / "runs", folder, known or [], quiet)
+    results = _known(known or [], folder)
+    if finished and seeds is None:
+        seeds = max(recipe.seeds, 1 + max((one.seed for one in results if one.paper == recipe.paper), default=0))
+    cells = cells_behind(chosen[named[0]], recipe, seeds, smaller, choice, changes)
+    planned = _plan(cells, runs or folder / "runs", results, quiet)
     if dry_run:
         _price(planned, json, quiet)
         return
@@ -189,13 +197,19 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return () if text is None else tuple(part.strip() for part in split_outside(text, ",") if part.strip())
 
 
-def _plan(cells: Sequence[Cell], runs: Path, folder: Path, known: Sequence[Path], quiet: bool) -> Planned:
+def _known(known: Sequence[Path], folder: Path) -> list[Kept]:
+    """Read what is known from other results, and from those that lie in the folder already."""
     from fedstrata.papers.keeping import RESULTS, read_results
-    from fedstrata.papers.running import plan
 
     own = [folder / RESULTS] if (folder / RESULTS).exists() else []
+    return read_results([*known, *own])
+
+
+def _plan(cells: Sequence[Cell], runs: Path, results: Sequence[Kept], quiet: bool) -> Planned:
+    from fedstrata.papers.running import plan
+
     with telling("looking for finished runs, methods, models and data", quiet):
-        return plan(cells, runs, read_results([*known, *own]))
+        return plan(cells, runs, results)
 
 
 def _price(planned: Planned, json: bool, quiet: bool) -> None:

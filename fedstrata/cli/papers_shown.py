@@ -24,12 +24,13 @@ from fedstrata.papers.words import (
     claim_line,
     digits_of,
     order_line,
+    ours_line,
     reported_line,
     statistics_line,
 )
 from fedstrata.report.formats import data_size, duration, plural
 
-_STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "red", NOT_RUN: "dim"}
+_STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "yellow", NOT_RUN: "dim"}
 
 
 def describe(papers: Mapping[str, Paper], changes: Mapping[str, Any], here: Here) -> list[dict[str, Any]]:
@@ -150,7 +151,7 @@ def show_judged(judged: Judged, remark: str) -> None:
     results.print(Text(f"{recipe.name}: {recipe.title}", style="bold"), soft_wrap=True)
     results.print(Text(f"{reported_line(recipe)}. {remark}".strip(), style="dim"))
     if recipe.published:
-        results.print(Text(f"Published: {statistics_line(recipe)}.", style="dim"), soft_wrap=True)
+        results.print(Text(f"Published: {statistics_line(recipe)}. {ours_line(recipe)}", style="dim"), soft_wrap=True)
     heads = [head.replace("difference", "diff") for head in CELL_HEADS]  # a line has little room
     table = new_table(*heads, right=("published", "ours", "seeds", "diff"))
     for one in judged.cells:

@@ -6,17 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedstrata.papers.cells import Cell
-from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, NOT_RUN, Judged, JudgedCell, judge
+from fedstrata.papers.judging import (
+    NOT_COMPARABLE,
+    NOT_PUBLISHED,
+    NOT_RUN,
+    Judged,
+    JudgedCell,
+    judge,
+    more_is_better,
+    verdict_on,
+)
 from fedstrata.papers.keeping import Kept
-from fedstrata.papers.reading import INCENTIVE, Paper, Published, Recipe
+from fedstrata.papers.reading import Paper, Published, Recipe
 from fedstrata.papers.words import seeds_in_words
 from fedstrata.ranks import Friedman, friedman, mean_ranks
-from fedstrata.runs.metrics import higher_is_better
 from fedstrata.significance import Estimate
-from fedstrata.verdicts import cell_verdict
 
 RANKS_AGREE = 1.0
-"""Mean ranks that differ by less than a place are alike."""
+"""Mean ranks agree where they differ by less than a place: two rows that change places do not."""
 
 
 def judge_part(
@@ -57,8 +64,8 @@ def _means(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
         whole = source is not None and columns and len(columns) == _columns_with_runs(source.recipe, row)
         value = sum(_table(source, [row], columns)[row]) / len(columns) if source is not None and whole else None
         published = recipe.published_at(row, column)
-        margin = 1.0 if recipe.unit == "percent" else 0.01 * abs(published.mean or 0.0)
-        cells.append(_cell(recipe, row, column, value, source, published, margin))
+        word, within = (NOT_RUN, None) if value is None else verdict_on(recipe, published, [value])
+        cells.append(_cell(row, column, value, source, published, word, within))
     return cells
 
 
@@ -69,18 +76,21 @@ def _columns_with_runs(recipe: Recipe, row: str) -> int:
 def _ranks(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCell]:
     """The mean rank of each row over the columns that were run for all rows.
 
-    Where these are not all columns of the paper, ours is held against the mean rank of the published numbers in the
-    same columns, and the note says so.
+    Where these are not all columns and rows of the paper, ours is held against the mean rank of the published numbers
+    in the same columns and among the same rows, and the note says so.
     """
     rows = _rows(recipe, column, source)
     columns = [] if source is None else _common_columns(source, rows)
     if source is None or not columns or len(rows) < 2:
-        return [_cell(recipe, row, column, None, source, recipe.published_at(row, column), 0.0) for row in rows]
-    best_is_high = _more_is_better(source.recipe)
+        return [_cell(row, column, None, source, recipe.published_at(row, column), NOT_RUN) for row in rows]
+    best_is_high = more_is_better(source.recipe)
     ours = mean_ranks(_table(source, rows, columns), best_is_high)
     published = {row: recipe.published_at(row, column) for row in rows}
-    if len(columns) < max(_columns_with_runs(source.recipe, row) for row in rows):
-        note = f"Mean rank over {', '.join(columns)} alone, in our numbers and in the published ones."
+    fewer_columns = len(columns) < max(_columns_with_runs(source.recipe, row) for row in rows)
+    fewer_rows = len(rows) < sum((row, column) in recipe.published for row in recipe.rows)
+    if fewer_columns or fewer_rows:
+        over, among = f" over {', '.join(columns)}" * fewer_columns, f" among {', '.join(rows)}" * fewer_rows
+        note = f"Mean rank{over}{among} alone, in our numbers and in the published ones."
         numbers = {row: [source.recipe.published_at(row, one).mean for one in columns] for row in rows}
         known = {row: [number for number in ones if number is not None] for row, ones in numbers.items()}
         whole = all(len(ones) == len(columns) for ones in known.values())
@@ -90,7 +100,19 @@ def _ranks(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
         published = {
             row: replace(one, note=" ".join(filter(None, (one.note, uneven)))) for row, one in published.items()
         }
-    return [_cell(recipe, row, column, ours[row], source, published[row], RANKS_AGREE) for row in rows]
+    return [
+        _cell(row, column, ours[row], source, published[row], _rank_verdict(published[row].mean, ours[row]))
+        for row in rows
+    ]
+
+
+def _rank_verdict(published: float | None, ours: float) -> str:
+    """Compare two mean ranks, which no deviation belongs to."""
+    if published is None:
+        return NOT_PUBLISHED
+    if abs(ours - published) < RANKS_AGREE:
+        return "agrees"
+    return "above" if ours > published else "below"
 
 
 def _uneven(judged: Judged, rows: Sequence[str], columns: Sequence[str]) -> str:
@@ -114,13 +136,6 @@ def _table(judged: Judged, rows: Sequence[str], columns: Sequence[str]) -> dict[
     return {row: [run[row, column] for column in columns] for row in rows}
 
 
-def _more_is_better(recipe: Recipe) -> bool:
-    """A variance over clients should be small, an incentive large; of metrics they themselves know."""
-    if recipe.over_clients:
-        return recipe.over_clients == INCENTIVE
-    return not recipe.number.endswith(".std") and higher_is_better(recipe.number) is not False
-
-
 def friedman_of(judged: Judged) -> Friedman | None:
     """Test whether the rows of a part differ at all over the columns that all of them have; none with too few."""
     recipe = judged.recipe
@@ -133,17 +148,13 @@ def friedman_of(judged: Judged) -> Friedman | None:
 
 
 def _cell(
-    recipe: Recipe, row: str, column: str, value: float | None, source: Judged | None, published: Published,
-    margin: float,
+    row: str, column: str, value: float | None, source: Judged | None, published: Published, verdict: str,
+    within: float | None = None,
 ) -> JudgedCell:  # fmt: skip
     if value is None or source is None:
         missing = [] if source is None else [one for one in source.cells if one.ours is None]
         told = " ".join(dict.fromkeys(one.problem for one in missing if one.problem))
         return JudgedCell(row, column, published, None, NOT_RUN, told)
     if any(one.verdict == NOT_COMPARABLE for one in source.cells):
-        verdict = NOT_COMPARABLE
-    elif published.mean is None:
-        verdict = NOT_PUBLISHED
-    else:
-        verdict = cell_verdict(published.mean, None, [value], recipe.published_seeds, margin)
-    return JudgedCell(row, column, published, Estimate(value, None, 0), verdict)
+        return JudgedCell(row, column, published, Estimate(value, None, 0), NOT_COMPARABLE)
+    return JudgedCell(row, column, published, Estimate(value, None, 0), verdict, within=within)

@@ -45,6 +45,12 @@ class Gathered:
         )
 
 
+def papers_told(papers: Mapping[str, Paper], kept: Sequence[Kept]) -> dict[str, Paper]:
+    """The papers of which anything is kept; all, where nothing is."""
+    names = {one.paper for one in kept}
+    return {name: paper for name, paper in papers.items() if name in names or not names}
+
+
 def gather(paper: Paper, kept: Sequence[Kept]) -> list[Gathered]:
     """Gather what is known of all parts of a paper; a run that several parts ask for counts in all of them."""
     of_paper = [one for one in kept if one.paper == paper.name]

@@ -11,17 +11,20 @@ from typing import Any
 from fedstrata.papers.cells import Cell
 from fedstrata.papers.keeping import Kept
 from fedstrata.papers.over_clients import number_over_clients
-from fedstrata.papers.reading import Published, Recipe, StatedClaim
+from fedstrata.papers.reading import INCENTIVE, SECONDS, Published, Recipe, StatedClaim
 from fedstrata.ranks import RankCorrelation, rank_correlation
+from fedstrata.runs.metrics import higher_is_better
 from fedstrata.significance import Estimate, estimate
 from fedstrata.verdicts import (
     Claim,
+    allowed_difference,
     cell_verdict,
     claim_verdict,
     deviation_of,
     difference_of_groups,
     middle_of,
-    statistic_verdict,
+    number_verdict,
+    reach_of_statistic,
 )
 
 NOT_COMPARABLE = "not comparable"
@@ -41,6 +44,8 @@ class JudgedCell:
     verdict: str
     problem: str = ""
     """Why it was not run."""
+    within: float | None = None
+    """By how much the two may differ and agree; none where there is nothing to compare."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -61,6 +66,7 @@ class JudgedClaim:
 
     ``published`` is the difference of the published numbers and half of its 95 % interval by their own spreads; none of
     the latter where they have none. ``single`` tells that each is a single number, without any deviation over runs.
+    ``own_setting`` tells that the paper has no number at all in these columns, so that they are settings of ours.
     """
 
     stated: StatedClaim
@@ -69,6 +75,7 @@ class JudgedClaim:
     word: str
     published: tuple[float, float | None] | None = None
     single: bool = False
+    own_setting: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ class Judged:
                 "ours_std": None if one.ours is None or one.ours.std is None else round(one.ours.std, 6),
                 "seeds": 0 if one.ours is None else one.ours.count,
                 "difference": None if one.difference is None else round(one.difference, 6),
+                "agrees_within": None if one.within is None else round(one.within, 6),
                 "verdict": one.verdict,
                 "note": " ".join(one.notes),
             }
@@ -134,6 +142,7 @@ class Judged:
                 "verdict": claim.word,
                 "published": claim.published,
                 "published_without_deviation": claim.single,
+                "own_setting": claim.own_setting,
                 **({} if claim.found is None else {"found": asdict(claim.found)}),
             }
             for claim in self.claims
@@ -161,7 +170,7 @@ def _sides(pairs: Sequence[tuple[float, Estimate]]) -> tuple[list[float], list[f
 
 
 LINE = ("paper", "part", "row", "column", "published", "published_std", "ours", "ours_std", "seeds", "difference",
-        "verdict", "note")  # fmt: skip
+        "agrees_within", "verdict", "note")  # fmt: skip
 """The columns of the CSV of cells."""
 
 
@@ -207,23 +216,29 @@ def judge_pairs(
 def _judge_cell(
     recipe: Recipe, pair: tuple[str, str], ours: Sequence[float], smaller: bool, problem: str
 ) -> JudgedCell:
-    published = recipe.published_at(*pair)
-    if not ours:
-        verdict = NOT_RUN
-    elif smaller:
-        verdict = NOT_COMPARABLE
-    elif published.mean is None:
-        verdict = NOT_PUBLISHED
-    else:
-        verdict = cell_verdict(
-            published.mean,
-            published_deviation(recipe, published),
-            ours,
-            recipe.published_seeds,
-            _margin(recipe, published.mean),
-            recipe.middle,
-        )
-    return JudgedCell(*pair, published, _summed_up(recipe, ours), verdict, "" if ours else problem)
+    published, found = recipe.published_at(*pair), _summed_up(recipe, ours)
+    if found is None:
+        return JudgedCell(*pair, published, None, NOT_RUN, problem)
+    if smaller:
+        return JudgedCell(*pair, published, found, NOT_COMPARABLE)
+    verdict, within = verdict_on(recipe, published, ours)
+    return JudgedCell(*pair, published, found, verdict, within=within)
+
+
+def verdict_on(recipe: Recipe, published: Published, ours: Sequence[float]) -> tuple[str, float | None]:
+    """Say in a word what our runs, with the paper's settings, are to its number, and by how much they may differ.
+
+    Seconds of two devices are nothing to each other.
+    """
+    if published.mean is None:
+        return NOT_PUBLISHED, None
+    if recipe.number.endswith(SECONDS):
+        return NOT_COMPARABLE, None
+    known = (published_deviation(recipe, published), ours, recipe.published_seeds)
+    margin = _margin(recipe, published.mean)
+    return cell_verdict(published.mean, *known, margin, recipe.middle), allowed_difference(
+        *known, margin, recipe.middle
+    )
 
 
 def _judge_over_clients(
@@ -232,16 +247,11 @@ def _judge_over_clients(
     """Judge a number that is computed over clients, of all runs together."""
     published = recipe.published_at(*pair)
     if ours is None:
-        verdict = NOT_RUN
-    elif smaller:
-        verdict = NOT_COMPARABLE
-    elif published.mean is None:
-        verdict = NOT_PUBLISHED
-    else:
-        margin = _margin(recipe, published.mean)
-        runs = recipe.published_seeds
-        verdict = statistic_verdict(published.mean, ours.mean, ours.std, ours.count, runs, margin)
-    return JudgedCell(*pair, published, ours, verdict, "" if ours else problem)
+        return JudgedCell(*pair, published, None, NOT_RUN, problem)
+    if smaller or published.mean is None:
+        return JudgedCell(*pair, published, ours, NOT_COMPARABLE if smaller else NOT_PUBLISHED)
+    within = max(_margin(recipe, published.mean), reach_of_statistic(ours.std, ours.count, recipe.published_seeds))
+    return JudgedCell(*pair, published, ours, number_verdict(published.mean, ours.mean, within), within=within)
 
 
 def published_deviation(recipe: Recipe, published: Published) -> float | None:
@@ -260,6 +270,18 @@ def _margin(recipe: Recipe, mean: float) -> float:
     return {"percent": 1.0, "fraction": 0.01}.get(recipe.unit, 0.01 * abs(mean))
 
 
+def more_is_better(recipe: Recipe) -> bool:
+    """Tell whether a row with larger numbers is the better one; of metrics, they themselves know.
+
+    A loss, a variance over clients, bytes, seconds and operations should be small, an incentive large.
+    """
+    if recipe.over_clients:
+        return recipe.over_clients == INCENTIVE
+    number = recipe.number
+    costs = number.endswith((".std", SECONDS, "flops")) or number.startswith("bytes.")
+    return not costs and higher_is_better(number) is not False
+
+
 def _judge_claim(
     recipe: Recipe,
     claim: StatedClaim,
@@ -267,7 +289,10 @@ def _judge_claim(
     values: defaultdict[tuple[str, str], dict[int, float]],
     smaller: Collection[tuple[str, str]],
 ) -> JudgedClaim:
-    """Judge a claim by the differences of the same seed, each the mean over the claim's columns."""
+    """Judge a claim by the differences of the same seed, each the mean over the claim's columns.
+
+    They are by how much the one row is better than the other, whichever way the number should go.
+    """
     named = claim.columns or tuple(recipe.columns)
     columns = tuple(one for one in named if (claim.row, one) in pairs and (claim.over, one) in pairs)
     of_columns = [(values[claim.row, one], values[claim.over, one]) for one in columns]
@@ -275,12 +300,14 @@ def _judge_claim(
         seed for seed in (of_columns[0][0] if columns else ()) if all(seed in a and seed in b for a, b in of_columns)
     ]
     published, single = _published_claim(recipe, claim, columns)
+    sign = 1 if more_is_better(recipe) else -1
+    in_ours = bool(recipe.published) and not any(column in columns for _, column in recipe.published)
     if not seeds:
-        return JudgedClaim(claim, columns, None, NOT_RUN, published, single)
-    differences = [sum(a[seed] - b[seed] for a, b in of_columns) / len(columns) for seed in seeds]
+        return JudgedClaim(claim, columns, None, NOT_RUN, published, single, in_ours)
+    differences = [sign * sum(a[seed] - b[seed] for a, b in of_columns) / len(columns) for seed in seeds]
     found = claim_verdict(differences, claim.by, practical=1.0 if recipe.unit == "percent" else 0.01)
     other = any((row, column) in smaller for row in (claim.row, claim.over) for column in columns)
-    return JudgedClaim(claim, columns, found, NOT_COMPARABLE if other else found.word, published, single)
+    return JudgedClaim(claim, columns, found, NOT_COMPARABLE if other else found.word, published, single, in_ours)
 
 
 def _published_claim(
@@ -296,7 +323,7 @@ def _published_claim(
     if not found:
         return None, False
     reaches = [reach for _, reach in found if reach is not None]
-    mean = sum(difference for difference, _ in found) / len(found)
+    mean = (1 if more_is_better(recipe) else -1) * sum(difference for difference, _ in found) / len(found)
     whole = len(reaches) == len(found)
     return (mean, math.hypot(*reaches) / len(found) if whole else None), not whole
 

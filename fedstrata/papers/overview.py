@@ -17,7 +17,7 @@ from fedstrata.papers.costs import cost_line
 from fedstrata.papers.figures.glance import claims_of_papers
 from fedstrata.papers.figures.material import Material
 from fedstrata.papers.figures.section import Charts, glance, redrawn_section, shown
-from fedstrata.papers.gathering import Gathered, OtherSettings, all_kept, claims_of, gather
+from fedstrata.papers.gathering import Gathered, OtherSettings, all_kept, claims_of, gather, papers_told
 from fedstrata.papers.judging import Judged
 from fedstrata.papers.keeping import Kept, read_results
 from fedstrata.papers.page import cell_table
@@ -62,7 +62,8 @@ def write_overview(path: Path, papers: Mapping[str, Paper], results: Sequence[Pa
 
 
 def overview(papers: Mapping[str, Paper], kept: Sequence[Kept], at_hand: RunsAtHand, with_charts: bool) -> str:
-    """Build the page as text."""
+    """Build the page as text; papers of which nothing is kept are left out, unless that is so of all."""
+    papers = papers_told(papers, kept)
     gathered = {paper.name: gather(paper, kept) for paper in papers.values()}
     parts = {name: _parts(of_paper, at_hand, with_charts) for name, of_paper in gathered.items()}
     sections = [_claims(papers, gathered, with_charts)]

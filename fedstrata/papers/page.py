@@ -13,7 +13,16 @@ from fedstrata.papers.figures.section import glance, redrawn_section
 from fedstrata.papers.judging import Judged
 from fedstrata.papers.reading import Paper
 from fedstrata.papers.told import note_lines, outcome_lines
-from fedstrata.papers.words import CELL_HEADS, cell_line, claim_line, digits_of, order_line, reported_line
+from fedstrata.papers.words import (
+    LONG_CELL_HEADS,
+    WITHIN,
+    claim_line,
+    digits_of,
+    long_cell_line,
+    order_line,
+    ours_line,
+    reported_line,
+)
 from fedstrata.report.charts import charts_are_possible
 from fedstrata.report.document import document
 from fedstrata.report.formats import plural
@@ -78,7 +87,7 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
     picture, drawn = glance(judged, with_charts)
     said = [
         element("p", f"{recipe.title}. {paper.citation}"),
-        element("p", f"Reported is {reported_line(recipe)}. {remark}".strip()),
+        element("p", f"Reported is {reported_line(recipe)}. {ours_line(recipe)} {remark}".strip()),
         picture,
         cell_table(judged),
         _list("Claims", [claim_line(claim) for claim in judged.claims]),
@@ -91,12 +100,12 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
 def cell_table(judged: Judged) -> Markup:
     """The published numbers and ours, cell by cell."""
     digits = digits_of(judged)
-    numeric = {"published", "ours", "seeds", "difference"}
-    columns = [Column(head, numeric=head in numeric) for head in CELL_HEADS]
+    numeric = {"published", "ours", "seeds", "difference", WITHIN}
+    columns = [Column(head, numeric=head in numeric) for head in LONG_CELL_HEADS]
     rows = [
         [
             TableCell(text, hint=" ".join(one.notes) if head == "verdict" else "")
-            for head, text in zip(CELL_HEADS, cell_line(one, digits), strict=True)
+            for head, text in zip(LONG_CELL_HEADS, long_cell_line(one, digits), strict=True)
         ]
         for one in judged.cells
     ]

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from fedstrata import scores
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.papers.figures.asked import Asked, read_charts
@@ -30,6 +32,7 @@ from fedstrata.papers.inheriting import (
     flat,
     laid_over_cells,
 )
+from fedstrata.report.labels import LABELS
 from fedstrata.verdicts import Middle, Spread
 
 PAPERS = Path(__file__).parent
@@ -70,6 +73,7 @@ VARIANCE, INCENTIVE = "variance", "incentive"
 OVER_CLIENTS = (VARIANCE, INCENTIVE)
 """What is computed over clients, of each client's number in the middle of all runs: how unequal they are (Eq. A.5 of
 PLayer-FL), or which part of them fares better than in the rows ``against`` which this is measured (Eq. A.6)."""
+_ALWAYS_MEASURED = ("accuracy", "loss")
 _CLAIM_KEYS = ("row", "over", "by", "columns", "note", "main")
 _COLUMNS_OF_CSV = ("paper", "part", "row", "column", "mean", "std", "note")
 SECONDS = ".seconds"
@@ -350,6 +354,7 @@ def _read_part(
         tuple(map(str, content.get("against", ()))),
     )
     _refuse_odd_clients(recipe, where)
+    _refuse_unknown_metric(recipe, where)
     if recipe.runs:
         _refuse_without_method(recipe, where)
         _refuse_foreign_numbers(recipe, where)
@@ -428,6 +433,11 @@ def _claim(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str
         if column not in columns:
             raise unknown_name(f"column in {where}, which a claim names, called", column, columns)
     by = given.get("by")
+    if by is not None and not (isinstance(by, int | float) and by > 0):
+        raise FedStrataError(
+            f"A claim in {where} says by how much '{given['row']}' is better than '{given['over']}', a number above 0, "
+            f"not {by!r}. Where it is worse, turn the claim round."
+        )
     main = bool(given.get("main", False))
     return StatedClaim(given["row"], given["over"], None if by is None else float(by), tuple(named), main)
 
@@ -483,6 +493,17 @@ def _refuse_odd_clients(recipe: Recipe, where: str) -> None:
         )
     if recipe.over_clients and recipe.claims:
         raise FedStrataError(f"{where} has a number of all runs together, so that no claim can be tested by its runs.")
+
+
+def _refuse_unknown_metric(recipe: Recipe, where: str) -> None:
+    """Refuse a metric of models that nothing measures, before runs are made for it; files that are imported may."""
+    label, *rest = recipe.number.split(".")
+    name = re.match(r"[\w-]*", rest[0] if rest else "")
+    if label not in LABELS or label == "train" or name is None or "imports" in recipe.shared:
+        return
+    if name.group() not in (*_ALWAYS_MEASURED, *scores.metrics.names()):
+        raise unknown_name(f"metric, as {where} has it in '{recipe.number}',", name.group(),
+                           (*_ALWAYS_MEASURED, *scores.metrics.names()))  # fmt: skip
 
 
 def _unit_of(number: str, over_clients: str) -> str:

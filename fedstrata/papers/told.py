@@ -62,14 +62,18 @@ def run_line(part: Gathered) -> str:
     own = [one for one in run if recipe.read_as(one.row) == one.row]
     further = len(run) - len(own)
     readings = f", {plural(further, 'further reading')} of rows among them" if further else ""
+    if is_derived(recipe):
+        return f"Computed of the runs of {' and '.join(recipe.sources)}: {how_many(part)}; {_tally(run)}."
     papers = not recipe.published or any(one.published.mean is not None for one in own)
     whose = "the paper's settings" if papers else "settings of ours, which the paper does not have"
     return f"Run with {whose}{_precision(part)}: {how_many(part)}{readings}{of_seeds}; {_tally(run)}."
 
 
 def _precision(part: Gathered) -> str:
-    known = {one.settings for one in part.kept}
-    found = sorted({cell.experiment.precision for cell in part.cells if cell.settings in known})
+    """Name the precision of products; tf32 is one of NVIDIA's GPUs, and elsewhere the same settings mean fp32."""
+    devices = {one.settings: one.device for one in part.kept}
+    ran = [(cell.experiment.precision, devices[cell.settings]) for cell in part.cells if cell.settings in devices]
+    found = sorted({precision for precision, device in ran if precision != "tf32" or "NVIDIA" in device})
     return f", in {' and '.join(found)}" if found and found != ["fp32"] else ""
 
 

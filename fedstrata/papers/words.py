@@ -6,11 +6,15 @@ import math
 
 from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim, Order
 from fedstrata.papers.numbers import LAYERS
+from fedstrata.papers.of_clients import WEIGHTED
 from fedstrata.papers.reading import SECONDS, Recipe
 from fedstrata.report.formats import ABSENT, number, p_value
 from fedstrata.significance import Estimate
 
 CELL_HEADS = ("row", "column", "published", "ours", "seeds", "difference", "verdict")
+WITHIN = "agrees within"
+"""A column of documents and pages, for which terminals have no room."""
+LONG_CELL_HEADS = (*CELL_HEADS[:-1], WITHIN, CELL_HEADS[-1])
 CLAIM_HEADS = ("claim", "where", "published", "ours (95 % interval)", "seeds")
 
 
@@ -28,6 +32,13 @@ def cell_line(one: JudgedCell, digits: int) -> tuple[str, ...]:
     return one.row, one.column, number(published, digits), number(one.ours, digits), seeds, difference, one.verdict
 
 
+def long_cell_line(one: JudgedCell, digits: int) -> tuple[str, ...]:
+    """The same, with how far the two may be apart and agree, as :data:`LONG_CELL_HEADS` has them."""
+    *words, verdict = cell_line(one, digits)
+    within = ABSENT if one.within is None or one.difference is None else f"{one.within:.{_enough(digits, one)}f}"
+    return *words, within, verdict
+
+
 def _enough(digits: int, one: JudgedCell) -> int:
     """More digits where a number would be nothing but zeros: two that count."""
     numbers = (one.published.mean, None if one.ours is None else one.ours.mean)
@@ -43,7 +54,9 @@ def reported_line(recipe: Recipe, name: str = "{}") -> str:
     """
     over_rounds = recipe.number.endswith(SECONDS) or recipe.number.startswith(LAYERS)
     when = "mean over rounds" if over_rounds else recipe.at.replace("_", " ")
-    words = f"{name.format(recipe.number)}, {when}" + ("" if recipe.unit == "plain" else f", in {recipe.unit}")
+    weighted = " (clients count by their test samples)" if recipe.number.endswith(f".{WEIGHTED}") else ""
+    words = f"{name.format(recipe.number)}{weighted}, {when}"
+    words += "" if recipe.unit == "plain" else f", in {recipe.unit}"
     if not recipe.over_clients:
         return words
     against = f" against {' and '.join(recipe.against)}" if recipe.against else ""
@@ -53,6 +66,13 @@ def reported_line(recipe: Recipe, name: str = "{}") -> str:
 def deviation_words(recipe: Recipe) -> str:
     """What stands behind our own ±."""
     return "standard error, by drawing runs anew" if recipe.over_clients else "standard deviation over seeds"
+
+
+def ours_line(recipe: Recipe) -> str:
+    """What our own numbers are, and what stands behind their ±, in a sentence."""
+    if recipe.over_clients:
+        return f"Behind our ± is the {deviation_words(recipe)}."
+    return f"Ours are {recipe.middle}s too, ± the {deviation_words(recipe)}."
 
 
 def statistics_line(recipe: Recipe) -> str:
@@ -77,9 +97,14 @@ def statistics_line(recipe: Recipe) -> str:
 def claim_cells(claim: JudgedClaim) -> tuple[str, str, str, str, str]:
     """A claim in the words of a table, as :data:`CLAIM_HEADS` has them."""
     single = " (single)" if claim.single else ""
-    where = ", ".join(filter(None, claim.columns))
     seeds = ABSENT if claim.found is None else str(claim.found.seeds)
-    return stated_claim(claim), where, published_words(claim) + single, found_words(claim), seeds
+    return stated_claim(claim), where_words(claim), published_words(claim) + single, found_words(claim), seeds
+
+
+def where_words(claim: JudgedClaim) -> str:
+    """The columns of a claim, and whether these are the paper's at all."""
+    where = ", ".join(filter(None, claim.columns))
+    return f"{where} (a setting of ours)" if claim.own_setting else where
 
 
 def stated_claim(claim: JudgedClaim) -> str:
@@ -135,8 +160,7 @@ def p_words(p: float) -> str:
 
 def claim_line(claim: JudgedClaim) -> str:
     """A claim in a sentence: what the paper says, what we found, and by which test."""
-    by = "" if claim.stated.by is None else f" by {claim.stated.by:g}"
-    where = ", ".join(filter(None, claim.columns))
+    by, where = "" if claim.stated.by is None else f" by {claim.stated.by:g}", where_words(claim)
     single = "; published without a deviation" if claim.single else ""
     stated = f"{stated_claim(claim)}{by}" + (f" ({where})" if where else "")
     found = claim.found
@@ -157,7 +181,8 @@ def order_line(column: str, found: Order) -> str:
     """
     where = f" ({column})" if column else ""
     uneven = f", over rows of {seeds_in_words(*found.seeds)}" if found.seeds[0] < found.seeds[1] else ""
-    return f"Order of the {found.count} rows{where}: Spearman's rank correlation {found.spearman:.2f}{uneven}"
+    spearman = f"{found.spearman:.2f}".replace("-", "−")
+    return f"Order of the {found.count} rows{where}: Spearman's rank correlation {spearman}{uneven}"
 
 
 def seeds_in_words(fewest: int, most: int) -> str:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fedstrata import files
 from fedstrata.papers.costs import Cost, cost_line
-from fedstrata.papers.gathering import Gathered, OtherSettings, all_kept, claims_of, gather
+from fedstrata.papers.gathering import Gathered, OtherSettings, all_kept, claims_of, gather, papers_told
 from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.keeping import Kept, read_results
 from fedstrata.papers.markdown import commands, items, paragraph, table
-from fedstrata.papers.reading import Paper, Recipe
+from fedstrata.papers.reading import SECONDS, Paper, Recipe
 from fedstrata.papers.told import (
     anchor_of,
     cells_run,
@@ -32,53 +32,67 @@ from fedstrata.papers.told import (
 )
 from fedstrata.papers.words import (
     CLAIM_HEADS,
+    LONG_CELL_HEADS,
+    WITHIN,
     cell_line,
     claim_cells,
-    deviation_words,
     digits_of,
     found_words,
+    long_cell_line,
+    ours_line,
     published_words,
     reported_line,
     stated_claim,
     statistics_line,
     tested_words,
+    where_words,
 )
 from fedstrata.report.formats import ABSENT, plural
 
 INTRODUCTION = """\
-This page is written by `fedstrata paper --write docs/reproduction.md results` from the results that are kept in the
-repository, one line for each run, and from nothing else. What was not run is said to be so, and a claim that does not
-show is said as plainly as one that does."""
+This page is written by `fedstrata paper --write {}` from the results that are kept there, one line for each run, and
+from nothing else. What was not run is said to be so, and a claim that does not show is said as plainly as one that
+does."""
 WORDS = (
     "**A claim** (who beats whom) is *shown* where the 95 % interval of the difference, over seeds that both methods "
     "have, lies above 0; *not shown* where it lies below 0, or below half of the published difference; *undecided* "
-    "where it does neither, and always with one seed.",
+    "where it does neither, and always with one seed. The difference is the mean over seeds, also where a table has "
+    "medians, and by how much the one is better: of losses, seconds and bytes, by how much it has less.",
     "**A number** *agrees* where it differs from the published one by no more than two groups of such runs do in 95 % "
-    "of cases, or by no more than a point of a percentage; else it is *above* or *below*.",
+    "of cases, or by no more than a point of a percentage, so *within* what the table says; else it is *above* or "
+    "*below*. Where that reach is long, runs differ much or are few, and to agree says little. Mean ranks agree within "
+    "less than a place.",
     "**Published differences** have half of the 95 % interval that the paper's own deviations and numbers of runs "
     "give, taken as independent runs; *single* ones are differences of single numbers, which come without any.",
-    "**Not comparable** are runs with other settings than the paper's, such as fewer rounds. They have tables of their "
-    "own, and decide no claim.",
+    "**A setting of ours** is one that the paper does not have: who beats whom in it is told, and is not the paper's "
+    "claim.",
+    "**Not comparable** are runs with other settings than the paper's, such as fewer rounds, which have tables of "
+    "their own and decide no claim, and seconds on another device.",
 )
 COUNTED = """\
 Counted are the published numbers of all tables that runs can be held against; where a row has several readings, the
-first. A run that several tables are made of counts once. What each was made with stands below its table."""
+first; seconds are left out. A run that several tables are made of counts once. What each was made with stands below its
+table."""
 COMMANDS = 4
 _PAPER_HEADS = ("paper", "numbers", "run", "agree", "above", "below", "runs", "computing", "on")
-_CELLS = ("column", "row", "published", "ours", "seeds", "difference", "verdict")
+_CELLS = ("column", "row", *LONG_CELL_HEADS[2:])
 
 
 def write_reproduction(path: Path, papers: Mapping[str, Paper], results: Sequence[Path]) -> None:
     """Write the document."""
     kept = read_results(results)
     files.make_folder(path.resolve().parent)
-    files.write_atomically(path, reproduction(papers, kept))
+    files.write_atomically(path, reproduction(papers, kept, shlex.join(map(str, (path, *results)))))
 
 
-def reproduction(papers: Mapping[str, Paper], kept: Sequence[Kept]) -> str:
-    """Say of every claim, table and figure what was run, what came out against the paper, and at what cost."""
+def reproduction(papers: Mapping[str, Paper], kept: Sequence[Kept], named: str = "FILE RESULTS") -> str:
+    """Say of every claim, table and figure what was run, what came out against the paper, and at what cost.
+
+    Papers of which nothing is kept are left out, unless that is so of all.
+    """
+    papers = papers_told(papers, kept)
     gathered = {paper.name: gather(paper, kept) for paper in papers.values()}
-    pieces = ["# Reproduction\n", paragraph(INTRODUCTION), _whole(gathered)]
+    pieces = ["# Reproduction\n", paragraph(INTRODUCTION.format(named)), _whole(gathered)]
     pieces += ["## The main claims\n", _main_claims(gathered), "How to read it:\n", items(WORDS)]
     seen: set[str] = set()
     for paper in papers.values():
@@ -118,7 +132,11 @@ def _whole(gathered: Mapping[str, Sequence[Gathered]]) -> str:
 
 def _paper_line(name: str, parts: Sequence[Gathered]) -> tuple[str, ...]:
     """Count the published numbers of a paper's tables and what came out, and add up what it cost."""
-    tables = [part for part in parts if part.recipe.kind == "table" and part.recipe.runs]
+    tables = [
+        part
+        for part in parts
+        if part.recipe.kind == "table" and part.recipe.runs and not part.recipe.number.endswith(SECONDS)
+    ]
     cells = [
         one
         for part in tables
@@ -186,14 +204,7 @@ def _part(part: Gathered, seen: set[str]) -> list[str]:
 
 
 def _reported(recipe: Recipe) -> str:
-    if is_derived(recipe):
-        return ""
-    ours = ""
-    if recipe.over_clients:
-        ours = f" Behind our ± is the {deviation_words(recipe)}."
-    elif recipe.middle != "mean":
-        ours = f" Ours are {recipe.middle}s too, ± the {deviation_words(recipe)}."
-    return f"Reported is {reported_line(recipe, '`{}`')}.{ours}"
+    return "" if is_derived(recipe) else f"Reported is {reported_line(recipe, '`{}`')}. {ours_line(recipe)}"
 
 
 def _cells(run: Sequence[JudgedCell], judged: Judged) -> str:
@@ -201,9 +212,9 @@ def _cells(run: Sequence[JudgedCell], judged: Judged) -> str:
     order = sorted(run, key=lambda one: columns.index(one.column))
     lines = []
     for one in order:
-        row, column, *rest = cell_line(one, digits_of(judged))
+        row, column, *rest = long_cell_line(one, digits_of(judged))
         lines.append((column, row, *rest))
-    return table(_CELLS, lines, ("published", "ours", "seeds", "difference"))
+    return table(_CELLS, lines, ("published", "ours", "seeds", "difference", WITHIN))
 
 
 def _claims(claims: Sequence[JudgedClaim], any_run: bool) -> str:
@@ -253,7 +264,7 @@ def number_published(one: JudgedCell, judged: Judged) -> str:
 
 
 def _where(claim: JudgedClaim) -> str:
-    where = ", ".join(filter(None, claim.columns))
+    where = where_words(claim)
     return f" ({where})" if where else ""
 
 

@@ -148,8 +148,7 @@ def theme_config(theme: Theme) -> dict[str, Any]:
             "inverse": {"color": theme.grid},
             "accent": {"color": theme.accent},
             "contrast": {"color": theme.text},
-            "above": {"color": theme.parts[4]},
-            "below": {"color": theme.parts[2]},
+            "apart": {"color": theme.parts[2]},
         },
     }
 

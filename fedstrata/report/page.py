@@ -50,7 +50,7 @@ def contents(
 ) -> Contents:
     """Build what the page shows: its title, its body, and the charts.
 
-    Sections of others stand ``above`` its own, and what they come to, ``lead``, above what the runs come to.
+    Sections of others stand ``above`` its own, and what these come to, ``lead``, in the place of the report's finding.
     """
     started = [run for run in runs if run.series]
     if not started:
@@ -124,7 +124,7 @@ def _header(view: View, empty: Sequence[Run], with_charts: bool, lead: Sequence[
         element("h1", view.title),
         element("p", " ".join(lead), class_="lead") if lead else None,
         element("p", " · ".join(fact for fact in facts if fact), class_="facts"),
-        element("p", *finding(view), class_="finding"),
+        None if lead else element("p", *finding(view), class_="finding"),
         element("ul", *(element("li", warning) for warning in warnings), class_="warnings") if warnings else None,
         element("noscript", element("p", "Charts and sorting need JavaScript; the tables do not."))
         if with_charts

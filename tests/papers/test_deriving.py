@@ -152,8 +152,8 @@ def test_mean_ranks_are_computed_from_other_parts(place: Path) -> None:
 def test_the_document_has_them_too(place: Path) -> None:
     papers = read_papers(place)
     text = reproduction(papers, kept(papers["two"], {**FAIRNESS, **INCENTIVES}))
-    assert "| Fairness | FedProx | 1.000 | 1.000 | – | +0.000 | agrees |" in text
-    assert "| Incentive | Ditto | 1.250 | 1.250 | – | +0.000 | agrees |" in text
+    assert "| Fairness | FedProx | 1.000 | 1.000 | – | +0.000 | – | agrees |" in text
+    assert "| Incentive | Ditto | 1.250 | 1.250 | – | +0.000 | – | agrees |" in text
     text = text.replace("\n  ", " ")
     assert "- all rows (Fairness): Mean rank over a alone, in our numbers and in the published ones." in text
     assert "fedstrata paper two table3 --seeds 1" in text
@@ -165,7 +165,36 @@ def test_over_fewer_columns_the_published_numbers_of_these_count(place: Path) ->
     assert found["FedProx", "Fairness"] == (1.0, "agrees", told)
     assert found["FedProx", "Incentive"] == (None, "not run", "")
     turned = judged(place, "table1", {("table1", "FedProx", "a"): 0.04, ("table1", "Ditto", "a"): 0.03})
-    assert turned["FedProx", "Mean rank"] == (2.0, "agrees", told)
+    assert turned["FedProx", "Mean rank"] == (2.0, "above", told), "they have changed places"
+
+
+def test_among_fewer_rows_the_published_numbers_of_these_count(tmp_path: Path) -> None:
+    """Third and fourth of four are first and second of two, and no other ranks than the published ones."""
+    folder = tmp_path / "recipes" / "four"
+    folder.mkdir(parents=True)
+    (folder / "paper.toml").write_text(FILES["paper.toml"])
+    (folder / "table1.toml").write_text(
+        'title = "Accuracy"\nnumber = "client_after.accuracy.mean"\n[rows]\nA = "fedavg"\nB = "local"\nC = "ditto"\n'
+        'D = "fedbn"\n[columns]\na = {}\n"Mean rank" = { derived = "mean_rank" }\n'
+    )
+    lines = [f"four,table1,{row},a,{90 - place},,\nfour,table1,{row},Mean rank,{place},," for place, row in
+             enumerate("ABCD", 1)]  # fmt: skip
+    (tmp_path / "published.csv").write_text("\n".join(["paper,part,row,column,mean,std,note", *lines, ""]))
+    paper = read_papers(tmp_path)["four"]
+    recipe = paper.part("table1")
+    cells = cells_of(recipe, 1, choice=Choice(methods=("C", "D")))
+    values = {"C": 0.5, "D": 0.4}
+    own = [
+        Kept("four", "table1", cell.row, cell.column, 0, 100 * values[cell.row], *asked(cell)[1:], asked(cell)[0],
+             4, 1.0, 10, "abc", "words", "CPU")
+        for cell in cells
+    ]  # fmt: skip
+    ranks = {one.row: one for one in judge_part(paper, recipe, cells, own).cells if one.column == "Mean rank"}
+    assert [(one.published.mean, one.ours and one.ours.mean, one.verdict) for one in ranks.values()] == [
+        (1.0, 1.0, "agrees"),
+        (2.0, 2.0, "agrees"),
+    ]
+    assert ranks["C"].notes == ("Mean rank among C, D alone, in our numbers and in the published ones.",)
 
 
 def test_commands_of_other_settings_can_be_given_again(place: Path) -> None:

@@ -409,7 +409,7 @@ def test_a_table_at_a_glance(table: Judged) -> None:
         for layer in figure.panels[0].drawing.specification()["layer"]
         if "shape" in layer["mark"]
     ]
-    assert shapes == [("circle", "accent"), ("triangle-up", "above")]
+    assert shapes == [("circle", "accent"), ("triangle-up", "apart")]
 
 
 def test_claims_at_a_glance(table: Judged) -> None:

@@ -116,6 +116,19 @@ def test_what_is_finished_is_told_without_running_the_rest(call: Call, monkeypat
     assert one.command == "fedstrata paper tiny table1 --seeds 1"
 
 
+def test_all_seeds_that_are_known_are_told_of_where_nothing_is_run(call: Call) -> None:
+    """The recipe has two; a number of a third one is no less known."""
+    table = read_papers(SMALL)["tiny"].part("table1")
+    write_results(Path("c/results.csv"), kept(table, {("FedBN", ".1", seed): 90.0 + seed for seed in range(3)}))
+    told = {}
+    for further in ((), ("--seeds", "2")):
+        _, out, _ = call(
+            "tiny", "table1", "--known", "c", "--finished", "--no-report", "--out", "d", "--json", *further
+        )
+        told[further] = [one["seeds"] for one in json.loads(out)["cells"]]
+    assert told == {(): [3, 0, 0, 0], ("--seeds", "2"): [2, 0, 0, 0]}
+
+
 def test_a_dry_run_writes_nothing(call: Call) -> None:
     code, out, _ = call("tiny", "table1", "--dry-run", "--json", "--method", "FedBN")
     told = json.loads(out)

@@ -54,6 +54,13 @@ def test_a_part_inherits_from_its_paper() -> None:
         ),
         ("tiny/table1.toml", '"partition.alpha"', '"partitions.alpha"', "column '.1' of 'tiny/table1.toml'"),
         ("tiny/table1.toml", 'over = "Local"', 'over = "Lokal"', "which a claim names, called 'Lokal'"),
+        ("tiny/table1.toml", "by = 4.8", "by = -4.8", "'FedBN' is better than 'Local', a number above 0, not -4.8."),
+        (
+            "tiny/table1.toml",
+            "seeds = 2",
+            'number = "client_after.acuracy.mean"',
+            "'client_after.acuracy.mean', 'acuracy'. Did you mean 'accuracy'?",
+        ),
         ("tiny/table1.toml", 'columns = [".1"]', 'columns = [".2"]', "which a claim names, called '.2'"),
         ("tiny/table1.toml", '".5" = { }', "", "the row 'FedBN' and the column '.5', which"),
         ("tiny/figure1.toml", 'kind = "figure"', 'kind = "picture"', "kind, which 'tiny/figure1.toml' asks for"),

@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
 SHAPES: Mapping[str, tuple[str, str]] = {
     "agrees": ("circle", "accent"),
-    "above": ("triangle-up", "above"),
-    "below": ("triangle-down", "below"),
+    "above": ("triangle-up", "apart"),
+    "below": ("triangle-down", "apart"),
     NOT_COMPARABLE: ("square", "faint"),
     NOT_PUBLISHED: ("diamond", "faint"),
 }
-"""The shape and the colour of each verdict, so that either tells it."""
+"""The shape and the colour of each verdict. Above is no better than below: of losses and ranks it is worse."""
 SIGNS = "● agrees, ▲ above, ▼ below, ■ not comparable, ◆ not published"
 _WORDS: Mapping[str, tuple[str, str]] = {
     "shown": ("circle", "accent"),
-    "not shown": ("triangle-down", "below"),
+    "not shown": ("triangle-down", "apart"),
     "undecided": ("diamond", "faint"),
     NOT_COMPARABLE: ("square", "faint"),
 }
 _CLAIM_SIGNS = "● shown, ▼ not shown, ◆ undecided, ■ not comparable"
 _ROW, _CLAIM = 26, 46
 """The heights of a row and of a claim, in pixels."""
+_SHORT_ROW, _SHORT_CLAIM = 14, 38
+"""How many letters of a row and of a claim there is room for where three panels stand side by side."""
 _RING, _MARK = 150, 70
 """The sizes of hollow and of filled marks: a ring stays to be seen around a mark at the same place."""
 
@@ -55,7 +57,8 @@ def cells_at_a_glance(judged: Judged) -> Figure | None:
     words = f"○ published, {statistics_line(recipe)}; filled, ours: {SIGNS}, with one {deviation_words(recipe)}."
     empty = [one for one in dict.fromkeys(cell.column for cell in judged.cells) if one not in {p.title for p in panels}]
     words += f" Nothing was run of {', '.join(empty)}." if empty else ""
-    return Figure("glance", "Published and ours at a glance", words, tuple(panels))
+    long = any(len(one.row) > _SHORT_ROW for one in judged.cells)
+    return Figure("glance", "Published and ours at a glance", words, tuple(panels), long)
 
 
 def _axis_of(recipe: Recipe) -> str:
@@ -155,7 +158,10 @@ def _claims(panels: Mapping[str, Sequence[tuple[Recipe, JudgedClaim]]]) -> Figur
         f"Ours, as the mean over seeds with its 95 % interval: {_CLAIM_SIGNS}. ○ the published difference, with the "
         "interval that its spreads give; the upright line is zero, right of which the claim holds."
     )
-    return Figure("claims", "The claims at a glance", words, tuple(drawn)) if drawn else None
+    if not drawn:
+        return None
+    long = any(len(str(row["claim"])) > _SHORT_CLAIM for panel in drawn for row in panel.drawing.rows["rows"])
+    return Figure("claims", "The claims at a glance", words, tuple(drawn), long)
 
 
 def _claim(claim: JudgedClaim) -> dict[str, object] | None:

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from fedstrata.papers.figures.asked import Asked
 from fedstrata.papers.figures.material import Material, Pair
+from fedstrata.papers.of_clients import WEIGHTED
 from fedstrata.papers.reading import UNIT_WORDS, unit_of
 from fedstrata.report.charts import Drawing
 from fedstrata.report.labels import LABELS as MODELS
 from fedstrata.report.labels import STATISTICS, label_of
 from fedstrata.report.layer_view import plain_quantity
 from fedstrata.report.series import Rows, short
+
+_STATISTICS = {**STATISTICS, WEIGHTED: "clients by their test samples"}
+"""Papers have one that reports of runs do not have."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing that a recipe asks for: what it shows in words, and its panels."""
+    """One thing that a recipe asks for: what it shows in words, and its panels, ``wide`` ones where names are long."""
 
     name: str
     title: str
     caption: str
     panels: tuple[Panel, ...]
+    wide: bool = False
 
 
 def axis_title(metric: str, unit: str | None = None) -> str:
@@ -49,8 +54,8 @@ def axis_title(metric: str, unit: str | None = None) -> str:
 def named(metric: str) -> str:
     """Name a metric in a few words.
 
-    >>> named("client_after.accuracy.worst10")
-    'accuracy, mean of the worst 10 % of clients'
+    >>> named("client_after.accuracy.worst10"), named("client_before.f1.weighted")
+    ('accuracy, mean of the worst 10 % of clients', 'f1, clients by their test samples')
     """
     label, *rest = metric.split(".")
     if label not in MODELS:
@@ -59,7 +64,7 @@ def named(metric: str) -> str:
     if rest and rest[-1] == "mean":
         rest = rest[:-1]
     *names, last = rest or [metric]
-    return f"{' '.join(names)}, {STATISTICS[last]}" if last in STATISTICS else " ".join(rest or [metric])
+    return f"{' '.join(names)}, {_STATISTICS[last]}" if last in _STATISTICS else " ".join(rest or [metric])
 
 
 def unit_at(material: Material, y: str) -> str:

@@ -114,7 +114,7 @@ def shown(one: Figure, charts: Charts) -> Markup:
         (
             element("h3", one.title) if one.panels[0].title else None,
             element("p", one.caption, class_="hint") if one.caption else None,
-            element("div", *panels, class_="panels"),
+            element("div", *panels, class_="panels wide" if one.wide else "panels"),
             _numbers(one),
         )
     )
