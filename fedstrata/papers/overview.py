@@ -23,6 +23,8 @@ from fedstrata.papers.keeping import Kept, read_results
 from fedstrata.papers.page import cell_table
 from fedstrata.papers.reading import Paper
 from fedstrata.papers.told import (
+    COUNTED,
+    PAPER_HEADS,
     anchor_of,
     cells_run,
     claims_missing_line,
@@ -33,6 +35,7 @@ from fedstrata.papers.told import (
     missing_line,
     note_lines,
     order_lines,
+    papers_in_numbers,
     repeated_lines,
     run_line,
 )
@@ -66,7 +69,7 @@ def overview(papers: Mapping[str, Paper], kept: Sequence[Kept], at_hand: RunsAtH
     papers = papers_told(papers, kept)
     gathered = {paper.name: gather(paper, kept) for paper in papers.values()}
     parts = {name: _parts(of_paper, at_hand, with_charts) for name, of_paper in gathered.items()}
-    sections = [_claims(papers, gathered, with_charts)]
+    sections = [*filter(None, (_numbers_of_papers(gathered),)), _claims(papers, gathered, with_charts)]
     sections += [_paper(paper, gathered[paper.name], parts[paper.name]) for paper in papers.values()]
     everything = [one for parts in gathered.values() for part in parts for one in all_kept(part)]
     runs = plural(len({one.settings for one in everything}), "run")
@@ -94,6 +97,16 @@ def _contents(sections: Sequence[Section], parts: Mapping[str, Mapping[str, Sect
         link = element("a", name, href=f"#{section.anchor}", title=section.title)
         lines.append(element("li", link, element("ul", *inside, class_="inside") if inside else None))
     return element("nav", element("ul", *lines), aria_label="Contents")
+
+
+def _numbers_of_papers(gathered: Mapping[str, Sequence[Gathered]]) -> Section | None:
+    """How many numbers of each paper were run, and how many of these agree; nothing where nothing was run."""
+    lines = papers_in_numbers(gathered)
+    if not lines:
+        return None
+    columns = [Column(head, numeric=head in PAPER_HEADS[1:-1]) for head in PAPER_HEADS]
+    listed = table("Published numbers and runs", columns, lines)
+    return Section("numbers", "In numbers", join((listed, element("p", COUNTED, class_="hint"))))
 
 
 def _claims(papers: Mapping[str, Paper], gathered: Mapping[str, Sequence[Gathered]], with_charts: bool) -> Section:

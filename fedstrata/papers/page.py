@@ -16,6 +16,7 @@ from fedstrata.papers.told import note_lines, outcome_lines
 from fedstrata.papers.words import (
     LONG_CELL_HEADS,
     WITHIN,
+    cell_line,
     claim_line,
     digits_of,
     long_cell_line,
@@ -25,13 +26,14 @@ from fedstrata.papers.words import (
 )
 from fedstrata.report.charts import charts_are_possible
 from fedstrata.report.document import document
-from fedstrata.report.formats import plural
+from fedstrata.report.formats import ABSENT, plural
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.page import contents
 from fedstrata.report.paper_figures import FiguresAsked, write_drawings
 from fedstrata.report.reading import Run
 from fedstrata.report.tables import Cell as TableCell
 from fedstrata.report.tables import Column, table
+from fedstrata.report.typeset import Typeset
 from fedstrata.report.view import Section
 
 
@@ -66,10 +68,26 @@ def _report_line(judged: Judged, runs: Sequence[Run]) -> list[str]:
 def write_part_figures(
     paper: Paper, judged: Judged, cells: Sequence[Cell], at_hand: RunsAtHand, asked: FiguresAsked
 ) -> Path:
-    """Write the redrawn figure, or the picture of a table, as files for a paper, a file for each panel."""
+    """Write the redrawn figure, or the picture of a table, as files for a paper, a file for each panel; and the table.
+
+    That has the paper's rows and columns, and in each of these the published number and ours.
+    """
     sections = sections_of(paper, judged, cells, at_hand, "", with_charts=True)
     drawn = {name: chart for one in sections for name, chart in one.charts.items()}
-    return write_drawings(drawn, asked, f"{paper.title}: {judged.recipe.part}")
+    return write_drawings(drawn, _as_in_the_paper(judged), asked, f"{paper.title}: {judged.recipe.part}")
+
+
+def _as_in_the_paper(judged: Judged) -> Typeset:
+    names = list(dict.fromkeys(one.column for one in judged.cells))
+    columns = [Column(title, numeric=True, group=name) for name in names for title in ("published", "ours")]
+    digits = digits_of(judged)
+    words = {(one.row, one.column): cell_line(one, digits)[2:4] for one in judged.cells}
+    lines = [
+        [row, *(text for name in names for text in words.get((row, name), (ABSENT, ABSENT)))]
+        for row in dict.fromkeys(one.row for one in judged.cells)
+    ]
+    notes = [f"{reported_line(judged.recipe)}. {ours_line(judged.recipe)}", *note_lines(judged.cells)]
+    return Typeset([Column("", numeric=False), *columns], lines, notes)
 
 
 def sections_of(

@@ -4,15 +4,59 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from fedstrata.papers.costs import cells_named
+from fedstrata.papers.costs import Cost, cells_named
 from fedstrata.papers.deriving import friedman_of
-from fedstrata.papers.gathering import Gathered
-from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim
-from fedstrata.papers.reading import Recipe
+from fedstrata.papers.gathering import Gathered, all_kept
+from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
+from fedstrata.papers.reading import SECONDS, Recipe
 from fedstrata.papers.words import order_line, p_words, stated_claim
-from fedstrata.report.formats import plural
+from fedstrata.report.formats import ABSENT, plural
+
+COUNTED = """\
+Counted are the published numbers of all tables that runs can be held against; where a row has several readings, the
+first; seconds are left out. A run that several tables are made of counts once. What each was made with stands below its
+table."""
+PAPER_HEADS = ("paper", "numbers", "run", "agree", "above", "below", "runs", "computing", "on")
+
+
+def papers_in_numbers(gathered: Mapping[str, Sequence[Gathered]]) -> list[tuple[str, ...]]:
+    """What there is of each paper and of all, as :data:`PAPER_HEADS` has it; nothing where nothing was run."""
+    if not any(all_kept(part) for parts in gathered.values() for part in parts):
+        return []
+    lines = [_counts_of(name, parts) for name, parts in gathered.items()]
+    return [*lines, _counts_of("all", [part for parts in gathered.values() for part in parts])]
+
+
+def _counts_of(name: str, parts: Sequence[Gathered]) -> tuple[str, ...]:
+    """Count the published numbers of a paper's tables and what came out, and add up what it cost."""
+    tables = [
+        part
+        for part in parts
+        if part.recipe.kind == "table" and part.recipe.runs and not part.recipe.number.endswith(SECONDS)
+    ]
+    cells = [
+        one
+        for part in tables
+        for one in part.judged.cells
+        if one.published.mean is not None
+        and part.recipe.has_run(one.row, one.column)
+        and part.recipe.read_as(one.row) == one.row
+    ]
+    found = Counter(one.verdict for one in cells)
+    cost = Cost.of(one for part in parts for one in all_kept(part))
+    verdicts = [f"{found[word]:,}" for word in ("agrees", "above", "below")]
+    run = len(cells) - found[NOT_RUN]
+    return (
+        name,
+        f"{len(cells):,}",
+        f"{run:,}",
+        *verdicts,
+        f"{cost.runs:,}",
+        cost.time,
+        ", ".join(cost.devices) or ABSENT,
+    )
 
 
 def has_results(part: Gathered) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedstrata import files
-from fedstrata.papers.costs import Cost, cost_line
-from fedstrata.papers.gathering import Gathered, OtherSettings, all_kept, claims_of, gather, papers_told
+from fedstrata.papers.costs import cost_line
+from fedstrata.papers.gathering import Gathered, OtherSettings, claims_of, gather, papers_told
 from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.keeping import Kept, read_results
 from fedstrata.papers.markdown import commands, items, paragraph, table
-from fedstrata.papers.reading import SECONDS, Paper, Recipe
+from fedstrata.papers.reading import Paper, Recipe
 from fedstrata.papers.told import (
+    COUNTED,
+    PAPER_HEADS,
     anchor_of,
     cells_run,
     claims_missing_line,
@@ -27,6 +28,7 @@ from fedstrata.papers.told import (
     missing_line,
     note_lines,
     order_lines,
+    papers_in_numbers,
     repeated_lines,
     run_line,
 )
@@ -69,12 +71,7 @@ WORDS = (
     "**Not comparable** are runs with other settings than the paper's, such as fewer rounds, which have tables of "
     "their own and decide no claim, and seconds on another device.",
 )
-COUNTED = """\
-Counted are the published numbers of all tables that runs can be held against; where a row has several readings, the
-first; seconds are left out. A run that several tables are made of counts once. What each was made with stands below its
-table."""
 COMMANDS = 4
-_PAPER_HEADS = ("paper", "numbers", "run", "agree", "above", "below", "runs", "computing", "on")
 _CELLS = ("column", "row", *LONG_CELL_HEADS[2:])
 
 
@@ -122,42 +119,10 @@ def _elsewhere(part: Gathered, claim: JudgedClaim) -> str:
 
 
 def _whole(gathered: Mapping[str, Sequence[Gathered]]) -> str:
-    """What there is of each paper and of all: published numbers that were run for, verdicts, and what it cost."""
-    if not any(all_kept(part) for parts in gathered.values() for part in parts):
+    lines = papers_in_numbers(gathered)
+    if not lines:
         return paragraph("Nothing was run.")
-    lines = [_paper_line(name, parts) for name, parts in gathered.items()]
-    lines.append(_paper_line("all", [part for parts in gathered.values() for part in parts]))
-    return table(_PAPER_HEADS, lines, _PAPER_HEADS[1:-1]) + "\n" + paragraph(COUNTED)
-
-
-def _paper_line(name: str, parts: Sequence[Gathered]) -> tuple[str, ...]:
-    """Count the published numbers of a paper's tables and what came out, and add up what it cost."""
-    tables = [
-        part
-        for part in parts
-        if part.recipe.kind == "table" and part.recipe.runs and not part.recipe.number.endswith(SECONDS)
-    ]
-    cells = [
-        one
-        for part in tables
-        for one in part.judged.cells
-        if one.published.mean is not None
-        and part.recipe.has_run(one.row, one.column)
-        and part.recipe.read_as(one.row) == one.row
-    ]
-    found = Counter(one.verdict for one in cells)
-    cost = Cost.of(one for part in parts for one in all_kept(part))
-    verdicts = [f"{found[word]:,}" for word in ("agrees", "above", "below")]
-    run = len(cells) - found[NOT_RUN]
-    return (
-        name,
-        f"{len(cells):,}",
-        f"{run:,}",
-        *verdicts,
-        f"{cost.runs:,}",
-        cost.time,
-        ", ".join(cost.devices) or ABSENT,
-    )
+    return table(PAPER_HEADS, lines, PAPER_HEADS[1:-1]) + "\n" + paragraph(COUNTED)
 
 
 def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]:

@@ -29,7 +29,7 @@ from fedstrata.report.opening import read_runs
 from fedstrata.report.page import contents
 from fedstrata.report.pareto import MEASURES
 from fedstrata.report.series import Rows
-from fedstrata.report.typeset import latex_table, markdown_table
+from fedstrata.report.typeset import Typeset, typeset_tables
 from fedstrata.report.view import View
 
 WIDTHS = {"column": 3.25, "page": 6.75}
@@ -83,21 +83,25 @@ def write_figures(runs: Sequence[Path], asked: FiguresAsked, title: str | None =
     told: dict[str, Any] = {"title": view.title, "font": asked.font, "figures": {}}
     for name, drawing in page.charts.items():
         told["figures"][name] = _write_figure(name, drawing, asked, view)
-    tables = {"results.tex": latex_table(view.rows, view.title), "results.md": markdown_table(view.rows)}
-    for name, text in tables.items():
-        files.write_atomically(asked.folder / name, text)
-    told["tables"] = list(tables)
+    told["tables"] = _write_tables(Typeset.of_results(view.rows), view.title, asked)
     files.write_atomically(asked.folder / INDEX, files.to_json(told))
     return asked.folder / INDEX
 
 
-def write_drawings(drawings: Mapping[str, Drawing], asked: FiguresAsked, title: str) -> Path:
-    """Write charts that have their own legends as PNG, SVG, PDF and CSV; return the index of what was written."""
+def write_drawings(drawings: Mapping[str, Drawing], table: Typeset, asked: FiguresAsked, title: str) -> Path:
+    """Do the same with charts that have their own legends, and a table of their own."""
     files.make_folder(asked.folder)
     figures = {name: _write_figure(name, drawing, asked) for name, drawing in drawings.items()}
-    told = {"title": title, "font": asked.font, "figures": figures, "tables": []}
+    told = {"title": title, "font": asked.font, "figures": figures, "tables": _write_tables(table, title, asked)}
     files.write_atomically(asked.folder / INDEX, files.to_json(told))
     return asked.folder / INDEX
+
+
+def _write_tables(table: Typeset, title: str, asked: FiguresAsked) -> list[str]:
+    texts = typeset_tables(table, title)
+    for name, text in texts.items():
+        files.write_atomically(asked.folder / name, text)
+    return list(texts)
 
 
 def _write_figure(name: str, drawing: Drawing, asked: FiguresAsked, view: View | None = None) -> dict[str, Any]:

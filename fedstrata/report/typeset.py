@@ -1,9 +1,10 @@
-"""The table of the results as text: LaTeX for a paper, Markdown for everything else."""
+"""Tables as text, first of all that of the results: LaTeX for a paper, Markdown for everything else."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from fedstrata.report.formats import ABSENT
 from fedstrata.report.results import comparison_cells, comparison_notes
@@ -43,15 +44,34 @@ def escape_latex(text: str) -> str:
     return "".join(_SPECIAL.get(character, character) for character in text)
 
 
-def latex_table(rows: Sequence[Row], caption: str, label: str = "tab:results") -> str:
-    """Set the results in LaTeX, with the packages booktabs and textcomp; the best of each column is bold."""
-    columns, lines = comparison_cells(rows)
+@dataclass(frozen=True)
+class Typeset:
+    """A table to be set: its columns, its lines, and the notes that belong to it."""
+
+    columns: Sequence[Column]
+    lines: Sequence[Sequence[Cell | str]]
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def of_results(cls, rows: Sequence[Row]) -> Typeset:
+        """The results of a comparison."""
+        return cls(*comparison_cells(rows), comparison_notes(rows))
+
+
+def typeset_tables(table: Typeset, caption: str) -> dict[str, str]:
+    """Set a table in both languages: the texts by the names of their files."""
+    return {"results.tex": latex_table(table, caption), "results.md": markdown_table(table)}
+
+
+def latex_table(table: Typeset, caption: str, label: str = "tab:results") -> str:
+    """Set a table in LaTeX, with the packages booktabs and textcomp; the best of each column is bold."""
+    columns, lines = table.columns, table.lines
     heads = " & ".join(escape_latex(column.title) for column in columns)
     body = [" & ".join(_latex_cell(cell, column) for cell, column in zip(line, columns, strict=True)) for line in lines]
     return "\n".join(
         [
             "% Made by FedStrata; needs \\usepackage{booktabs} and, before LaTeX of 2020, \\usepackage{textcomp}.",
-            *(f"% {' '.join(note.split())}" for note in comparison_notes(rows)),
+            *(f"% {' '.join(note.split())}" for note in table.notes),
             r"\begin{table}",
             r"  \centering",
             rf"  \caption{{{escape_latex(caption)}}}",
@@ -70,15 +90,15 @@ def latex_table(rows: Sequence[Row], caption: str, label: str = "tab:results") -
     )
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
-    """Set the results in Markdown, with the notes below; the best of each column is bold."""
-    columns, lines = comparison_cells(rows)
+def markdown_table(table: Typeset) -> str:
+    """Set a table in Markdown, with the notes below; the best of each column is bold."""
+    columns, lines = table.columns, table.lines
     heads = [f"{column.group}: {column.title}" if column.group else column.title for column in columns]
     rules = ["---:" if column.numeric else "---" for column in columns]
     body = [[_markdown_cell(cell) for cell in line] for line in lines]
-    table = [f"| {' | '.join(map(_escape_markdown, heads))} |", f"|{'|'.join(rules)}|"]
-    table += [f"| {' | '.join(line)} |" for line in body]
-    return "\n".join([*table, "", *(f"- {_escape_markdown(note)}" for note in comparison_notes(rows)), ""])
+    written = [f"| {' | '.join(map(_escape_markdown, heads))} |", f"|{'|'.join(rules)}|"]
+    written += [f"| {' | '.join(line)} |" for line in body]
+    return "\n".join([*written, "", *(f"- {_escape_markdown(note)}" for note in table.notes), ""])
 
 
 def _latex_cell(cell: Cell | str, column: Column) -> str:

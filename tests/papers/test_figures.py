@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import sys
@@ -446,6 +447,18 @@ def test_panels_as_files_for_a_paper(
     first = "figure9-client-after-accuracy-mean-alpha-0-1"
     assert {f"{first}.pdf", f"{first}.svg", f"{first}.png", f"{first}.csv"} <= names
     assert (index.parent / f"{first}.csv").read_text().startswith("line,at,value,std_over_seeds,published,")
+
+
+def test_the_table_is_typeset_as_the_paper_has_it(paper: Paper, table: Judged, tmp_path: Path) -> None:
+    """Rows and columns of the paper, with the published number and ours in each; what was not run is a dash."""
+    from fedstrata.report.paper_figures import FiguresAsked
+
+    index = write_part_figures(paper, table, [], RunsAtHand(), FiguresAsked(tmp_path / "figures", "column", "sans"))
+    latex, markdown = ((index.parent / name).read_text() for name in json.loads(index.read_text())["tables"])
+    assert r" & \multicolumn{2}{c}{.1} & \multicolumn{2}{c}{.5} \\" in latex
+    assert r"FedBN & $90.50 \pm 0.50$ & $91.00 \pm 1.00$ & $30.00 \pm 0.10$ & -- \\" in latex
+    assert "| Local | 60.00 | 85.50 ± 1.50 | – | – |" in markdown
+    assert "- FedBN (.5): The column adds up to 31." in markdown
 
 
 @pytest.mark.slow

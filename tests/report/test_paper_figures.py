@@ -16,7 +16,7 @@ from fedstrata.errors import FedStrataError
 from fedstrata.report import read_runs
 from fedstrata.report.paper_figures import FONTS, FiguresAsked, for_paper, write_figures
 from fedstrata.report.rows import comparison_rows
-from fedstrata.report.typeset import escape_latex, latex_table, markdown_table
+from fedstrata.report.typeset import Typeset, escape_latex, latex_table, markdown_table
 
 HOSTILE = r"fed_avg & 50% #1 $x^2$ ~{a}\b<i>|"
 DRAWN = {"accuracy", "loss", "clients", "skew", "cost", "traffic", "time", "layers"}
@@ -49,7 +49,7 @@ def read_cells(text: str) -> list[list[str]]:
 
 def test_the_latex_table_is_well_formed_and_escaped(tmp_path: Path) -> None:
     rows = comparison_rows(read_runs(runs(tmp_path)))
-    text = latex_table(rows, "A & B")
+    text = latex_table(Typeset.of_results(rows), "A & B")
     cells = read_cells(text.replace(r"\$", ""))
     assert r"\caption{A \& B}" in text
     assert r"fed\_avg \& 50\% \#1 " in text
@@ -64,7 +64,7 @@ def test_the_latex_table_is_well_formed_and_escaped(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
 def test_latex_sets_the_table(tmp_path: Path) -> None:
-    table = latex_table(comparison_rows(read_runs(runs(tmp_path / "runs"))), "Results")
+    table = latex_table(Typeset.of_results(comparison_rows(read_runs(runs(tmp_path / "runs")))), "Results")
     document = rf"\documentclass{{article}}\usepackage{{booktabs,textcomp}}\begin{{document}}{table}\end{{document}}"
     (tmp_path / "paper.tex").write_text(document)
     subprocess.run(["pdflatex", "-halt-on-error", "paper.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
@@ -72,7 +72,7 @@ def test_latex_sets_the_table(tmp_path: Path) -> None:
 
 def test_the_markdown_table_has_a_row_for_each_method(tmp_path: Path) -> None:
     rows = comparison_rows(read_runs(runs(tmp_path)))
-    lines = markdown_table(rows).splitlines()
+    lines = markdown_table(Typeset.of_results(rows)).splitlines()
     widths = {len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]}
     assert len(widths) == 1
     assert "&lt;i>" in lines[3]

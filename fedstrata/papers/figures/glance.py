@@ -10,7 +10,7 @@ from fedstrata.papers.figures.panels import Figure, Panel, axis_title, named
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.reading import Recipe
 from fedstrata.papers.words import deviation_words, statistics_line
-from fedstrata.report.charts import LABEL_LIMIT, TICKS, Drawing, sized
+from fedstrata.report.charts import TICKS, Drawing, sized
 from fedstrata.report.series import Rows, short
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _ROW, _CLAIM = 26, 46
 """The heights of a row and of a claim, in pixels."""
 _SHORT_ROW, _SHORT_CLAIM = 14, 38
 """How many letters of a row and of a claim there is room for where three panels stand side by side."""
+_NAME_LIMIT: Mapping[str, str] = {"expr": "max(80, containerSize()[0] * 0.45 || 200)"}
+"""How much of the width the names of rows may take: cut, several would be alike."""
 _RING, _MARK = 150, 70
 """The sizes of hollow and of filled marks: a ring stays to be seen around a mark at the same place."""
 
@@ -87,7 +89,7 @@ def _dumbbells(rows: Rows, x: Ruler) -> Drawing:
 
     names = [str(row["row"]) for row in rows]
     base = alt.Chart(alt.NamedData("rows"))
-    down = alt.Y("row:N").title(None).sort(names).scale(domain=names).axis(labelLimit=LABEL_LIMIT, grid=True)
+    down = alt.Y("row:N").title(None).sort(names).scale(domain=names).axis(labelLimit=_NAME_LIMIT, grid=True)
     across = (
         alt.X("ours:Q").title(x.title).axis(format=NUMBERS, tickCount=TICKS).scale(zero=False, nice=True, padding=8)
     )
