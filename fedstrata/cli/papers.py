@@ -123,6 +123,7 @@ def paper(
     """
     with loading_pytorch(quiet):
         from fedstrata.cli import papers_shown
+        from fedstrata.comparing import read_jobs
         from fedstrata.papers.at_hand import RunsAtHand
         from fedstrata.papers.availability import Here
         from fedstrata.papers.cells import Choice, Smaller, cells_behind
@@ -176,6 +177,7 @@ def paper(
     cells = cells_behind(chosen[named[0]], recipe, seeds, smaller, choice, changes)
     planned = _plan(cells, runs or folder / "runs", results, quiet)
     if dry_run:
+        read_jobs(jobs)
         _price(planned, json, quiet)
         return
     if planned.impossible and not finished:

@@ -204,6 +204,7 @@ def test_verdicts_of_cells_and_claims() -> None:
             "--only is for a table or a figure, and --write writes of kept results",
         ),
         (("--write", "a.md", "r", "--figures", "f"), "--figures is for a table or a figure, and --write writes of"),
+        (("tiny", "table1", "--jobs", "0", "--dry-run"), "0"),
         (("tiny", "table1", "--finished", "--dry-run"), "'--dry-run' does nothing beside --finished"),
         (("tiny", "table1", "--finished", "--jobs", "2"), "'--jobs' does nothing beside --finished"),
     ],
