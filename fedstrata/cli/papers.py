@@ -123,13 +123,13 @@ def paper(
     """
     with loading_pytorch(quiet):
         from fedstrata.cli import papers_shown
-        from fedstrata.comparing import read_jobs
         from fedstrata.papers.at_hand import RunsAtHand
         from fedstrata.papers.availability import Here
         from fedstrata.papers.cells import Choice, Smaller, cells_behind
         from fedstrata.papers.overview import write_overview
         from fedstrata.papers.reading import PAPERS, find_paper, read_papers
         from fedstrata.papers.writing import write_reproduction
+        from fedstrata.side_by_side.how_many import read_jobs
 
     named = names or []
     drawn = read_figures(figures, figure_width, figure_font)

@@ -14,7 +14,7 @@ import typer
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedstrata.errors import FedStrataError, FedStrataWarning
@@ -46,25 +46,38 @@ def print_json(content: Any) -> None:
 
 def new_table(*columns: str, right: Collection[str] = ()) -> Table:
     """Begin a table without frames; columns named in ``right`` hold numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
 
 
-_LETTERS, _BETWEEN = 7, 3
+_LETTERS, _BETWEEN = 7, 2
 """How many characters of a name must stay in a line where numbers are to stay whole, and how many part columns."""
 
 
 def print_table(table: Table) -> None:
-    """Show a table on standard output: where there is room, names are broken into lines, and numbers are not."""
+    """Show a table on standard output: where there is room, names are broken into lines, and numbers are not.
+
+    Names are broken between words, if there is room for the longest ones.
+    """
     numbers = [column for column in table.columns if column.justify == "right"]
-    whole = sum(max(cell_len(str(cell)) for cell in (column.header, *column.cells)) for column in numbers)
-    names = len(table.columns) - len(numbers)
-    if whole + names * _LETTERS + _BETWEEN * (len(table.columns) - 1) <= results.width:
+    names = [column for column in table.columns if column.justify != "right"]
+    left = results.width - sum(map(_longest, numbers)) - _BETWEEN * (len(table.columns) - 1)
+    if len(names) * _LETTERS <= left:
         for column in numbers:
             column.no_wrap = True
+    words = [_longest(column, words=True) for column in names]
+    if sum(words) <= left:
+        for column, length in zip(names, words, strict=True):
+            column.min_width = length
     results.print(table)
+
+
+def _longest(column: Column, words: bool = False) -> int:
+    """The length of the longest entry of a column, or of the longest word in it."""
+    texts = [str(cell) for cell in (column.header, *column.cells)]
+    return max(cell_len(part) for text in texts for part in (text.split() if words else [text]) or [""])
 
 
 def print_line(line: str) -> None:

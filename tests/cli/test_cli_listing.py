@@ -180,7 +180,7 @@ def test_lists_that_need_no_torch_come_without_it(call: Call) -> None:
     assert "'fedstrata optimisers NAME' tells the parameters of one." in call("optimisers").out
 
 
-@pytest.mark.parametrize(("width", "whole"), [(30, True), (22, True), (21, False), (16, False)])
+@pytest.mark.parametrize(("width", "whole"), [(30, True), (21, True), (20, False), (16, False)])
 def test_numbers_stay_whole_where_there_is_room_for_names_beside_them(
     width: int, whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,3 +192,15 @@ def test_numbers_stay_whole_where_there_is_room_for_names_beside_them(
     shown = capsys.readouterr().out
     assert ("34.96 ± 0.14" in shown) == whole
     assert all(part in shown for part in ("34.96", "0.14", "longer", "name"))
+
+
+@pytest.mark.parametrize(("width", "whole"), [(27, True), (26, False)])
+def test_long_names_stay_whole_where_there_is_room(
+    width: int, whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LocalAdaptation takes 15, the number one and the head of the verdicts seven; two blanks part them each."""
+    monkeypatch.setattr(terminal, "results", Console(width=width, highlight=False))
+    table = terminal.new_table("row", "%", "verdict", right=("%",))
+    table.add_row("LocalAdaptation", "1", "agrees")
+    terminal.print_table(table)
+    assert ("LocalAdaptation" in capsys.readouterr().out) == whole
