@@ -52,7 +52,9 @@ def write_layer_picture(
     view = _view(read_runs(runs), methods)
     layer_view = LayerView.of(view.groups, view.methods)
     if layer_view is None:
-        raise FedStrataError("None of these runs has numbers of its layers; give runs that have begun.")
+        raise FedStrataError(
+            "None of these runs has finite numbers of its layers; give runs that begin without diverging."
+        )
     shown = first_metric(layer_view) if metric is None else metric
     if shown not in layer_view.metrics:
         raise unknown_name("metric of the layers in these runs", shown, list(layer_view.metrics))

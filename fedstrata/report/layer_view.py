@@ -187,7 +187,7 @@ class LayerView:
 
 @dataclass(frozen=True)
 class _Told:
-    """The layer table of one run, with texts as numbers."""
+    """The layer table of one run, with texts as numbers; where training has diverged, there is nothing to draw."""
 
     metrics: tuple[str, ...]
     layers: tuple[str, ...]
@@ -198,7 +198,8 @@ class _Told:
 
     @classmethod
     def of(cls, run: Run) -> _Told:
-        columns = run.layers
+        finite = np.isfinite(np.asarray(run.layers["value"], dtype=np.float64))
+        columns = {name: column[finite] for name, column in run.layers.items()}
         metric, layer = (
             pa.array(columns[name].tolist(), pa.string()).dictionary_encode() for name in ("metric", "layer")
         )
@@ -212,10 +213,10 @@ class _Told:
         )
 
     def of_metric(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Layers (as numbers), rounds and values of a metric; only finite ones."""
+        """Layers (as numbers), rounds and values of a metric."""
         if name not in self.metrics:
             return self.layer[:0], self.round[:0], self.value[:0]
-        chosen = (self.metric == self.metrics.index(name)) & np.isfinite(self.value)
+        chosen = self.metric == self.metrics.index(name)
         return self.layer[chosen], self.round[chosen], self.value[chosen]
 
     def in_last_round(self, name: str) -> dict[str, float]:

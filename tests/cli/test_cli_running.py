@@ -62,6 +62,41 @@ def test_what_is_not_a_number_is_null_in_json(call: Call) -> None:
     assert len(set(re.findall("Warning: .*", outcome.err))) == len(re.findall("Warning: .*", outcome.err))
 
 
+LIVELY = (*TINY, "--model", "mlp")
+"""With a model so wide that at least one unit lives at any learning rate, and training can diverge."""
+
+
+@pytest.mark.parametrize(("rounds", "rate"), [("1", "1e6"), ("3", "20")], ids=["at once", "from the second round on"])
+def test_a_run_that_diverged_has_a_report_also_beside_one_that_did_not(call: Call, rounds: str, rate: str) -> None:
+    """At a learning rate of 20 the first round's numbers are finite, later ones are not."""
+    asked = ("--rounds", rounds, "--diagnose", "all", "--metrics", "f1+auc:each+confusion")
+    lost = call("run", *LIVELY, *asked, "--learning-rate", rate, "--json", "--out", "lost")
+    assert (lost.code, lost.json["final"]["train.loss"], lost.json["report"]) == (0, None, "lost/report.html")
+    assert Path("lost/report.html").stat().st_size > 10_000
+    assert call("run", *LIVELY, "--rounds", "2", "--no-report", "--quiet", "--out", "good").code == 0
+    for arguments in (["report", "lost", "good", "-o", "page.html"], ["report", "lost", "-o", "page.html"]):
+        outcome = call(*arguments)
+        assert (outcome.code, outcome.err) == (0, "")
+    pytest.importorskip("altair")
+    assert call("picture", "lost", "good", "-o", "layers.svg").code == 0
+
+
+def test_one_diverged_method_does_not_cost_a_comparison_its_report(call: Call) -> None:
+    """Clipped updates stay finite where those of FedAvg do not."""
+    given = ("--rounds", "2", "--seeds", "2", "--learning-rate", "1e6", "--json", "--out", "both")
+    outcome = call("compare", "fedavg, fedavg+norm-bound:1", *LIVELY, *given)
+    assert (outcome.code, outcome.json["report"]) == (0, "both/report.html")
+    assert [row["method"] for row in outcome.json["methods"]] == ["fedavg", "fedavg+norm-bound(bound=1.0)"]
+    page = Path("both/report.html").read_text()
+    assert "Inside the layers" in page or "This page has tables only" in page
+
+
+def test_a_picture_of_a_run_that_diverged_at_once_is_refused_in_a_sentence(call: Call) -> None:
+    pytest.importorskip("altair")
+    call("run", *LIVELY, "--rounds", "1", "--learning-rate", "1e6", "--no-report", "--quiet", "--out", "lost")
+    assert "None of these runs has finite numbers of its layers" in call("picture", "lost", "-o", "a.svg").sentence
+
+
 def test_quiet_says_nothing(call: Call) -> None:
     outcome = call("run", *TINY, "--rounds", "1", "--quiet", "--no-report", "--out", "a")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")

@@ -71,6 +71,19 @@ def test_rows_hold_the_mean_and_the_deviation_over_seeds(tmp_path: Path) -> None
     assert head["spreads"] == [0.35, None]
 
 
+def test_where_training_diverged_the_layers_are_those_of_the_other_runs_and_rounds(tmp_path: Path) -> None:
+    lost = run_with(tmp_path / "a", {"update": {"stem": [math.inf, math.inf]}}, method="fedavg")
+    late = run_with(
+        tmp_path / "b", {"update": {"stem": [3, math.inf]}, "cosine": {"stem": [math.inf, math.inf]}}, method="fedbn"
+    )
+    view = view_of(lost, late)
+    assert list(view.metrics) == ["update"]
+    (row,) = view.rows()
+    assert (row["method"], row["values"], row["last"]) == ("fedbn", [3], 3)
+    alone = View.of([lost], None)
+    assert LayerView.of(alone.groups, alone.methods) is None
+
+
 def test_many_rounds_are_averaged_into_columns(tmp_path: Path) -> None:
     rounds = 4 * COLUMNS
     values = np.arange(rounds, dtype=float)
