@@ -39,7 +39,7 @@ from fedstrata.report.results import comparison_table
 from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 from fedstrata.runs.devices import choose_device
 from fedstrata.runs.folder import RunFolder
-from fedstrata.runs.preparing import Ingredients, NamedData, divide
+from fedstrata.runs.preparing import Ingredients, NamedData, divide, refuse_unfit
 from fedstrata.runs.signals import Interrupted, noted_stops
 from fedstrata.runs.sweeping import Given as Swept
 from fedstrata.runs.sweeping import Sweep, cells, read_sweeps, swept_methods
@@ -292,7 +292,7 @@ def plan(
     """List the runs, seed by seed, each in its own folder in ``out``, if they are to be written.
 
     Runs that are there already must be of the same experiment, but for method, seed and what is swept, so that all can
-    be compared.
+    be compared. A run that could not be done is refused here, before others have trained for hours.
     """
     if seeds < 1:
         raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
@@ -315,7 +315,15 @@ def plan(
                 found = PlannedRun.find(own, None if out is None else out / name)
                 ingredients = dataclasses.replace(given, method=method)
                 planned.append(dataclasses.replace(found, given=ingredients, setting=words))
+    _refuse_unfit(planned)
     return planned
+
+
+def _refuse_unfit(planned: Sequence[PlannedRun]) -> None:
+    """Refuse runs that could not be begun, each kind once for all seeds; the data of the first run is read last."""
+    kinds = {run.experiment.with_changes({"seed": 0}): run for run in planned if run.state == "new"}
+    for run in sorted(kinds.values(), key=lambda run: run.experiment.data == planned[0].experiment.data):
+        refuse_unfit(run.experiment, run.given)
 
 
 def _divided(experiment: Experiment, given: Ingredients) -> Experiment:

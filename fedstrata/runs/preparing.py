@@ -123,24 +123,13 @@ def prepare(
 
     ``tell`` hears in a few words what is being done.
     """
-    require_imports(experiment.imports)
     ingredients = ingredients or Ingredients()
-    method = ingredients.make_method(experiment)
-    experiment = ingredients.describe(experiment)
-    refuse_misfits(experiment, method)
-    if ingredients.metrics is None:
-        make_metrics(experiment.metrics or ())
+    experiment, method = read_experiment(experiment, ingredients)
     transforms = parse_transforms(experiment.transforms)
     tell(f"loading the data {experiment.data}")
     dataset = ingredients.load(experiment)
     for transform in transforms:
         transform.check(dataset)
-    refuse_odd_patience(experiment)
-    if experiment.validation and ingredients.split is not None:
-        raise FedStrataError(
-            f"validation = {experiment.validation} holds samples out before the data is divided, but the split comes "
-            "from Python; give a validation_fraction, or let a partition divide the data."
-        )
     tell("dividing the data")
     split = ingredients.split
     if split is None:
@@ -167,6 +156,43 @@ def prepare(
     )
     declared = Declared(data.sizes, data.label_counts)
     return Prepared(experiment, dataset, split, model, setting, data, declared)
+
+
+def read_experiment(experiment: Experiment, ingredients: Ingredients) -> tuple[Experiment, Method]:
+    """Make the method, and refuse what can be refused before any data is read: what is unknown or does not fit.
+
+    Return the experiment too, with the names of what was given as objects.
+    """
+    require_imports(experiment.imports)
+    method = ingredients.make_method(experiment)
+    experiment = ingredients.describe(experiment)
+    refuse_misfits(experiment, method)
+    if ingredients.metrics is None:
+        make_metrics(experiment.metrics or ())
+    refuse_odd_patience(experiment)
+    if experiment.validation and ingredients.split is not None:
+        raise FedStrataError(
+            f"validation = {experiment.validation} holds samples out before the data is divided, but the split comes "
+            "from Python; give a validation_fraction, or let a partition divide the data."
+        )
+    refuse_odd_joining(experiment, method)
+    return experiment, method
+
+
+def refuse_unfit(experiment: Experiment, ingredients: Ingredients) -> None:
+    """Refuse an experiment that could not be prepared, as far as it can be told without dividing the data.
+
+    The data is read and the model built only where it depends on the model's layers whether the method fits.
+    """
+    experiment, method = read_experiment(experiment, ingredients)
+    if experiment.validation:
+        dataset = ingredients.load(experiment)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FedStrataWarning)  # they come when the run is prepared
+            _, setting = make_setting(
+                experiment, method, ingredients, dataset.input_shape, dataset.classes, dataset.trial
+            )
+        refuse_odd_validation(experiment, setting)
 
 
 def note_exact_statistics(ready: Prepared) -> None:

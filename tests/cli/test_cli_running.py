@@ -91,6 +91,17 @@ def test_one_diverged_method_does_not_cost_a_comparison_its_report(call: Call) -
     assert "Inside the layers" in page or "This page has tables only" in page
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_comparison_of_which_a_run_cannot_be_done_is_refused_before_any_trains(
+    call: Call, tmp_path: Path, jobs: str
+) -> None:
+    refused = call("compare", "fedavg, fedrod", *TINY, "--loss", "focal", "--out", "both", "--jobs", jobs)
+    assert refused.code == 2
+    assert "'fedrod' decides the local loss itself" in refused.err
+    assert "accuracy" not in refused.err
+    assert not (tmp_path / "both").exists()
+
+
 def test_a_picture_of_a_run_that_diverged_at_once_is_refused_in_a_sentence(call: Call) -> None:
     pytest.importorskip("altair")
     call("run", *LIVELY, "--rounds", "1", "--learning-rate", "1e6", "--no-report", "--quiet", "--out", "lost")

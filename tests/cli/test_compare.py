@@ -11,6 +11,8 @@ from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import methods
 from fedstrata.progress import Silence
+from fedstrata.runs import preparing
+from fedstrata.runs.preparing import load_data
 from fedstrata.runs.signals import Interrupted, ask_to_stop
 
 TINY = Experiment(model="mlp(hidden=8)", clients=3, epochs=1, rounds=4, engine="stacked", checkpoint_every=1)
@@ -37,6 +39,34 @@ def test_runs_are_planned_seed_by_seed(tmp_path: Path) -> None:
     assert [run.name for run in planned] == ["fedavg, seed 5", "fedbn, seed 5", "fedavg, seed 6", "fedbn, seed 6"]
     assert {run.state for run in planned} == {"new"}
     assert planned[3].path == tmp_path / "fedbn-seed6"
+
+
+@pytest.mark.parametrize(
+    ("methods", "changes", "said"),
+    [
+        (["fedavg", "fedrod"], {"loss": "focal"}, "'fedrod' decides the local loss itself"),
+        (["fedavg", "fedper"], {"validation": 100}, "with 'fedper' clients use models of their own"),
+        (["fedavg", "fedavg+central-dp:1"], {"upload_values": "fp16"}, "uploads cannot travel as fp16"),
+        (["fedavg", "dispfl"], {"late_clients": 1, "join_round": 2}, "Nobody can join later"),
+    ],
+)  # fmt: skip
+def test_what_the_last_run_would_be_refused_for_is_said_before_the_first_one(
+    tmp_path: Path, methods: list[str], changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(FedStrataError, match=said):
+        comparing.plan(TINY.with_changes(changes), methods, 2, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_are_checked_with_data_that_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(preparing, "load_data", lambda one: read.append(one.data) or load_data(one))
+    experiment = TINY.with_changes({"validation": 100, "rounds": 1})
+    comparing.perform(comparing.plan(experiment, ["fedavg", "fedprox"], 2, tmp_path), Silence(4, 4))
+    assert read == ["digits"]
+    read.clear()
+    comparing.plan(TINY.with_changes({"rounds": 1}), ["fedavg", "local"], 1, tmp_path / "others")
+    assert read == []  # where no data is needed to tell
 
 
 def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
