@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedstrata.report import formats
-from fedstrata.report.markup import Markup
+from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.reading import Run
+from fedstrata.report.rows import Row
 from fedstrata.report.series import Groups, Rows, effective_classes, short
 from fedstrata.report.tables import Cell, Column, Line, table
+from fedstrata.significance import Estimate
 
 CELLS = 60_000
 """How many numbers of single clients a page holds, over all methods and splits."""
@@ -93,6 +95,56 @@ def worst_clients(clients: ClientTable) -> Markup | None:
         line += [clients.methods[best], _percent(row[best])] if several else []
         cells.append(line)
     return table(f"The {formats.plural(len(cells), 'client')} that fare worst", columns, cells)
+
+
+def fairness_table(rows: Sequence[Row]) -> Markup | None:
+    """Tell how unequally each method serves its clients, and which part of them has a reason to take part."""
+    if all(row.fairness is None for row in rows):
+        return None
+    told = [row.incentive.mean for row in rows if row.incentive is not None]
+    least = _only_best(min, [row.fairness.mean for row in rows if row.fairness is not None])
+    most = _only_best(max, told)
+    columns = [
+        Column("Method", numeric=False),
+        Column("Fairness", "Variance of the clients' accuracies in the last round: 0 where all fare alike"),
+    ]
+    if told:
+        hint = "Clients that fare better than with both local and fedavg of the same seed, in percent"
+        columns.append(Column("Incentive, %", hint))
+    cells: list[Line] = [
+        [
+            row.label,
+            _estimated(row.fairness, formats.number(row.fairness, digits=4), least),
+            *([_estimated(row.incentive, formats.percent(row.incentive), most)] if told else []),
+        ]
+        for row in rows
+    ]
+    said = (
+        "Fairness is the variance of the clients' accuracies in the last round, mean over seeds: less is fairer, which "
+        "says nothing of how good they are. "
+    )
+    said += (
+        _INCENTIVE
+        if told
+        else f"{_INCENTIVE} It is told where runs of both with the same seeds and split are among these."
+    )
+    return join((table("How equally the clients fare", columns, cells), element("p", said)))
+
+
+_INCENTIVE = (
+    "The incentive is the part of the clients that fare better than with both local (alone) and fedavg, of the same "
+    "seed."
+)
+
+
+def _only_best(choose: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
+    """Choose the best of several numbers, where there are several."""
+    finite = [value for value in values if math.isfinite(value)]
+    return choose(finite) if len(finite) > 1 else None
+
+
+def _estimated(value: Estimate | None, text: str, best: float | None) -> Cell:
+    return Cell(text, None if value is None else value.mean, best=value is not None and value.mean == best)
 
 
 def _of_split(runs: Mapping[str, Run], methods: Mapping[str, str]) -> Rows:

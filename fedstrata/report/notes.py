@@ -33,10 +33,14 @@ def notes(rows: Sequence[Row]) -> list[str]:
         said.append(
             "took part: of the clients that were asked, those whose replies were merged, in the mean over the rounds."
         )
+    unequal = [f"{row.label} {row.fairness.mean:.4f}" for row in rows if row.fairness is not None]
+    if len(unequal) > 1:
+        said.append(f"Fairness, the variance of the clients' accuracies (less is fairer): {_listed(unequal)}.")
     better_off = [f"{row.label} {100 * row.incentive.mean:.0f} %" for row in rows if row.incentive is not None]
     if better_off:
         said.append(
-            f"Clients that fare better than with both local and fedavg, of the same seed: {_listed(better_off)}."
+            "Incentive, the part of the clients that fare better than with both local and fedavg, of the same seed: "
+            f"{_listed(better_off)}."
         )
     spent = [f"{row.label} {row.epsilon.mean:.3g}" for row in rows if row.epsilon is not None]
     if spent:

@@ -65,11 +65,18 @@ def _smoothings(view: View, metrics: list[str]) -> dict[str, str]:
 
 
 def clients(view: View, with_charts: bool) -> Section | None:
-    """How the clients fare, one by one."""
-    metrics = series.client_metrics(view.groups) if with_charts else []
+    """How the clients fare, one by one, and how equally."""
+    drawn: dict[str, Drawing] = {}
+    charted = _one_by_one(view, drawn) if with_charts else []
+    parts = [part for part in (*charted, client_view.fairness_table(view.rows)) if part is not None]
+    return Section("clients", "Clients", join(parts), drawn) if parts else None
+
+
+def _one_by_one(view: View, drawn: dict[str, Drawing]) -> list[Markup | None]:
+    metrics = series.client_metrics(view.groups)
     rows = series.client_rows(view.groups, metrics)
     if not rows.boxes:
-        return None
+        return []
     headline = f"{view.rows[0].headline}.accuracy"
     shown = headline if headline in metrics else metrics[0]
     clients = sum(int(box["clients"]) for box in rows.boxes)
@@ -82,9 +89,8 @@ def clients(view: View, with_charts: bool) -> Section | None:
         "One point per client and seed, last round. Bar: the middle half of the clients. Stroke: the median." + thinned,
         [menu("clients", "shown", "Measured", options, shown, all(row.everybody for row in view.rows))],
     )
-    drawn = {"clients": client_charts.clients(rows, view.methods, view.chosen, shown)}
-    parts: list[Markup | None] = [place, *_client_by_client(view, drawn), _similarity(view, drawn)]
-    return Section("clients", "Clients", join(parts), drawn)
+    drawn["clients"] = client_charts.clients(rows, view.methods, view.chosen, shown)
+    return [place, *_client_by_client(view, drawn), _similarity(view, drawn)]
 
 
 def _client_by_client(view: View, drawn: dict[str, Drawing]) -> list[Markup | None]:

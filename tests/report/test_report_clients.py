@@ -1,11 +1,14 @@
 """Client by client, and which clients are alike."""
 
+import re
+
 import numpy as np
 from made_up_runs import MakeRun
 
 from fedstrata.report import client_view, read_run
-from fedstrata.report.client_view import client_table, worst_clients
+from fedstrata.report.client_view import client_table, fairness_table, worst_clients
 from fedstrata.report.groups import group_runs
+from fedstrata.report.rows import comparison_rows
 from fedstrata.report.series import effective_classes
 from fedstrata.report.similarity import clustered, similarities
 
@@ -34,6 +37,36 @@ def test_the_worst_clients_are_named(make_run: MakeRun) -> None:
         named.index(f"client {row['client']}<") for row in found.rows if row is not worst
     )
     assert worst_clients(client_table([])) is None
+
+
+def test_how_equally_clients_fare_is_told_method_by_method(make_run: MakeRun) -> None:
+    methods = {"fedavg": 0.8, "local": 0.7, "fedbn": 0.9}
+    made = {
+        (method, seed): read_run(make_run(f"{method}{seed}", method=method, seed=seed, level=level))
+        for method, level in methods.items()
+        for seed in (0, 1)
+    }
+    told = fairness_table(comparison_rows(list(made.values())))
+    assert told is not None
+    own = {place: run.clients["client_after.accuracy"][1] for place, run in made.items()}
+    means = {method: np.mean([np.var(own[method, seed]) for seed in (0, 1)]) for method in methods}
+    for method, mean in means.items():
+        assert f">{method}</th>" in told
+        assert f">{mean:.4f} ±" in told
+    better = [np.mean(own["fedbn", seed] > np.maximum(own["local", seed], own["fedavg", seed])) for seed in (0, 1)]
+    assert f">{100 * np.mean(better):.1f} ±" in told
+    best = re.findall(r'class="number best"[^>]*>([^ ]*)', told)
+    assert best == [f"{min(means.values()):.4f}"]  # of a single incentive there is no best
+
+
+def test_without_local_and_fedavg_it_is_said_what_an_incentive_needs(make_run: MakeRun) -> None:
+    told = fairness_table(
+        comparison_rows([read_run(make_run(method, method=method)) for method in ("fedavg", "fedbn")])
+    )
+    assert told is not None
+    assert "Incentive, %" not in told
+    assert "It is told where runs of both with the same seeds and split are among these." in told
+    assert fairness_table([]) is None
 
 
 def test_too_many_numbers_leave_splits_out(make_run: MakeRun, monkeypatch) -> None:

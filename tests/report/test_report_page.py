@@ -75,6 +75,7 @@ def test_several_methods_and_seeds(tmp_path: Path, make_run: MakeRun) -> None:
     assert "fedavg and fedbn on digits" in page.text
     assert "2 methods · 3 seeds each" in page.text
     assert "Highest accuracy in the last round: fedbn" in page.text
+    assert "How equally the clients fare" in page.text
     assert "p: two-sided paired t-test over seeds against fedavg." in page.text
     charts = ["accuracy", "loss", "clients", "client-table", "skew", "pareto", "cost", "traffic", "time", "layers"]
     assert sorted(charts_of(content)) == sorted(charts)
@@ -149,6 +150,7 @@ def test_without_the_extra_the_page_has_tables_and_says_how_to_get_charts(
     assert not page.all("figure")
     assert len(page.all("script")) == 1
     assert "Accuracy, traffic and time of each method" in page.text
+    assert "How equally the clients fare" in page.text
 
 
 def test_unfinished_repeated_and_empty_runs_are_named(tmp_path: Path, make_run: MakeRun) -> None:

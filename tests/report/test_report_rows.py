@@ -175,9 +175,8 @@ def test_the_incentive_compares_clients_of_the_same_seed_with_local_and_fedavg()
     assert fedavg.incentive is None
     assert local.incentive is None
     assert fedbn.incentive == Estimate(0.75, pytest.approx(math.sqrt(0.125)), 2)
-    assert "Clients that fare better than with both local and fedavg, of the same seed: fedbn 75 %." in notes(
-        [fedavg, local, fedbn]
-    )
+    told = "the part of the clients that fare better than with both local and fedavg, of the same seed: fedbn 75 %."
+    assert f"Incentive, {told}" in notes([fedavg, local, fedbn])
 
 
 @pytest.mark.parametrize("missing", ["fedavg", "local"])
@@ -202,6 +201,15 @@ def test_of_several_references_it_is_the_one_at_the_same_setting():
     told = {row.label: row.incentive for row in comparison_rows(runs)}
     assert told["fedbn [rounds=8]"] == Estimate(0.0, None, 1)
     assert told["fedbn [rounds=9]"] == Estimate(1.0, None, 1)
+
+
+def test_fairness_is_told_below_a_table_of_several_methods():
+    rows = comparison_rows(
+        [with_clients("fedavg", 0, 0.5, 1.0), with_clients("fedbn", 0, 0.7, 0.8), run("local", 0, 1)]
+    )
+    told = "the variance of the clients' accuracies (less is fairer): fedavg 0.0625, fedbn 0.0025."
+    assert f"Fairness, {told}" in notes(rows)
+    assert not any("Fairness" in sentence for sentence in notes(rows[:1]))
 
 
 def test_costs_and_fairness_stand_in_the_row():
