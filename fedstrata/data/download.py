@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstrata.data.cache import cache_directory
-from fedstrata.errors import FedStrataError, unknown_name
+from fedstrata.errors import FedStrataError, first_line, unknown_name
 
 
 @dataclass(frozen=True)
@@ -92,5 +92,6 @@ def _fetch(name: str, source: HubDataset, folder: Path, revision: str | None = N
     # The hub raises errors of its own, of its HTTP library and of the operating system, which share no other base.
     except Exception as error:
         raise FedStrataError(
-            f"'{source.repository}' could not be fetched from the Hugging Face hub into '{folder}': {error}."
+            f"'{source.repository}' could not be fetched from the Hugging Face hub into '{folder}': "
+            f"{first_line(error)}."
         ) from error

@@ -37,6 +37,15 @@ _TESTING = {"true", "1", "test", "yes"}
 _TRAINING = {"false", "0", "train", "training", "no"}
 
 
+def is_free_text(distinct: int, rows: int) -> bool:
+    """Tell whether so many different texts are no categories, but names or sentences.
+
+    >>> is_free_text(20, 20), is_free_text(21, 60), is_free_text(40, 60)
+    (False, False, True)
+    """
+    return distinct > max(_MANY, rows / 2)
+
+
 @dataclass(frozen=True)
 class Column:
     """How a column becomes inputs of a model.
@@ -73,7 +82,7 @@ class Column:
         elif isinstance(column, Texts):
             codes = column.codes[rows]
             categories = tuple(sorted({column.distinct[code] for code in np.unique(codes[codes >= 0])}))
-            if len(categories) > max(_MANY, len(rows) / 2):
+            if is_free_text(len(categories), len(rows)):
                 raise FedStrataError(
                     f"The column '{name}' of {source} holds {len(categories)} different texts in {len(rows)} rows; "
                     f"names and free text are no categories: leave it out with drop='{name}', or make numbers of it."

@@ -130,6 +130,33 @@ def test_texts_become_tokens(tmp_path: Path) -> None:
     assert again.inputs[[0, 3]].tolist() == [[3, 2, 0], [1, 1, 0]]
 
 
+def test_texts_beside_other_columns_are_told_what_to_do_about_and_each_way_works(tmp_path: Path) -> None:
+    rows = {"id": list(range(60)), "review": [f"film {number}" for number in range(60)], "label": [0, 1] * 30}
+    hub.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "reviews"))
+    with pytest.raises(FedStrataError, match=r"'review' of 'acme/reviews' holds 60 different texts in 60 rows") as told:
+        load("hub:acme/reviews", tmp_path)
+    assert "with text=review, from other columns with features=..., or leave it out with drop=review." in str(
+        told.value
+    )
+    for text in ("hub(acme/reviews, text=review)", "hub(acme/reviews, drop=id)"):
+        assert load(text, tmp_path).vocabulary is not None
+    for text in ("hub(acme/reviews, features=id)", "hub(acme/reviews, drop=review)"):
+        table = load(text, tmp_path).table
+        assert table is not None
+        assert table.inputs == ("id",)
+    with pytest.raises(FedStrataError, match="no column of 'acme/reviews' called 'reviews'"):
+        load("hub(acme/reviews, drop=reviews)", tmp_path)
+
+
+def test_an_error_of_the_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(**wishes: Any) -> None:
+        raise OSError("The hub cannot be reached, try again.\nMore about it.")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    with pytest.raises(FedStrataError, match=r"'owner/animals' could not be fetched .*: The hub .*, try again\.$"):
+        download("hub:owner/animals", tmp_path)
+
+
 def test_a_run_by_name(tmp_path: Path) -> None:
     hub.DatasetDict({"train": pictures(list(range(24))), "test": pictures([30, 31])}).save_to_disk(
         str(tmp_path / "owner" / "animals")
@@ -184,6 +211,7 @@ def test_names_lead_nowhere_else(tmp_path: Path, name: str) -> None:
         ("hub(owner/animals, image=x)", "no column of 'owner/animals' called 'x'"),
         ("hub(owner/animals, test=valid)", "no part of 'owner/animals' called 'valid'"),
         ("hub(owner/animals, image=picture, features=id)", "are images; leave features out"),
+        ("hub(owner/animals, drop=id)", "are images; leave drop out"),
         ("hub(owner/animals, features=id, size=8)", "are single values; leave size out"),
         ("hub(owner/animals, text=writer)", "are images; leave text out"),
         ("hub(owner/animals, features=id, text=id)", "The column 'id' of 'owner/animals' holds no texts, but int64"),

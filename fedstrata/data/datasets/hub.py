@@ -27,7 +27,7 @@ from fedstrata.data.formats.parquet import class_names
 from fedstrata.data.held_out import groups_of, hold_out_for_testing
 from fedstrata.data.labels import number_labels, read_labels
 from fedstrata.data.objects import LABELS, find_label
-from fedstrata.data.tables import Table, from_table
+from fedstrata.data.tables import Table, from_table, is_free_text
 from fedstrata.data.vocabulary import Vocabulary
 from fedstrata.errors import FedStrataError, NotHereError, unknown_name
 from fedstrata.spec import parameter
@@ -62,6 +62,9 @@ class Hub(DatasetSource):
     site: str | None = parameter(None, "The column with the owner of each sample, who is then a client.")
     features: str | None = parameter(
         None, "The columns to learn from, joined by '+', where these are neither images nor texts."
+    )
+    drop: str | None = parameter(
+        None, "Columns that are neither texts nor values to learn from, joined by '+', such as a number of the row."
     )
     configuration: str | None = parameter(None, "Which version, of a dataset that has several.")
     train: str = parameter("train", "The part to train on.")
@@ -123,7 +126,7 @@ class Hub(DatasetSource):
         kind = "images" if image is not None else "texts" if text is not None else "single values"
         of_texts = ("text", "words", "length", "vocabulary")
         unused = {
-            "images": ("features", *of_texts),
+            "images": ("features", "drop", *of_texts),
             "texts": ("features", "size"),
             "single values": ("size", *of_texts),
         }
@@ -197,7 +200,8 @@ class Hub(DatasetSource):
 
     def _text(self, schema: pa.Schema, label: str) -> str | None:
         """Find the column of texts: the one that is named, or the only one beside label and site if it holds texts."""
-        others = [field for field in schema if field.name not in (label, self.site)]
+        left_out = self._left_out(schema, label)
+        others = [field for field in schema if field.name not in left_out]
         if self.text is None:
             alone = len(others) == 1 and self.features is None and _is_text(others[0].type)
             return str(others[0].name) if alone else None
@@ -209,11 +213,22 @@ class Hub(DatasetSource):
             )
         return self.text
 
+    def _left_out(self, schema: pa.Schema, label: str) -> set[str | None]:
+        """Name the columns that nothing is learned from."""
+        dropped = [] if self.drop is None else self.drop.split("+")
+        for name in dropped:
+            if name not in schema.names:
+                raise unknown_name(f"column of '{self.repository}' called", name, schema.names)
+        return {label, self.site, *dropped}
+
     def _from_values(self, train: Sequence[Path], test: Sequence[Path], label: str, known: Table | None) -> Dataset:
         schema = column_types(train[0])
-        learned = schema.names if self.features is None else self.features.split("+")
+        left_out = self._left_out(schema, label)
+        asked = schema.names if self.features is None else self.features.split("+")
+        learned = [name for name in asked if name not in left_out]
         names = class_names(schema.metadata, label)
         first, *last = self._read(train, test, label, *learned)
+        self._refuse_free_texts(first, learned)
         return from_table(
             first,
             label=label,
@@ -225,6 +240,19 @@ class Hub(DatasetSource):
             encoding=known,
             name=str(self._said()),
         )
+
+    def _refuse_free_texts(self, table: pa.Table, learned: Sequence[str]) -> None:
+        """Refuse texts beside other columns: as categories of a table they would be as many as there are rows."""
+        for name in learned:
+            if not _is_text(table.schema.field(name).type):
+                continue
+            distinct = len(table.column(name).unique())
+            if is_free_text(distinct, table.num_rows):
+                raise FedStrataError(
+                    f"The column '{name}' of '{self.repository}' holds {distinct} different texts in {table.num_rows} "
+                    f"rows, which are no categories: learn from these texts alone with text={name}, from other columns "
+                    f"with features=..., or leave it out with drop={name}."
+                )
 
     def _from_texts(
         self,
