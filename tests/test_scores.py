@@ -35,6 +35,12 @@ def test_numbers_of_a_confusion_matrix_by_hand() -> None:
     ]
 
 
+def test_a_class_without_samples_does_not_count_in_balanced_accuracy() -> None:
+    """Half of the first class and all of the second; of the third, which nobody has, there is nothing to be right."""
+    found = score([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.1, 0.8, 0.1]], [0, 0, 1], "balanced-accuracy")
+    assert found["balanced-accuracy"] == 0.75
+
+
 def test_curves_by_hand() -> None:
     found = score(PROBABILITIES, LABELS, "auc:each+average-precision:each+auc+average-precision")
     # Class 0, own 0.7 and 0.3, others 0.1, 0.2, 0.5: 3 and 2 of 3 pairs are in order; precision 1/1 and 2/3.
@@ -102,6 +108,17 @@ def test_scikit_learn_says_the_same(drawn: tuple[np.ndarray, np.ndarray]) -> Non
     assert np.array_equal(
         np.array(list(confusion.values())).reshape(classes, classes), sk.confusion_matrix(labels, predicted)
     )
+
+
+def test_a_confidence_on_the_border_of_two_bins_belongs_to_the_lower_one() -> None:
+    """As in Guo et al., whose bins are closed above; torchmetrics closes them below."""
+    probabilities, labels = [[0.5, 0.25, 0.25], [0.625, 0.25, 0.125]], [1, 0]
+    # Bins (0, 0.5] and (0.5, 1]: |0 - 0.5| and |1 - 0.625|; together in one they were |1 - 1.125|.
+    found = score(probabilities, labels, "calibration-error:2")
+    assert found["calibration-error(bins=2)"] == (0.5 + 0.375) / 2
+    classification = pytest.importorskip("torchmetrics.functional.classification")
+    theirs = classification.multiclass_calibration_error(torch.tensor(probabilities), torch.tensor(labels), 3, 2)
+    assert float(theirs) == 0.125 / 2
 
 
 def test_torchmetrics_says_the_same() -> None:
