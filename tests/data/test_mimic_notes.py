@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from fedstrata.data import Dataset, datasets
+from fedstrata.data.formats import csv_stream
+from fedstrata.data.formats.csv_stream import stream_columns
 from fedstrata.errors import FedStrataError
 from fedstrata.testing import check_dataset
 
@@ -110,6 +112,18 @@ def test_the_longest_note_of_the_first_day(tmp_path: Path, packed: bool) -> None
     assert words(dataset, 3) == ["[CLS]", "bleeding", "inside"]
     assert np.array_equal(dataset.train, [0, 1, 2, 3])
     check_dataset(dataset)
+
+
+def test_a_note_goes_on_where_a_block_of_the_file_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks end between rows, not at the line breaks inside of a note."""
+    monkeypatch.setattr(csv_stream, "_BLOCK", 512)
+    notes = [{"HADM_ID": number, "TEXT": f'{number}:\n"line"\n' * (1 + number % 9)} for number in range(200)]
+    path = tmp_path / "NOTEEVENTS.csv"
+    path.write_text(rows(NOTES, notes))
+    batches = list(stream_columns(path, ("HADM_ID", "TEXT")))
+    assert len(batches) > 20
+    read = [row for batch in batches for row in batch.to_pylist()]
+    assert read == [{name: str(value) for name, value in note.items()} for note in notes]
 
 
 def test_missing_and_damaged_files_get_one_sentence(tmp_path: Path) -> None:
