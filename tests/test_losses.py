@@ -4,16 +4,18 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 import fedstrata
 from fedstrata.engines.proxy import DataProxy
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
-from fedstrata.losses import CrossEntropy, Loss, losses
+from fedstrata.losses import CrossEntropy, Loss, balanced_weights, losses
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import prepare
 from fedstrata.testing import check_loss
@@ -54,6 +56,17 @@ def test_balanced_weights_by_hand() -> None:
     weights = [[2 / 3, 2.0], [2.0, 2 / 3]]
     expected = [(a * one + b * other) / (a + b) for (a, b), (one, other) in zip(weights, (first, second), strict=True)]
     assert of("cross-entropy(weights=balanced)").tolist() == pytest.approx(expected)
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    """For the classes that a client has: its loss cannot tell, since a common factor leaves it as it is."""
+    counts = torch.tensor([[6, 2, 0, 4], [1, 0, 0, 3], [5, 5, 5, 5]])
+    expected = np.zeros(counts.shape)
+    for client, own in enumerate(counts.tolist()):
+        labels = np.repeat(np.arange(4), own)
+        held = np.unique(labels)
+        expected[client, held] = compute_class_weight("balanced", classes=held, y=labels)
+    np.testing.assert_allclose(balanced_weights(counts).numpy(), expected)
 
 
 def test_focal_by_hand() -> None:

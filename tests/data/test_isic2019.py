@@ -114,6 +114,15 @@ def test_colours_by_hand() -> None:
     assert shades_of_grey(np.array([[[10, 200, 200], [255, 255, 255]]], dtype=np.uint8)).max() == 255
 
 
+def test_the_norm_of_the_colours_is_the_sixth() -> None:
+    """On pixels of different shades the norm decides: with the second, 200 would become 168."""
+    graded = np.array([[[10, 100, 50], [200, 100, 150]]], dtype=np.uint8)
+    # Red 200 / 2^(1/6) = 178.18, green 100, blue 150 ((1 + 3^-6) / 2)^(1/6) = 133.67: together 244.16, and
+    # 244.16 / sqrt(3) = 140.97. Red is multiplied by 0.7912, green by 1.4097, blue by 1.0546; what is beyond the
+    # point is cut off.
+    assert shades_of_grey(graded).tolist() == [[[7, 140, 52], [158, 140, 158]]]
+
+
 def test_images_are_scaled_by_their_shorter_side_and_cut() -> None:
     wide = Image.new("RGB", (40, 20))
     wide.paste((255, 255, 255), (10, 0, 30, 20))  # the middle half is white

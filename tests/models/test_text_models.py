@@ -77,6 +77,17 @@ def test_textcnn_by_hand() -> None:
     assert model(TOKENS).tolist() == [[25, -50], [17 - 1, -32]]  # 7 + 19 - 1, 6 + 11 - 1
 
 
+def test_padding_of_textcnn_learns_nothing_and_stays_zero() -> None:
+    model = build_model(SMALL["textcnn"], (7,), 2, 0, TOKENS)
+    model.get_parameter("windows.convolutions.0.bias").data.fill_(1)  # so that padding alone wakes channels up
+    tokens = torch.cat([TOKENS, torch.zeros(1, 7, dtype=TOKENS.dtype)])
+    model(tokens)[:, 0].sum().backward()
+    words = model.get_parameter("embedding.weight")
+    assert words.grad is not None
+    assert words.grad[TOKENS[0, 0]].any()
+    assert not words.grad[0].any()
+
+
 def test_the_transformer_against_a_slow_computation() -> None:
     model = build_model(SMALL["transformer"], (7,), 3, 0, TOKENS).double().eval()
     state = model.state_dict()
