@@ -121,6 +121,35 @@ def test_sogou_news_as_published(tmp_path: Path) -> None:
     assert [data.class_names[label] for label in data.labels] == ["technology", "sports"]
 
 
+def test_sogou_news_of_the_hub_has_title_and_content_apart(tmp_path: Path) -> None:
+    parts = {"train": [(5, "ti2 yu4", "shou3\\nji1")], "test": [(1, "qiu2", "shou3 ji1")]}
+    write_news(tmp_path / "csv" / "sogou_news", parts)
+    folder = tmp_path / "parquet" / "sogou_news"
+    folder.mkdir(parents=True)
+    for part, rows in parts.items():
+        numbers, titles, texts = zip(*rows, strict=True)
+        columns = {"title": titles, "content": texts, "label": [number - 1 for number in numbers]}
+        pq.write_table(pa.table(columns), folder / f"{part}-00000-of-00001.parquet")
+    one, other = (load("sogou_news(length=5)", tmp_path / root) for root in ("csv", "parquet"))
+    assert torch.equal(one.inputs, other.inputs)
+    assert torch.equal(one.labels, other.labels)
+    pq.write_table(pa.table({"title": ["a"], "label": [0]}), folder / "train-00000-of-00001.parquet")
+    with pytest.raises(FedStrataError, match="the columns title, label; 'text', or else title and content, is needed"):
+        load("sogou_news", tmp_path / "parquet")
+
+
+def test_a_line_of_names_above_the_news_is_no_row(tmp_path: Path) -> None:
+    """As in Kaggle's copy of AG News."""
+    write_news(tmp_path / "plain" / "ag_news")
+    folder = tmp_path / "named" / "ag_news"
+    write_news(folder)
+    for path in folder.iterdir():
+        path.write_text(f"Class Index,Title,Description\n{path.read_text()}")
+    one, other = (load("ag_news(length=9)", tmp_path / root) for root in ("plain", "named"))
+    assert torch.equal(one.inputs, other.inputs)
+    assert torch.equal(one.labels, other.labels)
+
+
 def test_domains_of_reviews_are_natural_clients(tmp_path: Path) -> None:
     write_reviews(tmp_path / "amazon_reviews")
     data = load("amazon_reviews(length=4)", tmp_path)

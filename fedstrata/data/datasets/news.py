@@ -15,9 +15,19 @@ import pyarrow.compute as pc
 
 from fedstrata.data.datasets.base import datasets, not_found, search_places
 from fedstrata.data.datasets.texts import Pool, TextSource, find_parts, one_pool
-from fedstrata.data.formats.texts import Texts, join_texts, read_class_numbers, read_csv_columns, read_parquet_texts
+from fedstrata.data.formats.texts import (
+    Texts,
+    join_texts,
+    read_class_numbers,
+    read_csv_columns,
+    read_parquet_texts,
+    with_title,
+)
 from fedstrata.data.held_out import hold_out_for_testing
 from fedstrata.spec import parameter
+
+_NAMES_OF_CLASSES = ("class index", "class", "label")
+"""How a line of names begins, which some copies of the CSV files have."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,8 @@ class News(TextSource, ABC):
     """What both sets share: a class, a title and a text in each row, the classes numbered from 1 in CSV files."""
 
     folder: ClassVar[str]
+    apart: ClassVar[tuple[str, str]]
+    """The columns of title and text where Parquet files hold both, not one made of them."""
     hint: ClassVar[str] = ""
 
     @property
@@ -54,16 +66,18 @@ class News(TextSource, ABC):
         return join_texts([read(path) for path in paths])
 
     def _from_parquet(self, path: Path) -> Texts:
-        return read_parquet_texts(path, len(self.class_names))
+        return read_parquet_texts(path, len(self.class_names), title=self.apart, join=self._joined)
 
     def _from_csv(self, path: Path) -> Texts:
         columns = read_csv_columns(path, ("class", "title", "text"), ("class", "title", "text"))
+        if columns["class"] and columns["class"][0].as_py().lower() in _NAMES_OF_CLASSES:
+            columns = {name: column.slice(1) for name, column in columns.items()}
         known = [str(number) for number in range(1, len(self.class_names) + 1)]
         labels = read_class_numbers(path, columns["class"], known)
         return Texts(self._joined(columns["title"], columns["text"]).to_pylist(), labels)
 
     def _joined(self, titles: pa.ChunkedArray, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        return pc.binary_join_element_wise(titles, texts, " ")
+        return with_title(titles, texts)
 
 
 @datasets.register("ag_news")
@@ -71,8 +85,9 @@ class News(TextSource, ABC):
 class AgNews(News):
     """AG News: 120,000 + 7,600 titles with descriptions, in 4 classes.
 
-    Read from ``train.csv`` and ``test.csv`` as published, or from Parquet as on the Hugging Face hub. FedLWS (Shi et
-    al., ICLR 2025) trains TextCNN on it, and tells neither words nor length: those are ours.
+    Read from ``train.csv`` and ``test.csv`` as published, with a line of names or without, or from Parquet as on the
+    Hugging Face hub. FedLWS (Shi et al., ICLR 2025) trains TextCNN on it, and tells neither words nor length: those are
+    ours.
     """
 
     part: str = parameter(
@@ -83,6 +98,7 @@ class AgNews(News):
 
     class_names = ("World", "Sports", "Business", "Sci/Tech")
     folder = "ag_news_csv"
+    apart = ("title", "description")
     hint = "; where there is only the test part, ag_news(part=test) divides it"
 
     @property
@@ -103,16 +119,16 @@ class AgNews(News):
 class SogouNews(News):
     """Sogou News: 450,000 + 60,000 articles in Pinyin, in 5 classes.
 
-    Read from ``train.csv`` and ``test.csv`` as published, or from Parquet. FedLWS (Shi et al., ICLR 2025) trains
-    TextCNN on it, and tells neither words nor length: those are ours.
+    Read from ``train.csv`` and ``test.csv`` as published, or from Parquet, with title and content apart or as one text.
+    FedLWS (Shi et al., ICLR 2025) trains TextCNN on it, and tells neither words nor length: those are ours.
     """
 
     length: int = parameter(256, "How many tokens of a text are kept; shorter texts are filled up.", low=1)
 
     class_names = ("sports", "finance", "entertainment", "automobile", "technology")
     folder = "sogou_news_csv"
+    apart = ("title", "content")
 
     def _joined(self, titles: pa.ChunkedArray, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         """A new line is written as a backslash and an n."""
-        joined = pc.binary_join_element_wise(titles, texts, " ")
-        return pc.replace_substring(joined, pattern="\\n", replacement="\n")
+        return pc.replace_substring(with_title(titles, texts), pattern="\\n", replacement="\n")

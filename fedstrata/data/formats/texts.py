@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,18 +71,35 @@ def read_class_numbers(path: Path, marks: pa.ChunkedArray, known: Sequence[str])
     return numbers
 
 
-def read_parquet_texts(path: Path, classes: int, site: str | None = None) -> Texts:
-    """Read the columns ``text`` and ``label`` of a Parquet file, and that of the owners if it is named."""
+def with_title(titles: pa.ChunkedArray, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Put titles before texts."""
+    return pc.binary_join_element_wise(titles, texts, " ")
+
+
+def read_parquet_texts(
+    path: Path,
+    classes: int,
+    site: str | None = None,
+    title: Sequence[str] = (),
+    join: Callable[[pa.ChunkedArray, pa.ChunkedArray], pa.ChunkedArray] = with_title,
+) -> Texts:
+    """Read the columns ``text`` and ``label`` of a Parquet file, and that of the owners if it is named.
+
+    ``title`` names two columns that may stand in the place of ``text``, which ``join`` then makes of them.
+    """
     refuse_irregular(path)
-    wanted = ["text", "label", *([] if site is None else [site])]
     try:
         refuse_large_table(path)
         names = pq.read_schema(path).names
+        written = title if title and "text" not in names and set(title) <= set(names) else ["text"]
+        wanted = [*written, "label", *([] if site is None else [site])]
         lacking = [name for name in wanted if name not in names]
         if lacking:
-            raise FedStrataError(f"'{path}' has the columns {', '.join(names)}; '{lacking[0]}' is needed too.")
+            instead = f", or else {' and '.join(title)}," if title and lacking[0] == "text" else ""
+            raise FedStrataError(f"'{path}' has the columns {', '.join(names)}; '{lacking[0]}'{instead} is needed too.")
         table = pq.read_table(path, columns=wanted)
-        texts = table.column("text").cast(pa.string())
+        columns = [table.column(name).cast(pa.string()) for name in written]
+        texts = join(*columns) if len(columns) > 1 else columns[0]
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, first_line(error)) from None
     if any(table.column(name).null_count for name in wanted):
