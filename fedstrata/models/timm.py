@@ -73,10 +73,16 @@ class TimmSpec(ModelSpec):
 
 
 def _timm() -> Any:
+    """Import timm; where it is missing, or something that it imports is, the error names what."""
     try:
         return importlib.import_module("timm")
-    except ImportError:
-        raise _not_installed() from None
+    except ModuleNotFoundError as error:
+        if error.name in (None, "timm"):
+            raise _not_installed() from None
+        raise FedStrataError(
+            f"The package timm is installed, but finds no {error.name}, which it imports; install a version of "
+            f"{str(error.name).split('.')[0]} that fits your PyTorch."
+        ) from error
     except Exception as error:  # such as where torchvision, which timm imports, is of another version than PyTorch
         raise FedStrataError(
             f"The package timm is installed, but cannot be imported: {first_line(error)} Install versions of timm, "

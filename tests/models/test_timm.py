@@ -1,4 +1,4 @@
-"""Models of the package timm by name; all but the first test need it."""
+"""Models of the package timm by name; all but the first tests need it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,31 @@ def test_without_the_package_a_sentence_says_how_to_get_it(monkeypatch: pytest.M
         build_model("timm:resnet10t", IMAGES, 10, seed=0)
     with pytest.raises(FedStrataError, match="needs the name of a model of timm, such as timm:resnet10t"):
         build_model("timm", IMAGES, 10, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("imported", "said"),
+    [
+        (
+            "import not_there.ops",
+            "timm is installed, but finds no not_there, which it imports; .* of not_there that fits",
+        ),
+        (
+            "from json import not_there",
+            "timm is installed, but cannot be imported: .*'not_there'.* that fit each other",
+        ),
+        ("raise RuntimeError('operator nms does not exist')", "cannot be imported: operator nms does not exist"),
+    ],
+)
+def test_what_timm_itself_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: str, said: str
+) -> None:
+    (tmp_path / "timm.py").write_text(imported)
+    for name in [name for name in sys.modules if name.split(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FedStrataError, match=said):
+        build_model("timm:resnet10t", IMAGES, 10, seed=0)
 
 
 def test_channels_and_classes_are_those_of_the_data() -> None:
