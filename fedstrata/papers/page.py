@@ -48,7 +48,7 @@ def write_page(
     if runs:
         text = document(*contents(runs, title, with_charts, sections, [*lead, *_report_line(judged, runs)]))
     else:
-        header = element("header", element("h1", title), element("p", " ".join(lead), class_="lead"))
+        header = element("header", element("h1", title), element("p", " ".join(lead), class_="lead") if lead else None)
         body = [element("section", element("h2", one.title), one.body, id=one.anchor) for one in sections]
         drawn = {name: chart for one in sections for name, chart in one.charts.items()}
         text = document(title, join((header, element("main", *body))), drawn)

@@ -80,8 +80,13 @@ def how_many(part: Gathered) -> str:
 
 
 def outcome_lines(judged: Judged) -> list[str]:
-    """Say in a sentence or two what a part comes to: how many numbers agree, and how many of its claims show."""
+    """Say in a sentence or two what a part comes to: how many numbers agree, and how many of its claims show.
+
+    Nothing of figures of which the paper has neither.
+    """
     run = cells_run(judged)
+    if not judged.recipe.published and not judged.claims:
+        return []
     if not run:
         return [f"None of its {plural(len(judged.cells), 'cell')} has a number of ours yet."]
     lines = [f"{len(run)} of {plural(len(judged.cells), 'cell')} have a number of ours: {_tally(run)}."]

@@ -449,6 +449,19 @@ def test_panels_as_files_for_a_paper(
     assert (index.parent / f"{first}.csv").read_text().startswith("line,at,value,std_over_seeds,published,")
 
 
+def test_a_page_opens_with_what_the_table_came_to(
+    paper: Paper, table: Judged, judged: Judged, cells: list[Cell], folder: Path, tmp_path: Path
+) -> None:
+    """Also where no run is at hand; the finding of the report, which is of another number, is not there."""
+    page = write_page(paper, table, [], RunsAtHand(), tmp_path / "table.html").read_text()
+    assert "2 of 4 cells have a number of ours: 1 agrees, 1 above. Of 1 claim of the paper&#x27;s, 1 shown.</p>" in page
+    for published, there, missing in ((judged.recipe.published, "lead", "finding"), ({}, "finding", "lead")):
+        drawn = replace(judged, recipe=replace(judged.recipe, published=published))
+        page = write_page(paper, drawn, cells, RunsAtHand(folder), tmp_path / "figure.html").read_text()
+        assert f'class="{there}"' in page
+        assert f'class="{missing}"' not in page
+
+
 def test_the_table_is_typeset_as_the_paper_has_it(paper: Paper, table: Judged, tmp_path: Path) -> None:
     """Rows and columns of the paper, with the published number and ours in each; what was not run is a dash."""
     from fedstrata.report.paper_figures import FiguresAsked
