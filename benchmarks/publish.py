@@ -10,6 +10,8 @@
 ``layers.json``   what the layers of the model are, and in which of them each run masked weights
 ``cosine.csv``    for each metric of layers in ``--series``: a row for each round of each run (or for every Nth, with
                   ``--series-every N``, the first and the last), a column for each layer
+``pairs.csv``     for each metric of pairs of clients in ``--pairs``: a row for each two of them, in the last round that
+                  has it, all layers together
 
 Fractions keep six digits, bytes all. Metrics of single clients, the split and the models stay behind.
 """
@@ -29,7 +31,8 @@ import pyarrow.compute as pc
 
 from fedstrata import files
 from fedstrata.experiment import Experiment
-from fedstrata.runs.metrics import METRIC_SCHEMAS, MetricLog, higher_is_better
+from fedstrata.report.published import PAIRS
+from fedstrata.runs.metrics import DIAGNOSTICS, METRIC_SCHEMAS, OPTIONAL_SCHEMAS, MetricLog, higher_is_better
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Finished:
 
     def table(self, name: str) -> pa.Table:
         path = self.folder / "metrics" / f"{name}.parquet"
-        return files.from_parquet(files.read_bytes(path), METRIC_SCHEMAS[name], path)
+        return files.from_parquet(files.read_bytes(path), {**METRIC_SCHEMAS, **OPTIONAL_SCHEMAS}[name], path)
 
     def facts(self, name: str) -> dict[str, Any]:
         path = self.folder / name
@@ -99,6 +102,13 @@ class Finished:
             last.setdefault(row["layer"], {})[row["metric"]] = row["value"]
         yield from ({"run": self.name, "layer": layer, **values} for layer, values in last.items())
 
+    def pairs(self, metric: str) -> Iterable[dict[str, Any]]:
+        table = self.table(DIAGNOSTICS)
+        found = table.filter((pc.field("metric") == metric) & (pc.field("layer") == "")).to_pylist()
+        last = max((row["round"] for row in found), default=None)
+        kept = ("metric", "round", "client", "other", "value")
+        yield from ({"run": self.name, **{name: row[name] for name in kept}} for row in found if row["round"] == last)
+
     def _by_round(self, table: pa.Table, column: str) -> Iterable[dict[str, Any]]:
         found: dict[int, dict[str, float]] = {}
         for row in table.to_pylist():
@@ -113,6 +123,7 @@ def publish(
     series: Sequence[str],
     metrics: Sequence[str] = (),
     series_every: int = 1,
+    pairs: Sequence[str] = (),
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     summary = [run.summary(accuracy) for run in runs]
@@ -128,6 +139,8 @@ def publish(
         files.write_atomically(out / "layers.json", files.to_json({"layers": about[0]["layers"], "masked": masked}))
     for metric in series:
         write(out / f"{metric}.csv", [row for run in runs for row in run.series(metric, series_every)])
+    if pairs:
+        write(out / PAIRS, [row for run in runs for metric in pairs for row in run.pairs(metric)])
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -153,12 +166,16 @@ def main() -> None:
     parser.add_argument("--series", nargs="*", default=[], metavar="METRIC", help="metrics of layers in every round")
     parser.add_argument("--series-every", type=int, default=1, metavar="N", help="of these rounds only every Nth")
     parser.add_argument("--metrics", nargs="*", default=[], metavar="METRIC", help="of rounds, if not all")
+    parser.add_argument("--pairs", nargs="*", default=[], metavar="METRIC", help="metrics of pairs of clients")
     arguments = parser.parse_args()
     runs = []
     for text in arguments.runs:
         name, _, folder = text.rpartition("=")
         runs.append(Finished(name or Path(folder).name, Path(folder)))
-    publish(runs, arguments.out, arguments.accuracy, arguments.series, arguments.metrics, arguments.series_every)
+    publish(
+        runs, arguments.out, arguments.accuracy, arguments.series, arguments.metrics, arguments.series_every,
+        arguments.pairs,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

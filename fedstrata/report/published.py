@@ -2,8 +2,8 @@
 
 ``NAME.toml`` is the experiment of the run NAME. ``summary.csv`` has a row for each run, ``rounds.csv`` one for each of
 its rounds and ``layers.csv`` one for each layer in the last round; ``cosine.csv`` and the like have that metric of each
-layer in every round. ``layers.json`` tells what the layers are, and in which of them each run masked weights. Single
-clients, splits, times and models were not kept.
+layer in every round, and ``pairs.csv`` metrics of pairs of clients in one round. ``layers.json`` tells what the layers
+are, and in which of them each run masked weights. Else nothing of single clients, of splits, times and models was kept.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fedstrata.runs.metrics import MetricLog, TimingLog
 _TABLES = ("summary.csv", "rounds.csv")
 _OF_PAPERS = ("results.csv", "runs.csv")
 """The same runs as cells of papers' tables, of which a report tells nothing."""
+PAIRS = "pairs.csv"
 _DECIDING_THE_SPLIT = ("data", "clients", "partition", "validation", "seed")
 _SOFTWARE = ("fedstrata", "torch", "device", "engine", "clients_at_once")
 
@@ -53,6 +54,8 @@ class PublishedRun(Run):
     """Its rows in ``layers.csv``."""
     layer_series: Mapping[str, Rows]
     """Its rows in the tables of one metric of the layers."""
+    pair_rows: Rows
+    """Its rows in ``pairs.csv``."""
     about_layers: Mapping[str, Any]
     """What ``layers.json`` tells of all runs."""
 
@@ -137,6 +140,20 @@ class PublishedRun(Run):
         return {name: np.array([entry[place] for entry in noted]) for place, name in enumerate(names)}
 
     @cached_property
+    def diagnostics(self) -> Mapping[str, np.ndarray]:
+        """The columns of the table of clients in layers: of pairs, where some were kept, over all layers."""
+        rows = self.pair_rows
+        columns: dict[str, np.ndarray] = {
+            name: np.array([int(row[name]) for row in rows]) for name in ("round", "client", "other")
+        }
+        return {
+            **columns,
+            "metric": np.array([row["metric"] for row in rows], dtype=object),
+            "layer": np.array([""] * len(rows), dtype=object),
+            "value": np.array([float(row["value"]) for row in rows]),
+        }
+
+    @cached_property
     def summary(self) -> Mapping[str, Any]:
         """The summary of the run; its headline is the accuracy by which it was published."""
         return {
@@ -160,7 +177,7 @@ def read_published(path: Path) -> list[Run]:
     others = {
         file.stem: _of_runs(file) for file in sorted(path.glob("*.csv")) if file.name not in (*_TABLES, *_OF_PAPERS)
     }
-    layers = others.pop("layers", {})
+    layers, pairs = others.pop("layers", {}), others.pop(Path(PAIRS).stem, {})
     about = path / LAYERS_FILE
     about_layers = files.from_json(files.read_bytes(about), about) if about.exists() else {}
     return [
@@ -171,6 +188,7 @@ def read_published(path: Path) -> list[Run]:
             rounds.get(name, []),
             layers.get(name, []),
             {metric: table[name] for metric, table in others.items() if name in table},
+            pairs.get(name, []),
             about_layers,
         )
         for name, rows in summary.items()
