@@ -211,9 +211,12 @@ def to_parquet(table: pa.Table) -> bytes:
 
 
 def from_parquet(content: bytes, schema: pa.Schema, source: Path) -> pa.Table:
-    """Read a table and insist on its columns; ``source`` is named when the content is damaged."""
+    """Read a table and insist on its columns; ``source`` is named when the content is damaged.
+
+    By one thread: one of Arrow's own could still hold the content when Python ends, and that would end in an abort.
+    """
     try:
-        table = pq.ParquetFile(pa.BufferReader(content)).read()
+        table = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise _damaged(source, "Parquet", error) from error
     if not table.schema.equals(schema):

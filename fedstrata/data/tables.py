@@ -335,7 +335,10 @@ def _owners(parts: Sequence[_Part], site: str | None) -> np.ndarray | None:
         texts = read_texts(part.table, site)
         if (texts.codes < 0).any():
             row = int((texts.codes < 0).argmax())
-            raise FedStrataError(f"Row {row} of {part.source} has no site in the column '{site}'; give one or drop it.")
+            raise FedStrataError(
+                f"Row {row + 1} of {part.source}, the names of its columns not counted, has no site in the column "
+                f"'{site}'; give one or drop it."
+            )
         owners.append(texts.values.astype(str))
     return np.concatenate(owners)
 

@@ -153,6 +153,14 @@ def theme_config(theme: Theme) -> dict[str, Any]:
     }
 
 
+def _round_axis(rows: Rows) -> dict[str, Any]:
+    """Ticks at rounds; of a few rounds at each, since between two of them there would be a third that is rounded."""
+    rounds = sorted({int(row["round"]) for row in rows})
+    return {"values": rounds, "format": "d"} if len(rounds) <= _FEW_ROUNDS else {
+        "tickMinStep": 1, "format": "d", "tickCount": TICKS
+    }  # fmt: skip
+
+
 def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str, title: str, percent: bool) -> Drawing:
     """One line per method over the rounds, with a band of one standard deviation, for the metric ``shown``.
 
@@ -163,7 +171,7 @@ def curves(rows: Rows, methods: Sequence[str], chosen: Sequence[str], shown: str
     base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown")
     base = base.transform_calculate(drawn="datum[smoothing]")
     y = alt.Y("drawn:Q").title(title).axis(**number_axis(percent)).scale(zero=False, nice=True)
-    x = alt.X("round:Q").title("round").axis(tickMinStep=1, format="d", tickCount=TICKS).scale(nice=False)
+    x = alt.X("round:Q").title("round").axis(**_round_axis(rows)).scale(nice=False)
     tooltip = [
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("round:Q", title="round"),
@@ -327,6 +335,7 @@ _PARTS: Literal["diverging"] = (
 IN_COLOUR = "indexof(chosen, datum.method) >= 0"
 IN_GREY = "indexof(chosen, datum.method) < 0"
 """Whether the method of a row stands in front, in its colour, or behind."""
+_FEW_ROUNDS = 6
 TICKS: Mapping[str, str] = {"expr": "ceil(width / 80)"}
 """As many as there is room for."""
 LABEL_LIMIT: Mapping[str, str] = {"expr": "max(80, containerSize()[0] * 0.3 || 200)"}

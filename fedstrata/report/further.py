@@ -117,11 +117,14 @@ def _class_chart(view: View, drawn: dict[str, Drawing]) -> Markup | None:
     means = {
         own: [row["value"] for row in rows if row["class"] == own and row["metric"] == names[0]] for own in classes
     }
-    ordered = sorted((own for own in classes if means[own]), key=lambda own: float(np.mean(means[own])))[:CLASSES]
+    tested = sorted((own for own in classes if means[own]), key=lambda own: float(np.mean(means[own])))
+    ordered = tested[:CLASSES]
     drawn["classes"] = by_class(
         [row for row in rows if row["class"] in set(ordered)], view.methods, view.chosen, ordered, names[0]
     )
-    left = f" The {CLASSES} hardest of {len(classes)} classes are shown." if len(ordered) < len(classes) else ""
+    left = f" The {CLASSES} hardest of {len(tested)} classes are shown." if len(ordered) < len(tested) else ""
+    if len(tested) < len(classes):
+        left += f" Not shown, for want of a number: {len(classes) - len(tested)} of {len(classes)} classes."
     return figure(
         "classes",
         "Class by class",

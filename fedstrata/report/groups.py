@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,6 +15,9 @@ NOT_DISTINGUISHING = frozenset(
     {"seed", "data_root", "checkpoint_every", "metrics", "evaluate_trained", "diagnose", "chunk", "replay"}
 )
 """Keys of an experiment that do not make it another configuration."""
+
+
+_FINGERPRINT = re.compile(r"@sha256:(\w{6})\w*")
 
 
 class ComparableRun(Protocol):
@@ -95,9 +99,20 @@ def _labels(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
     labels = []
     for experiment in experiments:
         method = str(experiment.get("method", ""))
-        parts = [f"{key}={'none' if value is None else value}" for key, value in next(told[method]).items()]
+        parts = [f"{key}={_in_words(value)}" for key, value in next(told[method]).items()]
         labels.append(f"{method} [{', '.join(parts)}]" if parts else method)
     return labels
+
+
+def _in_words(value: object) -> str:
+    """Write a value in a label; of imported files the names, and enough of what they held to tell two versions apart.
+
+    >>> _in_words(None), _in_words(("slow.py@sha256:146f20ef96b7f20ef96b7",))
+    ('none', 'slow.py@146f20')
+    """
+    if isinstance(value, list | tuple):
+        return "+".join(_FINGERPRINT.sub(r"@\1", str(one)) for one in value)
+    return "none" if value is None else str(value)
 
 
 def _told_apart(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

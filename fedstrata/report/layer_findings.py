@@ -35,8 +35,8 @@ def finding(view: LayerView, metric: MetricView) -> str:
     if len(levels) == 1:
         return _within(view, metric, levels[0].method)
     low, high = (choose(levels, key=lambda level: level.mean) for choose in (min, max))
-    if not _apart(metric, low, high):
-        extent = _number(metric, low.mean)
+    extent = _number(metric, low.mean)
+    if not _apart(metric, low, high) or _number(metric, high.mean) == extent:
         if _number(metric, high.mean) != extent:
             extent = f"{extent} to {_number(metric, high.mean)}"
         return f"{_subject(metric)}: {words} {'end' if many else 'ends'} alike in all methods, at {extent}."

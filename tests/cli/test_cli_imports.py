@@ -187,3 +187,14 @@ def test_a_dry_run_tells_what_sites_must_import(call: Call, file: Path) -> None:
     [line] = json.loads(told.out)["imports"]
     assert line.startswith("own.py@sha256:")
     assert line.endswith("which every site must import too")
+
+
+def test_a_mistake_in_one_s_own_file_is_told_with_its_line_and_called_no_bug(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "hooked.py"
+    file.write_text(COMPONENTS.replace("return Kept(personal=layers.head_names)", "return Kept(personal=heads)"))
+    line = 1 + file.read_text().splitlines().index("        return Kept(personal=heads)")
+    outcome = call("run", *TINY, "--import", str(file), "--method", "mine", "--out", str(tmp_path / "run"))
+    assert outcome.code == 2
+    expected = f"'hooked.py' failed in line {line}, in 'keeps': NameError: name 'heads' is not defined. --debug shows"
+    assert expected in outcome.err
+    assert "bug in FedStrata" not in outcome.err

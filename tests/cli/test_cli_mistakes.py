@@ -161,13 +161,10 @@ def test_debug_shows_the_traceback(call: Call) -> None:
 
 
 def test_a_bug_is_called_a_bug(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(experiment: object) -> None:
-        raise KeyError("unforeseen")
-
-    monkeypatch.setattr("fedstrata.runs.preparing.load_data", fail)
+    monkeypatch.setattr("fedstrata.runs.preparing.load_data", {}.__getitem__)  # which no file of anybody's has
     outcome = call("partition")
     assert (outcome.code, outcome.out) == (1, "")
-    assert "a bug in FedStrata (KeyError: 'unforeseen')" in outcome.err
+    assert "a bug in FedStrata (KeyError: " in outcome.err
     assert "--debug" in outcome.err
     assert outcome.err.count("\n") == 1
     assert "Traceback" in call("partition", "--debug").err
