@@ -195,6 +195,10 @@ def test_the_published_runs_tell_what_one_sees() -> None:
             "Inertia: cosine to the reference round: the middle layer ends alike in all methods, at 0.80.",
         ),
         (
+            {"fedavg": [1.0, 0.9996], "fedbn": [1.0, 0.9998]},  # which both are written 1.00
+            "Inertia: cosine to the reference round: the middle layer ends alike in all methods, at 1.00.",
+        ),
+        (
             {"fedavg": [1.0, 0.9], "fedbn": [1.0, 0.2]},
             "In fedavg the middle layer keeps a cosine of 0.90 to round 1; in fedbn it comes down to 0.20.",
         ),

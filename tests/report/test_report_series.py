@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import MakeRun
 
-from fedstrata.report import read_run, series
+from fedstrata.report import charts, read_run, series
 from fedstrata.report.groups import Group, group_runs
 from fedstrata.report.reading import Run
 
@@ -112,3 +112,16 @@ def test_an_unfinished_run_is_summed_up_from_its_checkpoint(make_run: MakeRun) -
     for section in ("final", "last_ten", "best"):
         assert unfinished.summary[section] == pytest.approx(finished.summary[section])
     assert unfinished.summary["bytes_up"] == finished.summary["bytes_up"]
+
+
+@pytest.mark.parametrize(("rounds", "values"), [([1, 2], [1, 2]), ([1, 3, 5], [1, 3, 5]), (list(range(1, 20)), None)])
+def test_a_few_rounds_have_a_tick_each(rounds: list[int], values: list[int] | None) -> None:
+    """Else there was one at 1.5, written 2."""
+    pytest.importorskip("altair")
+    rows = [
+        {"method": "fedavg", "metric": "global.accuracy", "round": round, "value": 0.5, "spread": None, "raw": 0.5}
+        for round in rounds
+    ]
+    drawing = charts.curves(rows, ["fedavg"], ["fedavg"], "global.accuracy", "accuracy", percent=True)
+    axis = drawing.specification()["layer"][0]["encoding"]["x"]["axis"]
+    assert (axis.get("values"), axis["format"]) == (values, "d")
