@@ -228,6 +228,8 @@ def _checked(probabilities: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
         np.asarray(values.detach().cpu() if hasattr(values, "detach") else values) for values in (probabilities, labels)
     )
     given = given.astype(np.float64, copy=False)
+    if given.ndim == 2 and given.shape[1] == 1:
+        raise FedStrataError("There is one class only, so that there is nothing to tell apart; give data with more.")
     if given.ndim != 2 or given.shape[1] < 2 or truth.shape != given.shape[:1]:
         raise FedStrataError(
             f"Probabilities {list(given.shape)} and labels {list(truth.shape)} do not fit: give [n, classes] and [n]."

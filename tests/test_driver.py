@@ -10,6 +10,7 @@ from torch import nn
 
 import fedstrata
 from fedstrata.diagnostics import layer_changes, layer_cosines, layer_updates
+from fedstrata.errors import FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
 from fedstrata.runs import pacing
@@ -214,3 +215,13 @@ def test_models_just_trained_are_not_tested_where_that_is_not_asked_for(engine):
         {row["metric"].split(".")[0] for row in driver.metrics.to_tables()["clients"].to_pylist()} for driver in drivers
     ]
     assert of_clients[0] - of_clients[1] == {"client_before", "client_before_validation"}
+
+
+def test_clients_that_no_accuracy_is_of_are_told():
+    """Three samples of three classes leave none to test on, and the mean is over the two others."""
+    sizes = {"north": 60, "south": 60, "tiny": 3}
+    data = {name: (torch.randn(size, 4), torch.arange(size) % 3) for name, size in sizes.items()}
+    with pytest.warns(FedStrataWarning, match=r"Clients without test samples: 2 \(1 of 3\)"):
+        result = fedstrata.run(data=data, model="mlp", rounds=1, epochs=1, device="cpu")
+    tested = {row["client"] for row in result.metrics.to_tables()["clients"].to_pylist()}
+    assert tested == {0, 1}

@@ -41,7 +41,7 @@ LABELS = {
     "client_after": Label(
         "Own model after aggregation",
         "The model that each client holds at the end of the round (the shared part from the server, the personal part "
-        "its own), on that client's own test set; all clients.",
+        "its own), on that client's own test set; all clients that have one.",
     ),
     "client_validation": Label(
         "Own model, own validation samples",
@@ -61,7 +61,7 @@ LABELS = {
     "client_adapted": Label(
         "Own model after fine-tuning",
         "Each client's model after a final fine-tuning on its own training data, on that client's own test set; "
-        "all clients.",
+        "all clients that have one.",
     ),
 }
 
@@ -100,4 +100,4 @@ def meaning(label: str, everybody: bool = True) -> str:
     "on that client's own test set; clients that took part."
     """
     words = LABELS[label].meaning if label in LABELS else ""
-    return words if everybody else words.replace("; all clients.", "; clients that took part.")
+    return words if everybody else words.replace("; all clients that have one.", "; clients that took part.")

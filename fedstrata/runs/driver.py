@@ -37,7 +37,7 @@ from fedstrata.runs.metrics import AGGREGATE, ANSWERED, EVERYBODY, MetricLog, Ti
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
 from fedstrata.runs.pacing import Pace
-from fedstrata.runs.preparing import Ingredients, note_exact_statistics, prepare
+from fedstrata.runs.preparing import Ingredients, note_exact_statistics, note_untested_clients, prepare
 from fedstrata.runs.signals import Interrupted, stop_requests
 from fedstrata.runs.summing_up import summarise
 from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
@@ -167,6 +167,7 @@ class Driver:
         """
         ready = prepare(experiment, ingredients, tell)
         note_exact_statistics(ready)
+        note_untested_clients(ready)
         diagnosis = Diagnosis.of(experiment.diagnose, ready.setting)
         tell("choosing an engine")
         setting, model, data, declared = ready.setting, ready.model, ready.data, ready.declared

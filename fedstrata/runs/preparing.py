@@ -40,6 +40,10 @@ DEFAULT_CLIENTS = 20
 DEFAULT_PARTITION = "dirichlet:0.1"
 
 
+_NAMED = 5
+"""So many clients are named in a warning."""
+
+
 @dataclass(frozen=True)
 class Ingredients:
     """Python objects that replace what an experiment would name: a user's own data, split, model, method or metrics.
@@ -207,6 +211,20 @@ def note_exact_statistics(ready: Prepared) -> None:
             "'normalise' takes the exact mean and deviation of all clients' training samples, which the account of "
             f"'{part}' does not cover; on real sites it is refused. To be covered, choose other transforms: "
             f"{OTHER_WAYS}.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
+
+
+def note_untested_clients(ready: Prepared) -> None:
+    """Say which clients are in no accuracy over clients, because they have no test samples."""
+    sizes = ready.split.test_sizes
+    without = np.flatnonzero(sizes == 0)
+    if 0 < len(without) < len(sizes):
+        named = ", ".join(map(str, without[:_NAMED])) + (" and others" if len(without) > _NAMED else "")
+        warnings.warn(
+            f"Clients without test samples: {named} ({len(without)} of {len(sizes)}). They train, but accuracies over "
+            "clients are those of the others.",
             FedStrataWarning,
             stacklevel=2,
         )
