@@ -13,8 +13,12 @@ from fedstrata.errors import FedStrataError
 
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of an exported model.")]
 Client = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Take the model that this client uses, from 0 on; else the global one."),
+    str | None,
+    typer.Option(
+        metavar="N|NAME",
+        help="Take the model that this client uses, else the global one: its number, from 0 on, or the name of its "
+        "site, where the data has sites. What is a number of a client is never taken as a name.",
+    ),
 ]
 Last = Annotated[
     bool, typer.Option("--last", help="Take the model of the last round, where validation has chosen another.")
@@ -33,7 +37,7 @@ def register(app: typer.Typer) -> None:
         ),
     )
     add_command(
-        app, evaluate, examples=("fedstrata evaluate runs/a --client 3", "fedstrata evaluate model --data digits")
+        app, evaluate, examples=("fedstrata evaluate runs/a --client north", "fedstrata evaluate model --data digits")
     )
     add_command(
         app, export, examples=("fedstrata export runs/a --client 3 --onnx -o model", "fedstrata export runs/a --hub")
@@ -59,7 +63,7 @@ def predict(
     """
     from fedstrata.trained.inputs import names_of
 
-    loaded = _loaded(model, client, last, imports)
+    loaded, _ = _loaded(model, client, last, imports)
     probabilities = loaded.predict_proba(inputs)
     labels = names_of(inputs) or [str(number) for number in range(len(probabilities))]
     chosen = probabilities.argmax(1)
@@ -108,13 +112,13 @@ def evaluate(
     """
     from fedstrata.runs.evaluating import evaluate_model
 
-    loaded = _loaded(model, client, last, imports)
+    loaded, number = _loaded(model, client, last, imports)
     with messages.status("testing"):
-        found = evaluate_model(loaded, model, data, data_root, client, part, metrics)
+        found = evaluate_model(loaded, model, data, data_root, number, part, metrics)
     if json:
         print_json(found)
     elif not quiet:
-        results.print(f"{found['data']}, {found['samples']} samples ({found['part']})", soft_wrap=True)
+        results.print(f"{found['data']}, {found['samples']} samples ({found['part']})", soft_wrap=True, markup=False)
         table = new_table("metric", "value", right=("value",))
         for name, value in found["metrics"].items():
             table.add_row(name, f"{value:.0f}" if name.startswith("confusion.") else f"{value:.4f}")
@@ -144,8 +148,8 @@ def export(
     """
     from fedstrata.trained.export import export as write
 
-    loaded = _loaded(model, client, last, imports)
-    folder = out or Path("model" if client is None else f"model-client-{client}")
+    loaded, number = _loaded(model, client, last, imports)
+    folder = out or Path("model" if number is None else f"model-client-{number}")
     with messages.status("exporting"):
         write(loaded, folder, onnx=onnx, hub=hub)
     written = sorted(file.name for file in folder.iterdir())
@@ -158,16 +162,18 @@ def export(
             results.print(f"Put it on the hub:\n  hf upload OWNER/NAME {folder}", soft_wrap=True)
 
 
-def _loaded(path: Path, client: int | None, last: bool, imports: list[Path] | None) -> Any:
+def _loaded(path: Path, client: str | None, last: bool, imports: list[Path] | None) -> tuple[Any, int | None]:
+    """Load the model of a run, or of one of its clients, with the number of that client."""
     from fedstrata.experiment import Experiment
     from fedstrata.plugins import load_imports
-    from fedstrata.runs.models import load_model
+    from fedstrata.runs.models import client_number, load_model
 
     if imports:
         load_imports(Experiment(imports=tuple(map(str, imports))), Path())
     if not path.exists():
         raise FedStrataError(f"There is no folder '{path}'.")
-    return load_model(path, client, last=last)
+    number = None if client is None else client_number(path, client)
+    return load_model(path, number, last=last), number
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]], class_names: tuple[str, ...], probabilities: Any) -> None:

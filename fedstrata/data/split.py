@@ -187,6 +187,19 @@ class Split:
             digest.update(np.insert(parts.joined(), lengths, parts.sizes).astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
+    def client_names(self, dataset: Dataset) -> tuple[str, ...]:
+        """Name each client after the site whose training samples it has; nobody where a client is not one whole site.
+
+        Clients that mix sites, or that share one, have no names, nor have those of data without sites.
+        """
+        if dataset.sites is None:
+            return ()
+        parts = self.train_parts
+        own = dataset.sites[parts.flat[parts.begins]]
+        if len(np.unique(own)) < len(own) or (dataset.sites[parts.joined()] != own[parts.owners()]).any():
+            return ()
+        return tuple(map(str, own.tolist()))
+
     def samples(self, dataset: Dataset) -> int:
         """Count the samples of all, also those that nobody holds."""
         return len(dataset.inputs)

@@ -221,7 +221,8 @@ def skew(rows: Rows, clients: int, class_names: Sequence[str], split: str) -> Dr
     import altair as alt
 
     base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.split === split")
-    marks = _skew_marks(base, clients, class_names).add_params(alt.param(name="split", value=split))
+    who = "who" if any("who" in row for row in rows) else "client"
+    marks = _skew_marks(base, clients, class_names, who).add_params(alt.param(name="split", value=split))
     return Drawing(marks, {"rows": rows})
 
 
@@ -244,8 +245,11 @@ def skew_is_bubbles(clients: int, classes: int) -> bool:
     return clients <= 60 and classes <= 30
 
 
-def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Chart:
-    """A bubble per client and class; a heat map where there are too many for bubbles."""
+def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str], who: str = "client") -> Chart:
+    """A bubble per client and class; a heat map where there are too many for bubbles.
+
+    The column ``who`` tells what a client is called that is pointed at.
+    """
     import altair as alt
 
     shown = min(clients, SKEW_CLIENTS)
@@ -254,7 +258,7 @@ def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str]) -> Ch
     y = alt.Y("class:N").title("class").sort(list(class_names)).scale(domain=list(class_names))
     y = y.axis(labelLimit=LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
     tooltip = [
-        alt.Tooltip("client:O"),
+        alt.Tooltip(f"{who}:O", title="client"),
         alt.Tooltip("class:N"),
         alt.Tooltip("count:Q", title="samples"),
         alt.Tooltip("share:Q", title="of the client's samples", format=".0%"),

@@ -86,13 +86,17 @@ def table(rows: Rows, methods: Mapping[str, str], split: str, columns: int) -> D
     names = [samples, classes, " ", *methods.values()]
     x = alt.X("place:O").title("clients, sorted").axis(labels=False, ticks=False)
     y = alt.Y("line:N").title(None).scale(domain=names).sort(names).axis(labelLimit=LABEL_LIMIT)
-    who = "datum.clients === 1 ? 'client ' + datum.first : datum.clients + ' clients, ' + datum.first + ' and others'"
+    one = "'client ' + datum.first"
     groups: dict[str, Any] = {
         "clients": "count()",
         "first": "min(client)",
         "size": "mean(size)",
         "effective": "mean(effective)",
     }
+    if any("name" in row for row in rows):
+        groups["name"] = "min(name)"
+        one = f"(isValid(datum.name) ? datum.name : {one})"
+    who = f"datum.clients === 1 ? {one} : datum.clients + ' clients, ' + datum.first + ' and others'"
     about = [
         alt.Tooltip("who:N", title="who"),
         alt.Tooltip("line:N", title="row"),

@@ -15,6 +15,7 @@ from fedstrata.report.reading import Run
 from fedstrata.report.rows import Row
 from fedstrata.report.series import Groups, Rows, effective_classes, short
 from fedstrata.report.tables import Cell, Column, Line, table
+from fedstrata.runs.naming import called
 from fedstrata.significance import Estimate
 
 CELLS = 60_000
@@ -30,6 +31,8 @@ NAMED = 10
 @dataclass(frozen=True)
 class ClientTable:
     """One row for each client of each split: its number, samples, effective classes, and an accuracy for each method.
+
+    Where clients have names, these stand in the column ``name``.
 
     The methods have the columns ``m0``, ``m1`` and so on, ``average`` is the mean over those that tested the client.
     """
@@ -85,7 +88,7 @@ def worst_clients(clients: ClientTable) -> Markup | None:
     cells: list[Line] = []
     for row in worst:
         best = max((name for name in clients.methods if row[name] is not None), key=lambda name: float(row[name]))
-        line: list[Cell | str] = [f"client {row['client']}"]
+        line: list[Cell | str] = [str(row.get("name", f"client {row['client']}"))]
         line += [str(row["split"])] if len(clients.splits) > 1 else []
         line += [
             Cell(f"{row['size']:,}", float(row["size"])),
@@ -151,6 +154,7 @@ def _of_split(runs: Mapping[str, Run], methods: Mapping[str, str]) -> Rows:
     first = next(iter(runs.values()))
     counts = np.asarray(first.data["label_counts"], dtype=np.int64)[:CLIENTS]
     effective = effective_classes(counts)
+    names = next((run.client_names for run in runs.values() if run.client_names), ())
     values = {name: _by_client(runs.get(label)) for name, label in methods.items()}
     rows: Rows = []
     for client in range(len(counts)):
@@ -159,6 +163,7 @@ def _of_split(runs: Mapping[str, Run], methods: Mapping[str, str]) -> Rows:
         rows.append(
             {
                 "client": client,
+                **({"name": called(client, names)} if names else {}),
                 "size": int(counts[client].sum()),
                 "effective": round(float(effective[client]), 2),
                 "average": short(float(np.mean(told))) if told else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow as pa
 from fedstrata import files
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import CLASSES, DIAGNOSTICS, METRIC_SCHEMAS, OPTIONAL_SCHEMAS, MetricLog, TimingLog
+from fedstrata.runs.naming import CLIENT_NAMES, called
 
 _SCHEMAS = {**METRIC_SCHEMAS, **OPTIONAL_SCHEMAS}
 _HEADLINES_OF_AN_UNFINISHED_RUN = ("client_adapted", "client_after", "global_on_clients", "global")
@@ -54,6 +55,16 @@ class Run:
     def layer_facts(self) -> Mapping[str, Any]:
         """What is known of the layers of the model: nothing of a run of an earlier version."""
         return self.folder.layers()
+
+    @property
+    def client_names(self) -> Sequence[str]:
+        """What the clients are called, where they are sites that have names; else nothing."""
+        names: Sequence[str] = self.data.get(CLIENT_NAMES, ())
+        return names
+
+    def pointed_at(self, client: int) -> int | str:
+        """What stands for a client in a chart that names it: its number, or its name and number where it has one."""
+        return called(client, self.client_names) if self.client_names else client
 
     @property
     def split_hash(self) -> str:

@@ -186,8 +186,13 @@ def data(view: View, with_charts: bool) -> Section | None:
     if not with_charts:
         return Section("data", "Data", facts)
     shown = [split for split in found if split.class_names == first.class_names][: series.SKEW_SPLITS]
+    named = any(split.client_names for split in shown)
     rows = [
-        row for split in shown for row in series.skew_rows(split.label_counts, split.class_names, split=split.title)
+        row
+        for split in shown
+        for row in series.skew_rows(
+            split.label_counts, split.class_names, split.client_names if named else None, split=split.title
+        )
     ]
     clients = max(len(split.sizes) for split in shown)
     bubbles = charts.skew_is_bubbles(clients, len(first.class_names))

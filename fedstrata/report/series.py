@@ -11,6 +11,7 @@ import numpy as np
 
 from fedstrata.report.groups import Group
 from fedstrata.report.reading import Run
+from fedstrata.runs.naming import called
 from fedstrata.runs.summaries import headline_key
 
 Rows = list[dict[str, Any]]
@@ -270,6 +271,7 @@ class SplitCounts:
     class_names: tuple[str, ...]
     sizes: np.ndarray
     test_sizes: np.ndarray
+    client_names: Sequence[str] = ()
 
 
 def splits(groups: Groups) -> list[SplitCounts]:
@@ -295,6 +297,7 @@ def splits(groups: Groups) -> list[SplitCounts]:
                 tuple(str(name) for name in run.data["class_names"]),
                 np.asarray(run.data["sizes"], dtype=np.int64),
                 np.asarray(run.data["test_sizes"], dtype=np.int64),
+                run.client_names,
             )
         )
     return result
@@ -313,13 +316,19 @@ def effective_classes(label_counts: np.ndarray) -> np.ndarray:
     return found
 
 
-def skew_rows(label_counts: np.ndarray, class_names: Sequence[str], **common: str) -> Rows:
-    """One row for each class that a client has: how many samples, and what share of the client's samples."""
+def skew_rows(
+    label_counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str] | None = None, **common: str
+) -> Rows:
+    """One row for each class that a client has: how many samples, and what share of the client's samples.
+
+    With ``client_names``, which may be empty for some splits of a chart, ``who`` tells what the client is called.
+    """
     sizes = label_counts.sum(1)
     return [
         {
             **common,
             "client": int(client),
+            **({} if client_names is None else {"who": called(int(client), client_names)}),
             "class": class_names[label],
             "count": int(label_counts[client, label]),
             "share": short(float(label_counts[client, label] / sizes[client])),
@@ -352,15 +361,16 @@ def _at(noted: np.ndarray, totals: np.ndarray, rounds: np.ndarray) -> np.ndarray
     return np.concatenate(([0.0], totals))[np.searchsorted(noted, rounds, side="right")]
 
 
-def _last_of_clients(group: Group[Run], metric: str) -> list[tuple[float, int, int]]:
+def _last_of_clients(group: Group[Run], metric: str) -> list[tuple[float, int | str, int]]:
     """The finite values of all clients of all seeds, from the worst to the best, each with its client and seed."""
-    return sorted(
-        (float(value), int(client), int(run.experiment["seed"]))
-        for run in group.runs
+    found = sorted(
+        (float(value), int(client), int(run.experiment["seed"]), place)
+        for place, run in enumerate(group.runs)
         if metric in run.clients
         for client, value in zip(*run.clients[metric], strict=True)
         if math.isfinite(value)
     )
+    return [(value, group.runs[place].pointed_at(client), seed) for value, client, seed, place in found]
 
 
 def short(value: float, digits: int = 4) -> float | None:

@@ -33,10 +33,10 @@ def similarities(groups: Groups) -> Similarities:
     names: list[str] = []
     clients = shown = left_out = 0
     for group in groups:
-        found = next((matrix for run in group.runs if (matrix := matrix_of(run)) is not None), None)
+        found = next(((run, matrix) for run in group.runs if (matrix := matrix_of(run)) is not None), None)
         if found is None:
             continue
-        numbers, values = found
+        run, (numbers, values) = found
         order = clustered(values)
         kept = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), CLIENTS)).astype(int))]
         if rows and len(rows) + len(kept) ** 2 > CELLS:
@@ -49,8 +49,8 @@ def similarities(groups: Groups) -> Similarities:
                 "method": group.label,
                 "row": down,
                 "column": across,
-                "client": int(numbers[first]),
-                "other": int(numbers[second]),
+                "client": run.pointed_at(int(numbers[first])),
+                "other": run.pointed_at(int(numbers[second])),
                 "value": short(float(values[first, second])),
             }
             for down, first in enumerate(kept)

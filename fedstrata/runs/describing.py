@@ -18,6 +18,7 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Parts, Split
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
+from fedstrata.runs.naming import CLIENT_NAMES
 from fedstrata.runs.provenance import commit
 
 DESCRIPTION = ("environment.json", "data.json", "split.parquet", "experiment.toml")
@@ -63,6 +64,7 @@ def describe(
         "split_hash": split.hash,
         "input_shape": dataset.input_shape,
         "samples": split.samples(dataset),
+        **({CLIENT_NAMES: names} if (names := split.client_names(dataset)) else {}),
         **({"whole_numbers": True} if dataset.whole_numbers else {}),
         **({} if (contents := fingerprint(dataset)) is None else {CONTENTS: contents}),
     }

@@ -19,6 +19,7 @@ from fedstrata.data.vocabulary import Vocabulary
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.naming import called
 from fedstrata.runs.preparing import load_data
 from fedstrata.scores import ALWAYS, score
 from fedstrata.trained import TrainedModel
@@ -49,7 +50,7 @@ def evaluate_model(
         split = own.split()
         chosen = {"test": [split.test[client]], "train": [split.train[client]]}
         positions = np.sort(np.concatenate(chosen.get(part, [split.train[client], split.test[client]])))
-        whose = f"client {client}"
+        whose = called(client, own.client_names())
     if len(positions) == 0:
         raise FedStrataError(f"There are no {part} samples of {whose} in '{experiment.data}'; choose another --part.")
     found = measured(model, dataset, positions, metrics)

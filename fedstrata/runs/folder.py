@@ -3,7 +3,8 @@
     experiment.toml     what was asked for
     imports/            copies of the Python files that registered components for the run, if there were any
     environment.json    with which software, on what
-    data.json           the data in numbers: classes, sizes, label counts, and a fingerprint of all samples
+    data.json           the data in numbers: classes, sizes, label counts, a fingerprint of all samples, and the names
+                        of the clients where these are the sites of the data
     split.parquet       who holds which samples
     layers.json         the layers of the model: kinds, roles, sizes, and in which the method masks weights
     checkpoints/        the newest two, for going on after an interruption
@@ -53,6 +54,7 @@ from fedstrata.runs.describing import DESCRIPTION, SPLIT_SCHEMA, describe, split
 from fedstrata.runs.live_log import LIVE_FILE, LiveLog, read_live_log
 from fedstrata.runs.log_files import logs_to_parquet, metrics_from_parquet, timings_from_parquet
 from fedstrata.runs.metrics import METRIC_SCHEMAS, OPTIONAL_SCHEMAS, MetricLog, TimingLog
+from fedstrata.runs.naming import CLIENT_NAMES
 from fedstrata.trained.card import Card
 from fedstrata.trained.model import CARD_FILE, WEIGHTS_FILE
 
@@ -183,6 +185,10 @@ class RunFolder:
     def data(self) -> dict[str, Any]:
         """The data in numbers: dataset, class names, label counts, sizes, hashes of the split and of all samples."""
         return self._read_json("data.json")
+
+    def client_names(self) -> list[str]:
+        """What the clients are called, where they are sites that have names; else nothing."""
+        return list(self.data().get(CLIENT_NAMES, ()))
 
     def split(self) -> Split:
         """Who holds which samples; checked against the hash that was saved with it."""

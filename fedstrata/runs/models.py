@@ -14,6 +14,7 @@ from fedstrata.data.channels import Statistics, statistics_of_clients
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
+from fedstrata.runs.naming import number_of, unknown_client
 from fedstrata.runs.recalling import import_experiment
 from fedstrata.stack import Tensors, concatenate, take_first
 from fedstrata.trained import Card, TrainedModel, preprocessing_of
@@ -119,6 +120,18 @@ def _normalised_by(card: Card, statistics: Statistics) -> Card:
     return card.with_changes(preprocessing=tuple(steps if own in steps else [*steps, own]))
 
 
+def client_number(path: Path, given: str) -> int:
+    """Tell which client of a run is meant, by its number or by the name of its site."""
+    folder = _run_with_client(path, given)
+    return number_of(given, len(folder.data()["sizes"]), folder.client_names())
+
+
+def _run_with_client(path: Path, client: str) -> RunFolder:
+    if not (path / "experiment.toml").exists():
+        raise FedStrataError(f"'{path}' is not the folder of a run, so that there is no client {client} in it.")
+    return RunFolder.open(path)
+
+
 def load_model(
     path: str | Path, client: int | None = None, network: Network | None = None, last: bool = False
 ) -> TrainedModel:
@@ -129,11 +142,9 @@ def load_model(
     ones are asked for.
     """
     path = Path(path)
-    if not (path / "experiment.toml").exists():
-        if client is not None:
-            raise FedStrataError(f"'{path}' is not the folder of a run, so that there is no client {client} in it.")
+    if client is None and not (path / "experiment.toml").exists():
         return TrainedModel.load(path, network)
-    folder = RunFolder.open(path)
+    folder = RunFolder.open(path) if client is None else _run_with_client(path, str(client))
     import_experiment(folder)
     card, shared, own = folder.card(), folder.model(last), folder.models_of_clients(last)
     summary, metrics = folder.summary(), folder.metrics()
@@ -203,4 +214,4 @@ def _refuse_half(method: str, lacking: Sequence[str]) -> None:
 
 def _refuse_unknown(client: int, clients: int) -> None:
     if not 0 <= client < clients:
-        raise FedStrataError(f"There is no client {client}; the run has {clients}, from 0 to {clients - 1}.")
+        raise unknown_client(str(client), clients)

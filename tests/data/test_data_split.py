@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedstrata.data import Split, datasets, from_arrays, partitions
+from fedstrata.data import Split, datasets, from_arrays, from_clients, partitions
 from fedstrata.data.channels import ChannelSums, _sums_of_all, client_sums
 from fedstrata.data.split import Parts
 from fedstrata.errors import FedStrataError
@@ -72,6 +72,30 @@ def test_labels_are_counted_client_by_client(given_parts: list[np.ndarray]) -> N
     train = [np.append(own, 1) for own in given_parts]
     counted = Split(tuple(train), tuple(given_parts)).label_counts(dataset)
     assert counted.tolist() == [[sum(labels[one] == label for one in own) for label in range(4)] for own in train]
+
+
+@pytest.mark.parametrize("sites", [["b", "a", "a", "c"] * 3, [20, 3, 3, 1] * 3])
+def test_clients_that_are_sites_have_their_names(sites: list[object]) -> None:
+    data = from_arrays(np.zeros((12, 1)), [0] * 12, sites=sites, test_fraction=0.25)
+    assert partitions.make("natural").split(data, 3).client_names(data) == tuple(
+        map(str, (sites[0], sites[1], sites[3]))
+    )
+    some = partitions.make("natural:1").split(data, 2)
+    assert some.client_names(data) == tuple(str(sites[own[0]]) for own in some.train)
+
+
+def test_the_clients_of_a_dict_have_its_names_in_its_order() -> None:
+    data, split = from_clients({one: (np.zeros((8, 1)), [0, 1] * 4) for one in ("south", "north", 7)})
+    assert split.client_names(data) == ("south", "north", "7")
+
+
+def test_clients_that_are_no_sites_have_no_names() -> None:
+    plain = from_arrays(np.zeros((12, 1)), [0] * 12)
+    assert partitions.make("iid").split(plain, 3).client_names(plain) == ()
+    data = from_arrays(np.zeros((12, 1)), [0] * 12, sites=["a"] * 6 + ["b"] * 6, test_fraction=0.0)
+    mixed, shared = [np.arange(7), np.arange(7, 12)], [np.arange(3), np.arange(3, 6), np.arange(6, 12)]
+    for parts in (mixed, shared):
+        assert Split(parts, [np.arange(0)] * len(parts)).client_names(data) == ()
 
 
 def test_positions_that_are_no_whole_numbers_are_refused() -> None:

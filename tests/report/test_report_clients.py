@@ -1,5 +1,6 @@
 """Client by client, and which clients are alike."""
 
+import json
 import re
 
 import numpy as np
@@ -8,9 +9,12 @@ from made_up_runs import MakeRun
 from fedstrata.report import client_view, read_run
 from fedstrata.report.client_view import client_table, fairness_table, worst_clients
 from fedstrata.report.groups import group_runs
+from fedstrata.report.reading import Run
 from fedstrata.report.rows import comparison_rows
-from fedstrata.report.series import effective_classes
+from fedstrata.report.sections import clients, data
+from fedstrata.report.series import client_rows, effective_classes
 from fedstrata.report.similarity import clustered, similarities
+from fedstrata.report.view import View
 
 
 def test_a_client_has_a_row_with_all_methods_and_its_data(make_run: MakeRun) -> None:
@@ -37,6 +41,44 @@ def test_the_worst_clients_are_named(make_run: MakeRun) -> None:
         named.index(f"client {row['client']}<") for row in found.rows if row is not worst
     )
     assert worst_clients(client_table([])) is None
+
+
+def with_names(run: Run, names: list[str]) -> Run:
+    described = run.path / "data.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"client_names": names}))
+    return read_run(run.path)
+
+
+def test_clients_that_have_names_are_called_by_them(make_run: MakeRun) -> None:
+    names = [f"<site {one}>" for one in "hgfedcba"]
+    run = with_names(read_run(make_run("named", similarity=True)), names)
+    groups = group_runs([run])
+    found = client_table(groups)
+    assert [row["name"] for row in found.rows] == [f"{name} (client {one})" for one, name in enumerate(names)]
+    worst = min(found.rows, key=lambda row: row["average"])["client"]
+    named = worst_clients(found)
+    assert named is not None
+    assert f"&lt;site {names[worst][6]}&gt; (client {worst})<" in named.replace("<wbr>", "")
+    assert {row["client"] for row in client_rows(groups, ["client_after.accuracy"]).points} == {
+        f"{name} (client {one})" for one, name in enumerate(names)
+    }
+    alike = similarities(groups).rows
+    assert {row["other"] for row in alike} == {row["client"] for row in alike} == {row["name"] for row in found.rows}
+
+
+def test_the_charts_of_clients_point_at_names_where_there_are_some(make_run: MakeRun) -> None:
+    plain, named = (read_run(make_run(name, seed=seed)) for seed, name in enumerate(("plain", "named")))
+    named = with_names(named, list("hgfedcba"))
+    for runs, mentioned in (([plain], False), ([plain, named], True)):
+        view = View.of(runs, None)
+        section, one_by_one = data(view, with_charts=True), clients(view, with_charts=True)
+        assert section is not None
+        assert one_by_one is not None
+        drawn, rows = json.dumps(section.charts["skew"].chart.to_dict()), section.charts["skew"].rows["rows"]
+        assert ('"who"' in drawn) == mentioned
+        assert {row.get("who", f"client {row['client']}") for row in rows} >= {"client 3"}
+        assert any(row.get("who") == "e (client 3)" for row in rows) == mentioned
+        assert ("datum.name" in json.dumps(one_by_one.charts["client-table"].chart.to_dict())) == mentioned
 
 
 def test_how_equally_clients_fare_is_told_method_by_method(make_run: MakeRun) -> None:
