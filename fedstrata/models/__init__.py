@@ -1,7 +1,7 @@
 """Models by name, and the way to bring one's own ``nn.Module``."""
 
 from fedstrata.models import cnn, densenet, dino, mlp, player, resnet, simplecnn, textcnn, timm, transformer, vgg, vit
-from fedstrata.models.base import ModelSpec, build_model, models
+from fedstrata.models.base import ModelSpec, build_model, models, refuse_frozen
 
 __all__ = [
     "ModelSpec",
@@ -12,6 +12,7 @@ __all__ = [
     "mlp",
     "models",
     "player",
+    "refuse_frozen",
     "resnet",
     "simplecnn",
     "textcnn",

@@ -18,6 +18,8 @@ from fedstrata.rng import torch_seed
 from fedstrata.spec import Registry, Spec
 
 models = Registry["ModelSpec"]("model")
+_NAMED = 3
+"""How many parameters a sentence names before it counts the rest."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,26 @@ def build_model(
     if sample is None:
         _check(model, name, zero_samples(model, input_shape), classes)
     return model
+
+
+def refuse_frozen(model: nn.Module) -> None:
+    """Refuse a model with parameters that are not to be trained: all are, and whoever froze some would not be told.
+
+    Only what could be trained counts: whole numbers have no gradients to switch off.
+    """
+    frozen = [
+        name
+        for name, tensor in model.named_parameters()
+        if not tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+    ]
+    if frozen:
+        more = f" and {len(frozen) - _NAMED} more" if len(frozen) > _NAMED else ""
+        what, are, them = ("parameter", "is", "it") if len(frozen) == 1 else ("parameters", "are", "them")
+        raise FedStrataError(
+            f"The {what} {', '.join(frozen[:_NAMED])}{more} of the model {are} frozen (requires_grad=False), but all "
+            f"parameters are trained here: unfreeze {them} with requires_grad_(True); or compute what the frozen part "
+            "gives once, and train the rest on that."
+        )
 
 
 def _construct(

@@ -27,7 +27,7 @@ from fedstrata.flops import Flops
 from fedstrata.layers import LayerMap
 from fedstrata.losses import CrossEntropy, Loss, losses
 from fedstrata.methods import Declared, Method, Outline, Part
-from fedstrata.models import ModelSpec, build_model
+from fedstrata.models import ModelSpec, build_model, refuse_frozen
 from fedstrata.optimisers import optimisers
 from fedstrata.plugins import require_imports
 from fedstrata.private_torch import within
@@ -359,6 +359,7 @@ def make_setting(
     spare_host(device)
     given = experiment.model if ingredients.model is None else ingredients.model
     model = build_model(given, input_shape, classes, experiment.seed, trial, device)
+    refuse_frozen(model)
     trial = None if trial is None else trial.to(device)
     layers = LayerMap.read(model, input_shape, trial)
     loss = losses.make(experiment.loss)

@@ -12,7 +12,7 @@ from fedstrata.engines.planning import stacking_obstacle
 from fedstrata.errors import FedStrataError
 from fedstrata.experiment import Experiment
 from fedstrata.layers import LayerMap
-from fedstrata.models import ModelSpec, build_model
+from fedstrata.models import ModelSpec, build_model, refuse_frozen
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients, prepare
 from fedstrata.testing.requiring import require
@@ -42,6 +42,7 @@ def check_model(
         trial = inputs[:2]
     try:
         built = build_model(model, input_shape, classes, 0, trial)
+        refuse_frozen(built)
         layers = LayerMap.read(built, input_shape, trial)
     except FedStrataError as error:
         raise AssertionError(f"the model cannot be built: {error}") from error

@@ -220,3 +220,36 @@ def test_a_module_that_cannot_be_copied_is_named() -> None:
     model.cache = model.weight * 2
     with pytest.raises(FedStrataError, match="'Linear' cannot be copied"):
         build_model(model, (4,), 3, seed=0)
+
+
+def frozen_at_the_bottom() -> nn.Module:
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    network[0].requires_grad_(False)
+    return network
+
+
+def test_frozen_parameters_are_refused_wherever_a_run_is_prepared() -> None:
+    sentence = (
+        r"The parameters 0\.weight, 0\.bias of the model are frozen \(requires_grad=False\), but all parameters are "
+        r"trained here: unfreeze them with requires_grad_\(True\); or compute what the frozen part gives once"
+    )
+    data = from_arrays(torch.randn(40, 4), torch.arange(40) % 3)
+    for model in (frozen_at_the_bottom(), frozen_at_the_bottom):
+        with pytest.raises(FedStrataError, match=sentence):
+            fedstrata.run(data=data, model=model, clients=2, rounds=1)
+        with pytest.raises(FedStrataError, match=sentence):
+            fedstrata.compare("fedavg, local", data=data, model=model, clients=2, rounds=1)
+        with pytest.raises(AssertionError, match=sentence):
+            check_model(model, (4,), 3)
+
+
+def test_of_many_frozen_parameters_three_are_named() -> None:
+    network = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3))
+    data = from_arrays(torch.randn(40, 4), torch.arange(40) % 3)
+    network.requires_grad_(False)
+    with pytest.raises(FedStrataError, match=r"parameters 0\.weight, 0\.bias, 1\.weight and 3 more of the model are"):
+        fedstrata.run(data=data, model=network, clients=2, rounds=1)
+    network.requires_grad_(True)[2].bias.requires_grad_(False)
+    with pytest.raises(FedStrataError, match=r"The parameter 2\.bias of the model is frozen .*: unfreeze it with"):
+        fedstrata.run(data=data, model=network, clients=2, rounds=1)
+    assert fedstrata.run(data=data, model=network.requires_grad_(True), clients=2, rounds=1).summary["rounds"] == 1
