@@ -27,7 +27,7 @@ from fedstrata.plugins import load_imports
 from fedstrata.progress import Progress, show_if_wanted
 from fedstrata.report.summary import accuracies_as_html, summary_line
 from fedstrata.runs.driver import Driver
-from fedstrata.runs.extending import reopen
+from fedstrata.runs.extending import refuse_to_extend
 from fedstrata.runs.folder import RunFolder
 from fedstrata.runs.metrics import MetricLog
 from fedstrata.runs.models import load_model
@@ -218,11 +218,11 @@ def extend(
     kept = make_loggers(log)
     given = make_ingredients(data, split, model, method, metrics)
     with RunFolder.resume(Path(out)) as folder:
-        reopen(folder, rounds, given)
-    with _shown(progress, 1, rounds) as shown:
-        if shown is not progress:
-            shown.begin(f"{folder.experiment.method}, seed {folder.experiment.seed}")
-        return carry_on(Path(out), given, callbacks, shown, log=kept)
+        refuse_to_extend(folder, rounds, given)
+        with _shown(progress, 1, rounds) as shown:
+            if shown is not progress:
+                shown.begin(f"{folder.experiment.method}, seed {folder.experiment.seed}")
+            return _carry_on(folder, given, callbacks, shown, log=kept, rounds=rounds)
 
 
 def carry_on(
@@ -234,28 +234,48 @@ def carry_on(
     log: Sequence[Logger] = (),
 ) -> Result:
     """Go on with an interrupted run, and show how far it has come."""
-    called = Callbacks(callbacks)
     with RunFolder.resume(out) as folder:
         if folder.finished:
             raise FedStrataError(f"The run in '{out}' is finished already; 'fedstrata report {out}' shows it.")
-        plan = plan_of(folder)
-        if plan is None:
-            raise FedStrataError(
-                f"The run in '{out}' was made on a network of sites; to go on, start the same 'fedstrata server' or "
-                "'fedstrata deploy' command again."
-            )
-        experiment = experiment_as_run(folder)
-        simulation = Driver.prepare(experiment, given, plan, shown.show_doing, shared)
-        if simulation.experiment.metrics != experiment.metrics:
-            raise FedStrataError(
-                f"The run in '{out}' measures {experiment.metrics or 'accuracy and loss'}; go on with the same, not "
-                f"{simulation.experiment.metrics}."
-            )
-        refuse_other_data(folder, simulation.dataset, simulation.split)
-        simulation.restore(folder)
-        shown.show_doing(f"round {simulation.round + 1} of {experiment.rounds}")
-        with keep_log(log, _logged(simulation, out), simulation.rounds_done()) as logging:
-            return _result(simulation, simulation.run(folder, [*called, *logging, shown]), folder.path)
+        return _carry_on(folder, given, callbacks, shown, shared, log)
+
+
+def _carry_on(
+    folder: RunFolder,
+    given: Ingredients,
+    callbacks: Iterable[object],
+    shown: Progress,
+    shared: SharedMemory | None = None,
+    log: Sequence[Logger] = (),
+    rounds: int | None = None,
+) -> Result:
+    """Go on with a run from its folder; with ``rounds``, a finished one, until it has so many.
+
+    A finished run stays so until all is ready for its further rounds: what cannot go on keeps its results.
+    """
+    called, out = Callbacks(callbacks), folder.path
+    plan = plan_of(folder)
+    if plan is None:
+        raise FedStrataError(
+            f"The run in '{out}' was made on a network of sites; to go on, start the same 'fedstrata server' or "
+            "'fedstrata deploy' command again."
+        )
+    experiment = experiment_as_run(folder)
+    if rounds is not None:
+        experiment = experiment.with_changes({"rounds": rounds})
+    simulation = Driver.prepare(experiment, given, plan, shown.show_doing, shared)
+    if simulation.experiment.metrics != experiment.metrics:
+        raise FedStrataError(
+            f"The run in '{out}' measures {experiment.metrics or 'accuracy and loss'}; go on with the same, not "
+            f"{simulation.experiment.metrics}."
+        )
+    refuse_other_data(folder, simulation.dataset, simulation.split)
+    simulation.restore(folder)
+    shown.show_doing(f"round {simulation.round + 1} of {experiment.rounds}")
+    with keep_log(log, _logged(simulation, out), simulation.rounds_done()) as logging:
+        if rounds is not None:
+            folder.reopen(folder.experiment.with_changes({"rounds": rounds}))
+        return _result(simulation, simulation.run(folder, [*called, *logging, shown]), out)
 
 
 def _logged(simulation: Driver, out: Path | None) -> LoggedRun:

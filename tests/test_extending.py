@@ -101,6 +101,29 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "private").finished
 
 
+def test_what_cannot_begin_again_stays_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f"{number % 7},{number % 5},{'ab'[number % 2]}\n" for number in range(60))
+    (tmp_path / "x.csv").write_text(f"one,two,label\n{rows}")
+    data = f"table(path={tmp_path / 'x.csv'}, label=label)"
+    fedstrata.run(SHORT, out=tmp_path / "table", data=data, model="mlp", clients=2)
+    arrays = fedstrata.from_arrays(torch.rand(60, 4), [0, 1] * 30)
+    fedstrata.run(SHORT, out=tmp_path / "arrays", data=arrays, model="mlp", clients=2)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*.*") if path.is_file()}
+    (tmp_path / "x.csv").rename(tmp_path / "y.csv")
+    assert main(["run", "--continue", str(tmp_path / "table"), "--rounds", "4", "--no-report"]) == 2
+    assert "x.csv" in capsys.readouterr().err
+    (tmp_path / "x.csv").write_text(f"one,two,label\n{rows.replace('6', '8')}")
+    with pytest.raises(FedStrataError, match=r"The data of the run in .* has changed since it began"):
+        fedstrata.extend(tmp_path / "table", 4)
+    with pytest.raises(FedStrataError, match="data from Python"):
+        fedstrata.extend(tmp_path / "arrays", 5)
+    assert {path: path.read_bytes() for path in before} == before
+    assert main(["export", str(tmp_path / "table"), "--out", str(tmp_path / "exported")]) == 0
+    (tmp_path / "x.csv").unlink()
+    (tmp_path / "y.csv").rename(tmp_path / "x.csv")
+    assert fedstrata.extend(tmp_path / "table", 4).summary["rounds"] == 4
+
+
 EARLY = {"transient": "transient(every=1)", "lips": "lips(every=1)", "fedlama": "fedlama(warmup=0, factor=2)"}
 """With parameters under which a method acts within three rounds."""
 

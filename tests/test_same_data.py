@@ -89,7 +89,7 @@ def test_a_changed_pixel_is_noticed(tmp_path):
     with pytest.raises(FedStrataError, match="has changed since it began: some inputs or labels are others"):
         fedstrata.extend(folder, 2)
     path.write_bytes(before)
-    assert fedstrata.resume(folder).summary["rounds"] == 2, "with the data as it was, it goes on"
+    assert fedstrata.extend(folder, 2).summary["rounds"] == 2, "with the data as it was, it goes on"
 
 
 def test_arrays_that_have_changed_are_noticed(tmp_path):

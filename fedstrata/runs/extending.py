@@ -14,8 +14,8 @@ from fedstrata.runs.recalling import import_experiment
 from fedstrata.schedules import schedules
 
 
-def reopen(folder: RunFolder, rounds: int, given: Ingredients) -> None:
-    """Let a finished run go on until it has so many rounds; warn where it will not end like one long run."""
+def refuse_to_extend(folder: RunFolder, rounds: int, given: Ingredients) -> None:
+    """Refuse what cannot go on until it has so many rounds; warn where it will not end like one long run."""
     if not folder.finished:
         raise FedStrataError(
             f"The run in '{folder.path}' is not finished; go on with 'fedstrata resume {folder.path}' first."
@@ -34,10 +34,8 @@ def reopen(folder: RunFolder, rounds: int, given: Ingredients) -> None:
             f"The run in '{folder.path}' cannot go on: {planned[0].plans_ahead}, and more rounds would spend more than "
             f"'{planned[0]}' promises. Begin a new run of {rounds} rounds."
         )
-    longer = folder.experiment.with_changes({"rounds": rounds})
     for why in differences(experiment, method, done, rounds, folder.metrics().series("train.loss")[1].tolist()):
         warnings.warn(f"This will not end like one run of {rounds} rounds: {why}.", FedStrataWarning, stacklevel=3)
-    folder.reopen(longer)
 
 
 def differences(experiment: Experiment, method: Method, done: int, rounds: int, losses: list[float]) -> Iterator[str]:
