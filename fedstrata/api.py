@@ -139,9 +139,10 @@ def run(
         RunFolder.refuse_taken(Path(out))
     chosen = load_imports(chosen, Path())
     given = make_ingredients(data, split, model, method, metrics)
+    described = given.describe(chosen)
     with _shown(progress, 1, chosen.rounds) as shown:
         if shown is not progress:
-            shown.begin(f"{given.describe(chosen).method}, seed {chosen.seed}")
+            shown.begin(f"{described.method}, seed {chosen.seed}")
         return carry_out(chosen, given, None if out is None else Path(out), callbacks, shown, log=kept)
 
 
@@ -263,7 +264,8 @@ def _carry_on(
     experiment = experiment_as_run(folder)
     if rounds is not None:
         experiment = experiment.with_changes({"rounds": rounds})
-    simulation = Driver.prepare(experiment, given, plan, shown.show_doing, shared)
+    compared = dataclasses.replace(given, only_split=False)  # below, to the data that the run began with
+    simulation = Driver.prepare(experiment, compared, plan, shown.show_doing, shared)
     if simulation.experiment.metrics != experiment.metrics:
         raise FedStrataError(
             f"The run in '{out}' measures {experiment.metrics or 'accuracy and loss'}; go on with the same, not "
@@ -365,7 +367,8 @@ def make_ingredients(data: Any, split: Split | None, model: object, method: obje
     if metrics is not None and not isinstance(metrics, str):
         metrics = make_metrics(metrics)
     given = {"dataset": data, "model": model, "method": method, "metrics": metrics}
-    return Ingredients(split=split, **{key: value for key, value in given.items() if not isinstance(value, str)})
+    objects = {key: value for key, value in given.items() if not isinstance(value, str)}
+    return Ingredients(split=split, only_split=True, **objects)
 
 
 def _result(simulation: Driver, summary: dict[str, Any], out: Path | None) -> Result:

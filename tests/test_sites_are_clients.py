@@ -44,3 +44,48 @@ def test_data_without_sites_is_divided_by_dirichlet():
     data = fedstrata.from_arrays(torch.randn(80, 4), [0, 1] * 40)
     divided = prepare(fedstrata.Experiment(model="mlp"), fedstrata.runs.preparing.Ingredients(dataset=data))
     assert (divided.experiment.partition, divided.split.clients) == ("dirichlet:0.1", 20)
+
+
+DATA, SPLIT = fedstrata.from_clients(HOSPITALS)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"data": HOSPITALS, "clients": 7, "partition": "iid"},
+            "clients = 7 and partition = 'iid' would .* leave them",
+        ),
+        ({"data": (DATA, SPLIT), "clients": 9}, "clients = 9 would have no effect: .* over 2 clients; leave it out"),
+        ({"data": DATA, "split": SPLIT, "partition": "iid"}, "partition = 'iid' would have no effect: the data comes"),
+        ({"data": DATA, "split": SPLIT, "partition": "python:0"}, "partition = 'python:0' would have no effect"),
+    ],
+)
+def test_what_would_divide_them_otherwise_is_refused(given, said):
+    with pytest.raises(fedstrata.FedStrataError, match=said):
+        fedstrata.run(**QUICK, **given)
+    compared = {key: value for key, value in QUICK.items() if key != "method"}
+    with pytest.raises(fedstrata.FedStrataError, match=said):
+        fedstrata.compare("fedavg, local", **compared, **given)
+
+
+@pytest.mark.parametrize("sweep", ["clients=2, 7", "partition=iid, natural"])
+def test_sweeps_that_would_change_nothing_are_refused(sweep):
+    with pytest.raises(fedstrata.FedStrataError, match="would have no effect: the data comes with its split"):
+        fedstrata.compare("fedavg", data=HOSPITALS, model="mlp", rounds=1, epochs=1, sweep=sweep)
+
+
+def test_what_says_the_same_is_taken(tmp_path):
+    assert clients_of(data=HOSPITALS, clients=2) == 2
+    first = fedstrata.run(**QUICK, data=HOSPITALS, out=tmp_path / "run")
+    assert fedstrata.run(first.experiment, data=HOSPITALS).split_hash == first.split_hash
+    assert fedstrata.extend(tmp_path / "run", 2, data=HOSPITALS).summary["clients"] == 2
+
+
+def test_a_run_goes_on_with_the_split_that_its_partition_gave(tmp_path):
+    first = fedstrata.run(**QUICK, data=DATA, partition="iid", clients=3, out=tmp_path / "run")
+    assert first.driver is not None
+    same = first.driver.split
+    assert fedstrata.extend(tmp_path / "run", 2, data=DATA, split=same).split_hash == first.split_hash
+    with pytest.raises(fedstrata.FedStrataError, match="its split is not the same any more"):
+        fedstrata.extend(tmp_path / "run", 3, data=DATA, split=SPLIT)

@@ -150,7 +150,7 @@ def test_where_it_cannot_be_it_is_refused() -> None:
     dataset = from_arrays(torch.rand(60, 4), [0, 1] * 30)
     driver = Driver.prepare(Experiment(clients=2, model="mlp"))
     with pytest.raises(FedStrataError, match="before the data is divided, but the split comes from Python"):
-        fedstrata.run(BUMPY, data=driver.dataset, split=driver.split)
+        fedstrata.run(BUMPY, data=driver.dataset, split=driver.split, clients=None, partition=None)
     with pytest.raises(FedStrataError, match="samples are to be held out for validation"):
         fedstrata.run(BUMPY, data=dataset)
     with pytest.raises(FedStrataError, match="a server of real sites does not have"):

@@ -49,7 +49,8 @@ class Ingredients:
     """Python objects that replace what an experiment would name: a user's own data, split, model, method or metrics.
 
     ``secret`` says whether noise comes from the operating system, as it does at a server and at sites unless they are
-    told otherwise, or from the seed, as in a simulation.
+    told otherwise, or from the seed, as in a simulation. A split takes the place of the ``clients`` and the
+    ``partition`` that an experiment names; with ``only_split``, an experiment that names others is refused.
     """
 
     dataset: Dataset | None = None
@@ -60,6 +61,7 @@ class Ingredients:
     named: NamedData | None = None
     """Where the dataset that an experiment names is kept once it is loaded, if several runs use it."""
     secret: bool | None = None
+    only_split: bool = False
 
     def load(self, experiment: Experiment) -> Dataset:
         """Take the dataset that was given, or load the one that the experiment names."""
@@ -79,12 +81,17 @@ class Ingredients:
         return self if self.secret is not None else dataclasses.replace(self, secret=True)
 
     def describe(self, experiment: Experiment) -> Experiment:
-        """Write the objects' names into the experiment, so that its record tells what was run."""
+        """Write the objects' names into the experiment, so that its record tells what was run.
+
+        What it says of dividing data is refused where that is not done.
+        """
         changes: dict[str, Any] = {}
         if self.dataset is not None:
             changes["data"] = f"python:{self.dataset.name}"
         if self.split is not None:
-            changes |= {"partition": f"python:{self.split.hash}", "clients": self.split.clients}
+            if self.only_split:
+                _refuse_idle_division(experiment, self.split)
+            changes |= {"partition": _recorded(self.split), "clients": self.split.clients}
         if self.model is not None:
             changes["model"] = (
                 str(self.model) if isinstance(self.model, ModelSpec) else f"python:{_name_of(self.model)}"
@@ -94,6 +101,25 @@ class Ingredients:
         if self.metrics is not None:
             changes["metrics"] = describe_metrics(self.metrics) or None
         return experiment.with_changes(changes)
+
+
+def _refuse_idle_division(experiment: Experiment, split: Split) -> None:
+    """Refuse what an experiment says of dividing data that is divided already, and not in that way."""
+    idle = []
+    if experiment.clients not in (None, split.clients):
+        idle.append(f"clients = {experiment.clients}")
+    if experiment.partition not in (None, _recorded(split)):
+        idle.append(f"partition = '{experiment.partition}'")
+    if idle:
+        raise FedStrataError(
+            f"{' and '.join(idle)} would have no effect: the data comes with its split, over {split.clients} clients; "
+            f"leave {'them' if len(idle) > 1 else 'it'} out, or give a dataset without a split, such as the first of "
+            "what fedstrata.from_clients returns."
+        )
+
+
+def _recorded(split: Split) -> str:
+    return f"python:{split.hash}"
 
 
 def _name_of(value: object) -> str:
