@@ -28,9 +28,9 @@ from fedstrata.progress import Progress, show_if_wanted
 from fedstrata.report.summary import accuracies_as_html, summary_line
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.extending import refuse_to_extend
-from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.folder import RunFolder, folder_named
 from fedstrata.runs.metrics import MetricLog
-from fedstrata.runs.models import load_model
+from fedstrata.runs.models import client_number, load_model
 from fedstrata.runs.preparing import Ingredients
 from fedstrata.runs.recalling import experiment_as_run, plan_of
 from fedstrata.runs.same_data import refuse_other_data
@@ -73,10 +73,14 @@ class Result:
             return load_model(self._saved(), last=last)
         return self.driver.global_model(last)
 
-    def client_model(self, client: int, last: bool = False) -> TrainedModel:
-        """Make the model that a client uses, the one behind the headline of the run, ready to use."""
+    def client_model(self, client: int | str, last: bool = False) -> TrainedModel:
+        """Make the model that a client uses, the one behind the headline of the run, ready to use.
+
+        A client is named by its number, or by its site where the data has sites.
+        """
         if self.driver is None:
-            return load_model(self._saved(), client, last=last)
+            saved = self._saved()
+            return load_model(saved, client_number(saved, client), last=last)
         return self.driver.client_model(client, last)
 
     def _saved(self) -> Path:
@@ -135,15 +139,16 @@ def run(
         experiment, {**changes, **_named(data=data, model=model, method=method, metrics=metrics)}, learning_rate, run
     )
     kept = make_loggers(log)
-    if out is not None:
-        RunFolder.refuse_taken(Path(out))
+    folder = None if out is None else folder_named(out)
+    if folder is not None:
+        RunFolder.refuse_taken(folder)
     chosen = load_imports(chosen, Path())
     given = make_ingredients(data, split, model, method, metrics)
     described = given.describe(chosen)
     with _shown(progress, 1, chosen.rounds) as shown:
         if shown is not progress:
             shown.begin(f"{described.method}, seed {chosen.seed}")
-        return carry_out(chosen, given, None if out is None else Path(out), callbacks, shown, log=kept)
+        return carry_out(chosen, given, folder, callbacks, shown, log=kept)
 
 
 def carry_out(
@@ -192,10 +197,10 @@ def resume(
     """
     kept = make_loggers(log)
     given = make_ingredients(data, split, model, method, metrics)
-    with RunFolder.open(Path(out)) as folder, _shown(progress, 1, folder.experiment.rounds) as shown:
+    with RunFolder.open(folder_named(out)) as folder, _shown(progress, 1, folder.experiment.rounds) as shown:
         if shown is not progress:
             shown.begin(f"{folder.experiment.method}, seed {folder.experiment.seed}")
-        return carry_on(Path(out), given, callbacks, shown, log=kept)
+        return carry_on(folder.path, given, callbacks, shown, log=kept)
 
 
 def extend(
@@ -218,7 +223,7 @@ def extend(
     """
     kept = make_loggers(log)
     given = make_ingredients(data, split, model, method, metrics)
-    with RunFolder.resume(Path(out)) as folder:
+    with RunFolder.resume(folder_named(out)) as folder:
         refuse_to_extend(folder, rounds, given)
         with _shown(progress, 1, rounds) as shown:
             if shown is not progress:
@@ -291,7 +296,7 @@ def _logged(simulation: Driver, out: Path | None) -> LoggedRun:
 def load(
     path: str | Path,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     network: nn.Module | Callable[..., nn.Module] | None = None,
     last: bool = False,
 ) -> TrainedModel:

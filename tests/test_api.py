@@ -68,11 +68,18 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         ((), {"roundz": 3}, "Did you mean 'rounds'"),
         ((), {"learning_rate": -1.0}, "'learning_rate' of the optimiser 'sgd' takes: more than 0"),
         ((), {"learning_rate": "fast"}, "it takes a number"),
+        ((), {"out": 3}, "3 is no name of a folder; give a text or a Path, such as 'runs/first'"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(arguments: tuple[Any, ...], keywords: dict[str, Any], said: str) -> None:
     with pytest.raises(FedStrataError, match=said):
         fedstrata.run(*arguments, **keywords)
+
+
+def test_what_names_no_folder_is_told_in_a_sentence() -> None:
+    for ask in (fedstrata.resume, fedstrata.load, lambda given: fedstrata.extend(given, 5)):
+        with pytest.raises(FedStrataError, match="3 is no name of a folder"):
+            ask(3)  # type: ignore[no-untyped-call, arg-type]
 
 
 def test_the_learning_rate_is_changed_inside_the_optimiser() -> None:

@@ -95,6 +95,8 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     fedstrata.run(SHORT, out=tmp_path / "run")
     with pytest.raises(FedStrataError, match="has 3 rounds already; to go on, give more than that, not 3"):
         fedstrata.extend(tmp_path / "run", 3)
+    with pytest.raises(FedStrataError, match="'many' does not fit the parameter 'rounds'"):
+        fedstrata.extend(tmp_path / "run", "many")  # type: ignore[arg-type]
     fedstrata.run(SHORT, out=tmp_path / "private", method="central-dp(epsilon=50)", transforms="none")
     with pytest.raises(FedStrataError, match=r"more rounds would spend more than 'central-dp.*' promises"):
         fedstrata.extend(tmp_path / "private", 5)

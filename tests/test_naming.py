@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -118,3 +119,14 @@ def test_a_run_folder_of_before_has_no_names(run: fedstrata.Result, capsys: pyte
         assert "They have no names." in refused(capsys, "evaluate", run.out, "--client", "south")
     finally:
         path.write_text(kept)
+
+
+def test_python_takes_names_too_and_a_whole_number_is_no_name(run: fedstrata.Result) -> None:
+    """The second site by number is called 1, like the third one by name: a number is one, a text first of all, too."""
+    read = dataclasses.replace(run, driver=None)
+    for one in (run, read):
+        assert one.client_model("south").card == one.client_model(0).card
+        assert one.client_model("1").card == one.client_model(1).card
+    assert fedstrata.load(run.out, client="south").card == run.client_model(0).card
+    with pytest.raises(FedStrataError, match="There is no client 'suoth'.* Did you mean 'south'"):
+        run.client_model("suoth")

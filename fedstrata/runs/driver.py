@@ -148,7 +148,7 @@ class Driver:
         """Make the global model, ready to use."""
         return global_model(self, last)
 
-    def client_model(self, client: int, last: bool = False) -> TrainedModel:
+    def client_model(self, client: int | str, last: bool = False) -> TrainedModel:
         """Make the model that a client uses, ready to use."""
         return client_model(self, client, last)
 

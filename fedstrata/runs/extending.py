@@ -20,6 +20,7 @@ def refuse_to_extend(folder: RunFolder, rounds: int, given: Ingredients) -> None
         raise FedStrataError(
             f"The run in '{folder.path}' is not finished; go on with 'fedstrata resume {folder.path}' first."
         )
+    folder.experiment.with_changes({"rounds": rounds})  # refuses what is no number of rounds
     done = int(folder.summary()["rounds"])
     if rounds <= done:
         raise FedStrataError(

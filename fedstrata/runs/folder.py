@@ -29,6 +29,7 @@ import shutil
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -65,6 +66,13 @@ LAYERS_FILE = "layers.json"
 _CLIENTS_FILE = "clients.safetensors"
 _LAST = "last-{}"
 _DIAGNOSIS = "diagnosis"
+
+
+def folder_named(given: object) -> Path:
+    """Take the name of a folder as a call from Python gives it; what cannot be one is told in a sentence."""
+    if not isinstance(given, str | PathLike):
+        raise FedStrataError(f"{given!r} is no name of a folder; give a text or a Path, such as 'runs/first'.")
+    return Path(given)
 
 
 class RunFolder:

@@ -12,9 +12,9 @@ import torch
 from fedstrata.data import parse_transforms
 from fedstrata.data.channels import Statistics, statistics_of_clients
 from fedstrata.errors import FedStrataError, FedStrataWarning
-from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.folder import RunFolder, folder_named
 from fedstrata.runs.metrics import MetricLog
-from fedstrata.runs.naming import number_of, unknown_client
+from fedstrata.runs.naming import number_of
 from fedstrata.runs.recalling import import_experiment
 from fedstrata.stack import Tensors, concatenate, take_first
 from fedstrata.trained import Card, TrainedModel, preprocessing_of
@@ -41,9 +41,9 @@ def global_model(driver: Driver, last: bool = False) -> TrainedModel:
     return TrainedModel.make(driver.network, tensors, global_card(driver, last))
 
 
-def client_model(driver: Driver, client: int, last: bool = False) -> TrainedModel:
+def client_model(driver: Driver, client: int | str, last: bool = False) -> TrainedModel:
     """Make the model that a client uses: the one behind the headline of the run."""
-    _refuse_unknown(client, driver.split.clients)
+    client = number_of(client, driver.split.clients, driver.split.client_names(driver.dataset))
     tensors = take_first(driver.used([client], last))
     card = global_card(driver, last)
     if driver.setting.own_inputs:
@@ -120,20 +120,20 @@ def _normalised_by(card: Card, statistics: Statistics) -> Card:
     return card.with_changes(preprocessing=tuple(steps if own in steps else [*steps, own]))
 
 
-def client_number(path: Path, given: str) -> int:
+def client_number(path: Path, given: object) -> int:
     """Tell which client of a run is meant, by its number or by the name of its site."""
     folder = _run_with_client(path, given)
     return number_of(given, len(folder.data()["sizes"]), folder.client_names())
 
 
-def _run_with_client(path: Path, client: str) -> RunFolder:
+def _run_with_client(path: Path, client: object) -> RunFolder:
     if not (path / "experiment.toml").exists():
         raise FedStrataError(f"'{path}' is not the folder of a run, so that there is no client {client} in it.")
     return RunFolder.open(path)
 
 
 def load_model(
-    path: str | Path, client: int | None = None, network: Network | None = None, last: bool = False
+    path: str | Path, client: int | str | None = None, network: Network | None = None, last: bool = False
 ) -> TrainedModel:
     """Load a model, ready to use: from the folder of a run, or from one that was saved or exported.
 
@@ -141,10 +141,10 @@ def load_model(
     the module, or a function that returns it. Where validation has chosen models, these are loaded, unless the ``last``
     ones are asked for.
     """
-    path = Path(path)
+    path = folder_named(path)
     if client is None and not (path / "experiment.toml").exists():
         return TrainedModel.load(path, network)
-    folder = RunFolder.open(path) if client is None else _run_with_client(path, str(client))
+    folder = RunFolder.open(path) if client is None else _run_with_client(path, client)
     import_experiment(folder)
     card, shared, own = folder.card(), folder.model(last), folder.models_of_clients(last)
     summary, metrics = folder.summary(), folder.metrics()
@@ -159,7 +159,7 @@ def load_model(
         if own:
             _say_it_is_shared(method)
     else:
-        _refuse_unknown(client, int(card.origin["clients"]))
+        client = number_of(client, int(card.origin["clients"]), folder.client_names())
         if own is None:
             raise FedStrataError(
                 f"The run in '{path}' was made on a network of sites, and the models that they use lie there; "
@@ -210,8 +210,3 @@ def _refuse_half(method: str, lacking: Sequence[str]) -> None:
             f"{f' and {len(lacking) - 1} more tensors' if len(lacking) > 1 else ''} stay at the clients. "
             "Take the model of a client."
         )
-
-
-def _refuse_unknown(client: int, clients: int) -> None:
-    if not 0 <= client < clients:
-        raise unknown_client(str(client), clients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 from fedstrata.errors import FedStrataError, nearest
 
@@ -20,17 +21,22 @@ def called(client: int, names: Sequence[str]) -> str:
     return f"{names[client]} (client {client})" if names else f"client {client}"
 
 
-def number_of(given: str, clients: int, names: Sequence[str]) -> int:
-    """Tell which of so many clients is meant by a number or a name; what is both is the number.
+def number_of(given: object, clients: int, names: Sequence[str] = ()) -> int:
+    """Tell which of so many clients is meant by a number or a name; a text that is both is the number.
 
-    >>> number_of("1", 2, ("1", "2")), number_of("2", 2, ("1", "2")), number_of("01", 2, ("01", "02"))
-    (1, 1, 0)
+    >>> number_of("1", 2, ("1", "2")), number_of("2", 2, ("1", "2")), number_of("01", 2, ("01", "02")), number_of(1, 2)
+    (1, 1, 0, 1)
     """
-    if given in map(str, range(clients)):
-        return int(given)
-    if given not in names:
-        raise unknown_client(given, clients, names)
-    return names.index(given)
+    if isinstance(given, bool) or not isinstance(given, str | Integral):
+        raise FedStrataError(
+            f"{given!r} is no number or name of a client; the run has {clients}, from 0 to {clients - 1}."
+        )
+    text = given if isinstance(given, str) else str(int(given))
+    if text in map(str, range(clients)):
+        return int(text)
+    if text not in names or not isinstance(given, str):
+        raise unknown_client(text, clients, names)
+    return names.index(text)
 
 
 def unknown_client(given: str, clients: int, names: Sequence[str] = ()) -> FedStrataError:

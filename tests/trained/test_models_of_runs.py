@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -96,6 +97,24 @@ def test_where_something_stays_at_clients_there_is_no_global_model(tmp_path: Pat
         result.client_model(3)
     with pytest.raises(FedStrataError, match="There is no client 3"):
         fedstrata.load(tmp_path / "run", client=3)
+
+
+def test_a_client_is_asked_for_by_its_number(tmp_path: Path) -> None:
+    result = fedstrata.run(method="fedbn", out=tmp_path / "run", **SMALL)
+    read = dataclasses.replace(result, driver=None)
+    for wrong in (None, 1.0, True):
+        for one in (result, read):
+            with pytest.raises(
+                FedStrataError, match=f"{wrong!r} is no number or name of a client; the run has 3, from"
+            ):
+                one.client_model(wrong)  # type: ignore[arg-type]
+    for one in (result, read):
+        with pytest.raises(FedStrataError, match="There is no client 'north'; the run has 3, from 0 to 2"):
+            one.client_model("north")
+    with pytest.raises(FedStrataError, match="There is no client 'north'"):
+        fedstrata.load(tmp_path / "run", client="north")
+    for one in (result, read):
+        assert one.client_model(np.int64(1)).card == result.client_model(1).card  # type: ignore[arg-type]
 
 
 def test_clients_files_hold_only_what_differs(tmp_path: Path) -> None:
