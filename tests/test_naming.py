@@ -128,5 +128,9 @@ def test_python_takes_names_too_and_a_whole_number_is_no_name(run: fedstrata.Res
         assert one.client_model("south").card == one.client_model(0).card
         assert one.client_model("1").card == one.client_model(1).card
     assert fedstrata.load(run.out, client="south").card == run.client_model(0).card
-    with pytest.raises(FedStrataError, match="There is no client 'suoth'.* Did you mean 'south'"):
+    with pytest.raises(FedStrataError, match=r"There is no client 'suoth'.* Did you mean 'south'"):
         run.client_model("suoth")
+
+
+def test_clients_that_are_sites_may_be_said_to_be_divided_naturally() -> None:
+    assert fedstrata.run(data=hospitals(), partition="natural", clients=3, **SMALL).experiment.clients == 3

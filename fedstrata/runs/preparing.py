@@ -90,7 +90,8 @@ class Ingredients:
             changes["data"] = f"python:{self.dataset.name}"
         if self.split is not None:
             if self.only_split:
-                _refuse_idle_division(experiment, self.split)
+                own = self.dataset is not None and bool(self.split.client_names(self.dataset))
+                _refuse_idle_division(experiment, self.split, ("natural",) if own else ())
             changes |= {"partition": _recorded(self.split), "clients": self.split.clients}
         if self.model is not None:
             changes["model"] = (
@@ -103,12 +104,12 @@ class Ingredients:
         return experiment.with_changes(changes)
 
 
-def _refuse_idle_division(experiment: Experiment, split: Split) -> None:
-    """Refuse what an experiment says of dividing data that is divided already, and not in that way."""
+def _refuse_idle_division(experiment: Experiment, split: Split, alike: Sequence[str] = ()) -> None:
+    """Refuse what an experiment says of dividing data that is divided already, and not in that way or one ``alike``."""
     idle = []
     if experiment.clients not in (None, split.clients):
         idle.append(f"clients = {experiment.clients}")
-    if experiment.partition not in (None, _recorded(split)):
+    if experiment.partition not in (None, _recorded(split), *alike):
         idle.append(f"partition = '{experiment.partition}'")
     if idle:
         raise FedStrataError(
