@@ -258,7 +258,7 @@ def from_table(
             raise FedStrataError(f"There are no rows in {part.source}.")
     marks = [_labels(part.table, label, part.source) for part in parts]
     owners = _owners(parts, site)
-    names = _feature_names(parts, (label, site, tested), features, drop)
+    names = _feature_names(parts, (label, site, tested), features, drop, tell=encoding is None)
     if encoding is not None:
         agreed = encoding if isinstance(encoding, Table) else Table.read(encoding)
         class_names = agreed.class_names if class_names is None else class_names
@@ -348,6 +348,7 @@ def _feature_names(
     taken: tuple[str, str | None, str | None],
     features: str | Sequence[str] | None,
     drop: str | Sequence[str],
+    tell: bool,
 ) -> list[str]:
     """Tell from which columns to learn, after checking that all tables have them."""
     first = parts[0]
@@ -371,7 +372,7 @@ def _feature_names(
                 f"columns: rename it, or leave it out with drop='{one}'."
             )
     likely = [name for name in names if name.lower() in _LIKE_SITES]
-    if likely and first.site is None and taken[1] is None and wanted is None:
+    if tell and likely and first.site is None and taken[1] is None and wanted is None:
         warnings.warn(
             f"The column '{likely[0]}' of {first.source} is taken as something to learn from; write "
             f"site='{likely[0]}' if its values are the clients, or drop='{likely[0]}'.",

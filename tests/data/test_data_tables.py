@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,15 @@ def test_run_takes_tables() -> None:
         assert result.summary["clients"] == (2 if data is parts else 20)
     with pytest.raises(FedStrataError, match=r"name the one that holds the labels with label=..."):
         fedstrata.run(data=rows.rename(columns={"label": "outcome"}), model="mlp", rounds=1)
+
+
+def test_what_is_learned_from_is_not_guessed_where_an_encoding_tells() -> None:
+    """The column of sites was warned of as one to learn from, while a model that does not know it was tested."""
+    rows = {"dose": [1.0, 2.0, 3.0, 4.0], "outcome": [0, 1, 0, 1]}
+    known = from_table(rows, label="outcome", test_fraction=0).table
+    with_sites = {**rows, "site": ["north", "north", "south", "south"]}
+    with pytest.warns(FedStrataWarning, match="'site' .* is taken as something to learn from"):
+        from_table(with_sites, label="outcome", test_fraction=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_table(with_sites, label="outcome", test_fraction=0, encoding=known)
