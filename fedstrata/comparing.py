@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from fedstrata.api import Result
 from fedstrata.callbacks import Callbacks
 from fedstrata.data import Split
 from fedstrata.engines.planning import free_memory
-from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
+from fedstrata.errors import FedStrataError, FedStrataWarning, NotHereError, unknown_name
 from fedstrata.experiment import Experiment
 from fedstrata.loggers import Logger, make_loggers
 from fedstrata.loggers.logging import Given as Log
@@ -45,8 +46,8 @@ from fedstrata.runs.sweeping import Given as Swept
 from fedstrata.runs.sweeping import Sweep, cells, read_sweeps, swept_methods
 from fedstrata.side_by_side.how_many import as_many_as_fit, read_jobs, usable_cores
 from fedstrata.side_by_side.travelling import obstacle
-from fedstrata.side_by_side.workers import Job
-from fedstrata.side_by_side.workers import perform as side_by_side
+from fedstrata.side_by_side.workers import Job, warn_of_failure
+from fedstrata.side_by_side.workers import perform_what_can_be as side_by_side
 from fedstrata.significance import Estimate
 from fedstrata.spec import split_outside
 
@@ -61,6 +62,14 @@ State = Literal["new", "unfinished", "finished"]
 
 class OtherExperimentError(FedStrataError):
     """A folder holds a run of another experiment."""
+
+
+class RunsFailedError(FedStrataError):
+    """Some of several runs have failed, ``failed`` by their names; the others are done."""
+
+    def __init__(self, message: str, failed: Iterable[str]) -> None:
+        super().__init__(message)
+        self.failed = frozenset(failed)
 
 
 @dataclass(frozen=True)
@@ -372,10 +381,16 @@ def perform(
     at_a_time: int = 1,
     log: Sequence[Logger] = (),
 ) -> list[Result]:
-    """Do what is still to do of the runs, in their order, so many at a time, and return the results of all."""
+    """Do what is still to do of the runs, in their order, so many at a time, and return the results of all.
+
+    Where one of several fails, a warning says so at once, the others are done all the same, and in the end it is raised
+    which have failed.
+    """
     if at_a_time == 1:
         return _one_after_another(planned, shown, callbacks, log)
-    side_by_side(jobs_of(planned, log), at_a_time, shown, planned[0].given)
+    failed = side_by_side(jobs_of(planned, log), at_a_time, shown, planned[0].given)
+    names = {run.path: run.name for run in planned}
+    _raise_failed({names[path]: failed[path] for path in names if path in failed}, len(planned))
     return [api.read_result(run.path) for run in planned if run.path is not None]
 
 
@@ -393,21 +408,64 @@ def _one_after_another(
 ) -> list[Result]:
     called = Callbacks(callbacks)
     results: list[Result] = []
+    failed: dict[str, Exception] = {}
+    to_do = [run for run in planned if run.state != "finished"]
     with noted_stops() as stop:
         for run in planned:
-            if run.state != "finished":
-                if stop:  # in the last round of the run before, which has come to its end
-                    raise Interrupted(stop[0], results[-1].summary["rounds"], results[-1].out)
-                shown.begin(run.name)
-            if run.state == "new" or run.path is None:
-                result = api.carry_out(run.experiment, run.given, run.path, called, shown, log=log)
-            elif run.state == "finished":
-                result = api.read_result(run.path)
-            else:
-                result = api.carry_on(run.path, run.given, called, shown, log=log)
-            # The data and the clients' state of all runs together would fill the memory.
-            results.append(dataclasses.replace(result, driver=None))
+            if run.state == "finished" and run.path is not None:
+                results.append(api.read_result(run.path))
+                continue
+            if stop:  # in the last round of the run before, which has come to its end
+                last = (results[-1].summary["rounds"], results[-1].out) if results else (0, None)
+                raise Interrupted(stop[0], *last)
+            shown.begin(run.name)
+            try:
+                results.append(_do(run, called, shown, log))
+            except FedStrataError as error:
+                # What the first run does not find on this machine, the others would not find either.
+                if len(planned) == 1 or (isinstance(error, NotHereError) and run is to_do[0]):
+                    raise
+                failed[run.name] = _named(run, error)
+                if run is not to_do[-1]:
+                    shown.leave(run.rounds_left if shown.current.left is None else shown.current.left.rounds)
+                    warn_of_failure(failed[run.name])
+    _raise_failed(failed, len(planned))
     return results
+
+
+def _do(run: PlannedRun, called: Callbacks, shown: Progress, log: Sequence[Logger]) -> Result:
+    """Begin a run or go on with it; the data and the clients' state of all runs together would fill the memory."""
+    if run.state == "new" or run.path is None:
+        result = api.carry_out(run.experiment, run.given, run.path, called, shown, log=log)
+    else:
+        result = api.carry_on(run.path, run.given, called, shown, log=log)
+    return dataclasses.replace(result, driver=None)
+
+
+def _named(run: PlannedRun, error: FedStrataError) -> FedStrataError:
+    """Put the name of the run before its error, which is kept as text: the error itself would hold the run's memory."""
+    named = FedStrataError(f"{run.name}: {error}")
+    named.add_note("".join(traceback.format_exception(error)))
+    return named
+
+
+def _raise_failed(failed: Mapping[str, Exception], of: int) -> None:
+    """Raise which of so many runs have failed, if some have, and why the first did.
+
+    What no sentence explains is raised as it is: it comes before the mistakes of a user.
+    """
+    if not failed:
+        return
+    said = f"{len(failed)} of {plural(of, 'run')} {'has' if len(failed) == 1 else 'have'} failed"
+    said += ", the others are finished" if len(failed) < of else ""
+    said += f": {'; '.join(failed)}" if len(failed) > 1 else ""
+    unexplained = [error for error in failed.values() if not isinstance(error, FedStrataError)]
+    if unexplained:
+        if len(failed) > 1:
+            warnings.warn(f"{said}.", FedStrataWarning, stacklevel=3)
+        raise unexplained[0]
+    first = next(iter(failed.values()))
+    raise RunsFailedError(f"{said}. {first}", failed) from first
 
 
 def file_name(text: str) -> str:

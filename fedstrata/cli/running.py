@@ -217,6 +217,7 @@ def compare(
     """Run several methods on the same data, side by side.
 
     The outcome is a table and a report. Interrupted, it goes on where it was when it is called again in the same way.
+    Where a run fails, the others are done all the same, and table and report are of these.
     """
     figures_asked = read_figures(figures, figure_width, figure_font)
     files = [Path(text) for text in methods if text.endswith(".toml")]
@@ -244,10 +245,18 @@ def compare(
         stoppable("the same command", folder),
         show_progress(messages, len(to_do), sum(one.rounds_left for one in to_do), quiet, at_a_time) as progress,
     ):
-        comparing.perform(planned, progress, at_a_time=at_a_time, log=kept)
-    folders = [one.path for one in planned if one.path is not None]
-    page = None if no_report else folder / PAGE
-    show_comparison(folders, page, json, quiet, out=folder, figures=figures_asked)
+        failed: comparing.RunsFailedError | None = None
+        try:
+            comparing.perform(planned, progress, at_a_time=at_a_time, log=kept)
+        except comparing.RunsFailedError as error:
+            failed = error
+    done = [one for one in planned if failed is None or one.name not in failed.failed]
+    folders = [one.path for one in done if one.path is not None]
+    if folders:
+        page = None if no_report else folder / PAGE
+        show_comparison(folders, page, json, quiet, out=folder, figures=figures_asked)
+    if failed is not None:
+        raise failed
 
 
 def report(

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
 from os import PathLike
@@ -164,6 +165,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Let other processes write this run."""
+        if self._live is not None:
+            with suppress(OSError):  # of a full disk it was told when there was something to write
+                self._live.close()
+            self._live = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None

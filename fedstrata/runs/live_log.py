@@ -42,7 +42,7 @@ class LiveLog:
         """Begin anew after a round; all that is in the logs by then, a checkpoint holds."""
         self._written = {**metrics.lengths(), _TIMINGS: timings.length()}
         try:
-            self._close()
+            self.close()
             self._file = self._path.open("wb")
             nothing = pa.table([column_of(np.empty(0), pa.int32())], names=["round"])
             self._write(nothing, {_NAME: _BEGINNING, _AFTER: str(after)})
@@ -67,10 +67,16 @@ class LiveLog:
     def end(self) -> None:
         """Take the log away: what it held is elsewhere, or not wanted any more."""
         try:
-            self._close()
+            self.close()
             self._path.unlink(missing_ok=True)
         except OSError:
             return
+
+    def close(self) -> None:
+        """Write no more; what is there stays, for a run that goes on."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _write(self, table: pa.Table, facts: Mapping[bytes, str]) -> None:
         assert self._file is not None
@@ -79,11 +85,6 @@ class LiveLog:
         with pa.ipc.new_stream(sink, described.schema) as stream:
             stream.write_table(described)
         self._file.write(sink.getvalue())
-
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
 
     def _give_up(self, error: OSError) -> None:
         """Write no more; who looks on then sees checkpoints only."""

@@ -77,15 +77,6 @@ class Job:
         }
 
 
-def perform(jobs: Sequence[Job], at_a_time: int, shown: Progress, given: Ingredients) -> None:
-    """Do some runs, so many at a time.
-
-    Where one fails, the others are done all the same, and its error is raised in the end.
-    """
-    with stop_requests() as stop, _workers(jobs, at_a_time, shown, given) as workers:
-        workers.finish(stop)
-
-
 def perform_what_can_be(
     jobs: Sequence[Job], at_a_time: int, shown: Progress, given: Ingredients
 ) -> dict[Path, Exception]:
@@ -137,6 +128,11 @@ def _warn_once(name: str, text: str, told: set[str]) -> None:
     if text not in told:
         told.add(text)
         warnings.warn(f"{name}: {text}", FedStrataWarning, stacklevel=3)
+
+
+def warn_of_failure(error: Exception) -> None:
+    """Say at once that a run has failed beside which there are others; its error names it."""
+    warnings.warn(f"A run has failed, and the others go on. {error}", FedStrataWarning, stacklevel=3)
 
 
 class Worker:
@@ -211,7 +207,6 @@ class Workers:
 
     def __init__(self, jobs: Sequence[Job], at_a_time: int, free: float, shown: Progress, told: set[str]) -> None:
         self.to_do = deque(jobs)
-        self.jobs = jobs
         self.at_a_time = at_a_time
         self.free = free
         self.shown = shown
@@ -246,11 +241,6 @@ class Workers:
     def active(self) -> list[Worker]:
         """Those that do a run."""
         return [worker for worker in self.workers if worker.job is not None]
-
-    def finish(self, stop: Sequence[int]) -> None:
-        """Do all that is to do, unless a signal comes; where runs have failed, the first error is raised."""
-        self.work(stop)
-        self._raise_first()
 
     def work(self, stop: Sequence[int]) -> None:
         """Do all that is to do, unless a signal comes; ``failed`` tells what could not be done."""
@@ -345,7 +335,7 @@ class Workers:
         text = str(error)
         if (self.active or self.to_do) and text not in self.told:
             self.told.add(text)
-            warnings.warn(f"A run has failed, and the others go on. {text}", FedStrataWarning, stacklevel=3)
+            warn_of_failure(error)
 
     def _put_back(self, worker: Worker, short: str, others: int) -> None:
         """Do a run once more that found too little memory beside others, last of all and beside fewer."""
@@ -373,14 +363,6 @@ class Workers:
             self.stopping = number
             for worker in self.active:
                 worker.send(stop=number)
-
-    def _raise_first(self) -> None:
-        failed = [self.failed[job.out] for job in self.jobs if job.out in self.failed]
-        if len(failed) > 1:
-            others = f"{len(failed)} of {len(self.jobs)} runs have failed"
-            warnings.warn(f"{others}; those that have not are finished.", FedStrataWarning, stacklevel=3)
-        if failed:
-            raise failed[0]
 
 
 def as_error(name: str, told: Mapping[str, Any]) -> Exception:

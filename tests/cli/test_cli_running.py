@@ -92,6 +92,24 @@ def test_one_diverged_method_does_not_cost_a_comparison_its_report(call: Call) -
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
+def test_where_a_run_fails_table_and_page_show_the_others(call: Call, jobs: str) -> None:
+    """With so large a pull towards the global model the updates are no numbers, which cannot be ranked."""
+    failing = "fedprox(mu=1000000000.0)+lws"
+    given = (*LIVELY, "--rounds", "3", "--out", "c", "--jobs", jobs)
+    outcome = call("compare", f"fedavg, {failing}, local", *given)
+    assert outcome.code == 2
+    assert f"Warning: A run has failed, and the others go on. {failing}, seed 0: Tensor" in outcome.err
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith(f"Error: 1 of 3 runs has failed, the others are finished. {failing}, seed 0: Tensor")
+    assert re.search(r"^fedavg .*\n *local ", outcome.out, re.MULTILINE)
+    page = Path("c/report.html").read_text()
+    assert "local" in page
+    assert "fedprox" not in page
+    again = call("compare", failing, *given)
+    assert (again.code, again.out) == (2, "")  # of nothing there is no table
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_comparison_of_which_a_run_cannot_be_done_is_refused_before_any_trains(
     call: Call, tmp_path: Path, jobs: str
 ) -> None:

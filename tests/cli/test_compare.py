@@ -7,7 +7,7 @@ import pytest
 
 from fedstrata import comparing
 from fedstrata.callbacks import RoundView
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning, NotHereError
 from fedstrata.experiment import Experiment
 from fedstrata.methods import methods
 from fedstrata.progress import Silence
@@ -116,3 +116,39 @@ def test_a_request_to_stop_in_the_last_round_of_a_run_ends_the_comparison_after_
     assert [run.state for run in planned] == ["finished", "new"]
     last = comparing.perform(planned[1:], Silence(1, 4), [ask_in_the_last_round])
     assert last[0].summary["rounds"] == 4
+
+
+def test_where_a_run_fails_the_others_are_done_and_all_that_failed_are_named(tmp_path: Path) -> None:
+    def fail_with_local(view: RoundView) -> None:
+        if view.method == "local" and view.round == 2:
+            raise FedStrataError("No.")
+
+    shown = Silence(6, 24)
+    with (
+        pytest.raises(FedStrataError, match=r"^2 of 6 runs have failed, the others are finished: local, seed 0; local, "
+                      r"seed 1\. local, seed 0: No\.$"),
+        pytest.warns(FedStrataWarning, match=r"A run has failed, and the others go on\. local, seed \d: No\.") as told,
+    ):  # fmt: skip
+        comparing.perform(comparing.plan(TINY, ["fedavg", "local", "fedprox"], 2, tmp_path), shown, [fail_with_local])
+    assert len(told) == 2  # none of files that are left open
+    states = [run.state for run in comparing.plan(TINY, ["fedavg", "local", "fedprox"], 2, tmp_path)]
+    assert states == ["finished", "unfinished", "finished"] * 2
+    assert (shown.done, shown.left.rounds) == (4, 0)  # nobody waits for the rounds of those that failed
+
+
+def test_what_the_first_run_does_not_find_here_ends_the_comparison(tmp_path: Path) -> None:
+    def find_nothing(view: RoundView) -> None:
+        raise NotHereError("There is no such data here.", "no data")
+
+    with pytest.raises(NotHereError):
+        comparing.perform(comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path), Silence(2, 8), [find_nothing])
+    assert [run.state for run in comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path)] == ["unfinished", "new"]
+
+
+def test_a_bug_ends_a_comparison_at_once(tmp_path: Path) -> None:
+    def break_down(view: RoundView) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        comparing.perform(comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path), Silence(2, 8), [break_down])
+    assert [run.state for run in comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path)] == ["unfinished", "new"]
