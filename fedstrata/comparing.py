@@ -61,7 +61,7 @@ State = Literal["new", "unfinished", "finished"]
 
 
 class OtherExperimentError(FedStrataError):
-    """A folder holds a run of another experiment."""
+    """A folder holds a run of another experiment, or is that of a run itself."""
 
 
 class RunsFailedError(FedStrataError):
@@ -308,6 +308,8 @@ def plan(
     given = given or Ingredients(named=NamedData())
     experiment = given.describe(experiment)
     there = [] if out is None else [RunFolder.open(path.parent) for path in sorted(out.glob("*/experiment.toml"))]
+    if out is not None and (out / "experiment.toml").exists():
+        raise OtherExperimentError(f"'{out}' is the folder of one run; name another one with --out.")
     if experiment.partition is None and any(sweep.key == "partition" and sweep.path for sweep in sweeps):
         experiment = experiment.with_changes({"partition": divide(experiment, given.load(experiment))[0].partition})
     settings = [(words, _divided(cell, given) if there else cell) for words, cell in cells(experiment, sweeps)]

@@ -240,6 +240,16 @@ def test_compare_refuses_to_mix_experiments(call: Call) -> None:
     assert "rounds is 1 there, not 2" in sentence
 
 
+def test_compare_puts_no_runs_into_the_folder_of_a_run(call: Call, tmp_path: Path) -> None:
+    assert call("run", *TINY, "--rounds", "1", "--out", "runs/compare", "--quiet").code == 0
+    page = Path("runs/compare/report.html").read_bytes()
+    sentence = call("compare", "fedavg", *TINY, "--rounds", "1", "--out", "runs/compare").sentence
+    assert sentence == "'runs/compare' is the folder of one run; name another one with --out."
+    assert call("compare", "fedavg", *TINY, "--rounds", "1", "--quiet").code == 0
+    assert list(tmp_path.glob("runs/*/fedavg-seed0")) == [tmp_path / "runs/compare-2/fedavg-seed0"]
+    assert Path("runs/compare/report.html").read_bytes() == page
+
+
 def test_without_a_folder_compare_goes_on_with_the_same_experiment_or_takes_a_new_one(
     call: Call, tmp_path: Path
 ) -> None:
