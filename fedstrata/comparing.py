@@ -8,6 +8,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -422,7 +423,8 @@ def _one_after_another(
                 raise Interrupted(stop[0], *last)
             shown.begin(run.name)
             try:
-                results.append(_do(run, called, shown, log))
+                with _named_warnings(run.name) if len(planned) > 1 else nullcontext():
+                    results.append(_do(run, called, shown, log))
             except FedStrataError as error:
                 # What the first run does not find on this machine, the others would not find either.
                 if len(planned) == 1 or (isinstance(error, NotHereError) and run is to_do[0]):
@@ -442,6 +444,21 @@ def _do(run: PlannedRun, called: Callbacks, shown: Progress, log: Sequence[Logge
     else:
         result = api.carry_on(run.path, run.given, called, shown, log=log)
     return dataclasses.replace(result, driver=None)
+
+
+@contextmanager
+def _named_warnings(name: str) -> Iterator[None]:
+    """Put the name of a run before what it warns of, also where an earlier run has warned of the same."""
+    with warnings.catch_warnings():
+        show_on = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, FedStrataWarning):
+                message = category(f"{name}: {message}")
+            show_on(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _named(run: PlannedRun, error: FedStrataError) -> FedStrataError:
