@@ -76,7 +76,7 @@ def _may_be_equal(comparison: Comparison) -> bool:
 
 
 def _worst(view: View, top: Row) -> list[str]:
-    measured = [row for row in view.rows if row.worst is not None]
+    measured = [row for row in view.rows if row.worst is not None and (row is top or not row.all_diverged)]
     if not measured:
         return []
     fairest = max(measured, key=lambda row: row.worst.mean if row.worst else -1.0)

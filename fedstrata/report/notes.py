@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedstrata.report.formats import plural
 from fedstrata.report.rows import Row, some_dropped_out
 
 
@@ -13,6 +14,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
     tested = [comparison for _, comparison in compared if comparison.p_value is not None]
     counts = sorted({len(row.seeds) for row in rows})
     said = []
+    lost = [
+        f"{row.label} diverged in {row.diverged} of {plural(len(row.seeds), 'seed')}" for row in rows if row.diverged
+    ]
+    if lost:
+        said.append(f"{_listed(lost)}: the training loss of the last round is not a finite number.")
     if counts == [1]:
         each = " each" if len(rows) > 1 else ""
         said.append(f"One seed{each}: no standard deviation over seeds, and no test.")
@@ -45,9 +51,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     spent = [f"{row.label} {row.epsilon.mean:.3g}" for row in rows if row.epsilon is not None]
     if spent:
         said.append(f"Epsilon spent by the client that took part most often: {_listed(spent)}.")
-    lost = [f"{row.label} {row.without_state}" for row in rows if row.without_state]
-    if lost:
-        said.append(f"Sites that had lost their state and went on without it: {_listed(lost)}.")
+    without = [f"{row.label} {row.without_state}" for row in rows if row.without_state]
+    if without:
+        said.append(f"Sites that had lost their state and went on without it: {_listed(without)}.")
     return said
 
 

@@ -13,7 +13,7 @@ from fedstrata.report.rows import Row, highest, lowest, some_dropped_out
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import POOLED, UNDEFINED
-from fedstrata.runs.summaries import metric_value
+from fedstrata.runs.summaries import diverged, metric_value
 from fedstrata.significance import Estimate, estimate
 
 _STATISTICS = {
@@ -60,14 +60,17 @@ def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
     least = lowest(rows)
 
     def cost(name: str, written: Callable[[float], str]) -> Callable[[Row], Cell]:
-        shown = {written(value.mean) for row in rows if (value := getattr(row, name)) is not None}
+        shown = {
+            written(value.mean) for row in rows if (value := getattr(row, name)) is not None and not row.all_diverged
+        }
 
         def write(row: Row) -> Cell:
             value: Estimate | None = getattr(row, name)
             if value is None:
                 return Cell(formats.ABSENT)
             text = written(value.mean)
-            return Cell(text, value.mean, best=len(shown) > 1 and text == written(least[name]))
+            best = len(shown) > 1 and not row.all_diverged and text == written(least[name])
+            return Cell(text, value.mean, best=best)
 
         return write
 
@@ -75,7 +78,8 @@ def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
         def write(row: Row) -> Cell:
             value: Estimate | None = getattr(row, name)
             number = None if value is None else value.mean
-            return Cell(formats.percent(value), number, best=number is not None and number == best.get(name))
+            leads = number is not None and not row.all_diverged and number == best.get(name)
+            return Cell(formats.percent(value), number, best=leads)
 
         return write
 
@@ -179,13 +183,16 @@ def _of_all_methods(view: View, metric: str) -> list[Cell]:
     for group in view.groups:
         values = (metric_value(run.summary["final"], metric) for run in group.runs)
         found.append(estimate(value for value in values if value is not None))
-    means = [one.mean for one in found if one is not None and math.isfinite(one.mean)]
+    lost = [all(diverged(run.summary) for run in group.runs) for group in view.groups]
+    judged = [one for one, without in zip(found, lost, strict=True) if not without]
+    means = [one.mean for one in judged if one is not None and math.isfinite(one.mean)]
     best = None
     if len(means) > 1 and not metric.endswith((".std", UNDEFINED)):
         best = max(means) if ".accuracy" in metric else min(means) if ".loss" in metric else None
     write = formats.percent if ".accuracy" in metric else formats.number
     return [
-        Cell(write(one), None if one is None else one.mean, best=one is not None and one.mean == best) for one in found
+        Cell(write(one), None if one is None else one.mean, best=one is not None and not without and one.mean == best)
+        for one, without in zip(found, lost, strict=True)
     ]
 
 

@@ -12,6 +12,7 @@ from fedstrata.errors import unknown_name
 from fedstrata.fairness import fairness, incentive
 from fedstrata.report.groups import ComparableRun, Group, R, differing_settings, group_runs, seed_of, setting_of
 from fedstrata.runs.summaries import (
+    diverged,
     epsilon_spent,
     everybody_took_part,
     headline_key,
@@ -48,7 +49,8 @@ class Row:
     ``fairness`` is the variance of the clients' accuracies in the last round. ``aggregation`` are the seconds that the
     server took to make models of replies, which ``seconds`` contain; ``flops`` are the operations of the clients'
     training with all weights, ``sparse_flops`` those with the weights that are not zero.
-    ``settings`` is what differs between the rows beside the method, such as what was swept.
+    ``settings`` is what differs between the rows beside the method, such as what was swept. ``diverged`` is how many of
+    the runs ended with a training loss that is not a finite number; where all did, there is no fairness nor incentive.
     """
 
     label: str
@@ -75,6 +77,12 @@ class Row:
     flops: Estimate | None = None
     sparse_flops: Estimate | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    diverged: int = 0
+
+    @property
+    def all_diverged(self) -> bool:
+        """Whether no run came to anything: its accuracies are those of chance, and it is the best in nothing."""
+        return 0 < len(self.seeds) <= self.diverged
 
 
 def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None) -> list[Row]:
@@ -120,8 +128,8 @@ def _settings_with_a_reference(groups: Sequence[Group[R]]) -> dict[str, Group[R]
 
 
 def accuracy_or_nothing(row: Row) -> float:
-    """The accuracy that methods are ranked by; those without one come last."""
-    return -1.0 if row.last is None or not math.isfinite(row.last.mean) else row.last.mean
+    """The accuracy that methods are ranked by; those without one, and those that diverged, come last."""
+    return -1.0 if row.last is None or row.all_diverged or not math.isfinite(row.last.mean) else row.last.mean
 
 
 def some_dropped_out(rows: Iterable[Row]) -> bool:
@@ -131,15 +139,20 @@ def some_dropped_out(rows: Iterable[Row]) -> bool:
 
 def highest(rows: Sequence[Row]) -> dict[str, float]:
     """Find the highest mean of each column of accuracies, where a table of several methods wants to point at it."""
-    found = {name: [value.mean for row in rows if (value := getattr(row, name)) is not None] for name in ACCURACIES}
+    found = {name: _means_of(name, rows) for name in ACCURACIES}
     finite = {name: [mean for mean in means if math.isfinite(mean)] for name, means in found.items()}
     return {name: max(means) for name, means in finite.items() if means and len(rows) > 1}
 
 
 def lowest(rows: Sequence[Row]) -> dict[str, float]:
     """Find the lowest mean of each column of costs, where they differ."""
-    found = {name: {value.mean for row in rows if (value := getattr(row, name)) is not None} for name in COSTS}
+    found = {name: set(_means_of(name, rows)) for name in COSTS}
     return {name: min(means) for name, means in found.items() if len(means) > 1}
+
+
+def _means_of(name: str, rows: Sequence[Row]) -> list[float]:
+    """The means of a column among which there is a best: not of methods that diverged, however little they cost."""
+    return [value.mean for row in rows if (value := getattr(row, name)) is not None and not row.all_diverged]
 
 
 def _compare(group: Group[R], against: Group[R]) -> Comparison:
@@ -155,7 +168,7 @@ def _compare(group: Group[R], against: Group[R]) -> Comparison:
 def _incentive(group: Group[R], groups: Sequence[Group[R]]) -> Estimate | None:
     """Tell which part of the clients is better off than alone and than with FedAvg, over the seeds that all have."""
     alone, averaged = (_runs_of(method, groups, setting_of(group)) for method in (_ALONE, _USUAL_REFERENCE))
-    if _method(group) in (_ALONE, _USUAL_REFERENCE):
+    if _method(group) in (_ALONE, _USUAL_REFERENCE) or all(diverged(run.summary) for run in group.runs):
         return None
     places = [((seed_of(run), run.split_hash), run) for run in group.runs]
     return estimate(
@@ -194,6 +207,8 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
     def total(name: str) -> Estimate | None:
         return estimate(float(summary[name]) for summary in summaries if summary.get(name) is not None)
 
+    lost = sum(map(diverged, summaries))
+    told = group.runs if lost < len(summaries) else ()
     return Row(
         label=group.label,
         headline=headline,
@@ -213,10 +228,9 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         everybody=all(map(everybody_took_part, summaries)),
         epsilon=estimate(spent for summary in summaries if (spent := epsilon_spent(summary)) is not None),
         without_state=sum(map(sites_without_state, summaries)),
-        fairness=estimate(
-            fairness(list(run.client_accuracies.values())) for run in group.runs if run.client_accuracies
-        ),
+        fairness=estimate(fairness(list(run.client_accuracies.values())) for run in told if run.client_accuracies),
         aggregation=total("aggregation_seconds"),
         flops=total("train_flops"),
         sparse_flops=total("train_sparse_flops"),
+        diverged=lost,
     )

@@ -52,7 +52,7 @@ def _numbers(row: Row, best: dict[str, float], compared: bool) -> list[Text]:
     for name in ACCURACIES:
         value: Estimate | None = getattr(row, name)
         text = percent(value) if name == "last" else percent(_without_spread(value))
-        leads = value is not None and value.mean == best.get(name)
+        leads = value is not None and not row.all_diverged and value.mean == best.get(name)
         cells.append(Text(f"{BEST if leads else ''}{text}", style="bold" if leads else ""))
     if compared and row.comparison is None:
         cells += [Text("ref"), Text("")]

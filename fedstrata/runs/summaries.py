@@ -29,6 +29,12 @@ def metric_value(values: Mapping[str, Any], key: str) -> float | None:
     return math.nan if values[key] is None else float(values[key])
 
 
+def diverged(summary: Mapping[str, Any]) -> bool:
+    """Tell whether the training loss of a run's last round is not a finite number."""
+    loss = metric_value(summary.get("final") or {}, "train.loss")
+    return loss is not None and not math.isfinite(loss)
+
+
 def everybody_took_part(summary: Mapping[str, Any]) -> bool:
     """Tell whether every reply that was asked for was merged, and every client told how it fared in the end."""
     final = summary.get("final") or {}

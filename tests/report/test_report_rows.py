@@ -8,7 +8,9 @@ import pytest
 from fedstrata.errors import FedStrataError
 from fedstrata.report.groups import group_runs
 from fedstrata.report.notes import notes
-from fedstrata.report.rows import comparison_rows, highest
+from fedstrata.report.results import comparison_table
+from fedstrata.report.rows import accuracy_or_nothing, comparison_rows, highest, lowest
+from fedstrata.report.terminal import rich_table
 from fedstrata.significance import Estimate
 
 
@@ -229,3 +231,50 @@ def test_other_splits_are_not_compared():
         with_clients("fedbn", 0, 0.5, split="a"),
     ]
     assert [row.incentive for row in comparison_rows(runs)] == [None, None, None]
+
+
+# What diverged -------------------------------------------------------------------------------------------------------
+
+
+def lost(made):
+    return replace(made, summary={**made.summary, "final": {**made.summary["final"], "train.loss": None}})
+
+
+def test_a_method_that_diverged_is_told_of_and_is_the_best_in_nothing():
+    """All its clients fare alike and it costs as little as another one; were it not lost, it would lead everywhere."""
+    runs = [
+        *(with_clients("fedavg", seed, 0.5, 1.0) for seed in (0, 1)),
+        *(with_clients("local", seed, 0.4, 0.6) for seed in (0, 1)),
+        *(lost(replace(with_clients("fedbn", seed, 0.9, 0.9), split_hash=f"split-{seed}")) for seed in (0, 1)),
+        with_clients("fedprox", 0, 0.7, 0.7),
+        lost(with_clients("fedprox", 1, 0.8, 0.8)),
+    ]
+    for one in runs[4:6]:
+        one.summary["final"]["client_after.accuracy.mean"] = 0.9
+    rows = {row.label: row for row in comparison_rows(runs)}
+    assert [(row.diverged, row.all_diverged) for row in rows.values()] == [
+        (0, False),
+        (0, False),
+        (2, True),
+        (1, False),
+    ]
+    assert rows["fedbn"].fairness is rows["fedbn"].incentive is None
+    assert rows["fedprox"].fairness == Estimate(0.0, 0.0, 2)
+    assert rows["fedprox"].incentive is not None
+    assert max(rows.values(), key=accuracy_or_nothing) is rows["fedavg"]
+    assert highest([rows["fedavg"], rows["fedbn"]])["last"] == 0.5
+    assert lowest([rows["fedavg"], rows["fedbn"]]) == {}
+    told = "fedbn diverged in 2 of 2 seeds, fedprox diverged in 1 of 2 seeds: the training loss of the last round is"
+    assert notes(list(rows.values()))[0] == f"{told} not a finite number."
+    assert not any("diverged" in sentence for sentence in notes([rows["fedavg"], rows["local"]]))
+
+
+def test_a_method_that_diverged_is_not_bold_where_it_equals_the_best():
+    same = [run("fedavg", 0, 0.5), lost(run("fedbn", 0, 0.5)), run("local", 0, 0.4)]
+    same[2].summary.update(bytes_up=5000, seconds=9.0)
+    rows = comparison_rows(same)
+    page = comparison_table(rows)
+    assert [line.count("number best") for line in page.split("<tr")[-3:]] == [6, 0, 0]
+    shown = rich_table(rows)
+    styles = [str(cell.style) for cell in list(shown.columns[1].cells)]
+    assert styles == ["bold", "", ""]
