@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from fedstrata.cli.options import Json, add_command
 from fedstrata.cli.running import run_folders
@@ -55,7 +56,9 @@ def diff(first: Side, second: Side, json: Json = False) -> None:
         table.add_row(number.title, number.write(a), number.write(b), number.write_difference(a, b))
     results.print(table)
     said = "Numbers of the last round unless they say otherwise; the difference of accuracies is in percentage points."
-    results.print(f"\n{said}", style="dim")
+    results.print()
+    for sentence in (said, *found.notes):
+        results.print(Text(sentence, style="dim"))
 
 
 def _sides(first: Path, second: Path) -> list[Group[Run]]:

@@ -22,6 +22,7 @@ from fedstrata.report.labels import meaning, short_name
 from fedstrata.report.notes import notes
 from fedstrata.report.paper_figures import INDEX, FiguresAsked, write_figures
 from fedstrata.report.ranking import ranks_as_data
+from fedstrata.report.reading import unfinished
 from fedstrata.report.rows import Row, comparison_rows
 from fedstrata.report.summary import accuracies, took_part
 from fedstrata.report.terminal import BEST
@@ -71,6 +72,7 @@ def show_comparison(
     """Write the report over several runs, which lie in ``out`` if they were made together, and print their table."""
     runs = read_runs(folders)
     rows = comparison_rows(runs)
+    not_finished = unfinished(runs)
     _write_page(folders, page, title)
     if figures is not None:
         with messages.status("drawing figures"):
@@ -79,7 +81,7 @@ def show_comparison(
         print_json(
             {
                 "methods": [comparison_as_data(row) for row in rows],
-                "notes": notes(rows),
+                "notes": [*notes(rows), *not_finished],
                 **({"ranks": ranks} if (ranks := ranks_as_data(group_runs(runs), rows)) else {}),
                 "runs": [str(run.path) for run in runs],
                 "report": None if page is None else str(page),
@@ -88,7 +90,8 @@ def show_comparison(
             }
         )
     elif not quiet:
-        results.print(Group(rich_table(rows, width=results.width), *explanation(rows)))
+        told = (Text(sentence, style="dim") for sentence in not_finished)
+        results.print(Group(rich_table(rows, width=results.width), *explanation(rows), *told))
         _print_places({"report": page, **({} if figures is None else {"figures": figures.folder})})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedstrata.report import formats
 from fedstrata.report.groups import Group
 from fedstrata.report.labels import STATISTICS, short_name
-from fedstrata.report.reading import Run
+from fedstrata.report.reading import Run, unfinished
 from fedstrata.report.settings import settings_that_differ, written_setting
 from fedstrata.runs.summaries import headline_key, metric_value
 from fedstrata.significance import Estimate, estimate
@@ -62,6 +62,8 @@ class Differences:
     labels: tuple[str, str]
     numbers: tuple[tuple[Number, Estimate | None, Estimate | None], ...]
     settings: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...]
+    """What the numbers cannot show: which runs are not finished."""
 
 
 def differences(first: Group[Run], second: Group[Run]) -> Differences:
@@ -76,6 +78,7 @@ def differences(first: Group[Run], second: Group[Run]) -> Differences:
             (key, written_setting(experiments[0].get(key)), written_setting(experiments[1].get(key)))
             for key in settings_that_differ(experiments)
         ),
+        tuple(dict.fromkeys(unfinished([*first.runs, *second.runs]))),
     )
 
 
@@ -112,6 +115,7 @@ def as_data(found: Differences) -> dict[str, Any]:
             }
             for number, first, second in found.numbers
         },
+        "notes": list(found.notes),
     }
 
 

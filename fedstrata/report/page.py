@@ -17,7 +17,7 @@ from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.opening import read_runs
 from fedstrata.report.published import PublishedRun
 from fedstrata.report.ranking import ranking
-from fedstrata.report.reading import Run
+from fedstrata.report.reading import Run, unfinished
 from fedstrata.report.results import results
 from fedstrata.report.side_by_side import side_by_side
 from fedstrata.report.sweeps import sweeps
@@ -95,12 +95,7 @@ def _header(view: View, empty: Sequence[Run], with_charts: bool, lead: Sequence[
     ]
     warnings = [
         *(f"{run.path.name} has no numbers yet, and is left out." for run in empty),
-        *(
-            f"{view.names()[run.path]} is not finished: its numbers are those after round {run.rounds_done} of "
-            f"{run.experiment['rounds']}."
-            for run in view.runs
-            if not run.finished
-        ),
+        *unfinished(view.runs, view.names()),
         *(
             f"{view.names()[run.path]} repeats seed {run.experiment['seed']} of {group.label}; it is not counted again."
             for group in view.groups

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -171,6 +172,24 @@ class Run:
     @cached_property
     def _diagnosis(self) -> Mapping[str, pa.Table]:
         return self.folder.diagnosis()
+
+
+def names_of(runs: Iterable[Run]) -> dict[Path, str]:
+    """Short names of runs: their folders, as seen from the folder that holds them all."""
+    paths = {run.path: run.path.resolve() for run in runs}
+    root = Path(os.path.commonpath([path.parent for path in paths.values()]))
+    return {path: place.relative_to(root).as_posix() for path, place in paths.items()}
+
+
+def unfinished(runs: Sequence[Run], names: Mapping[Path, str] | None = None) -> list[str]:
+    """Say of the runs that are not finished of which round their numbers are; ``names`` may be those among others."""
+    left = [run for run in runs if not run.finished]
+    called = names or (names_of(runs) if left else {})
+    return [
+        f"{called[run.path]} is not finished: its numbers are those after round {run.rounds_done} of "
+        f"{run.experiment['rounds']}."
+        for run in left
+    ]
 
 
 def read_run(path: Path) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from fedstrata.report.charts import Drawing
 from fedstrata.report.formats import listed, plural
 from fedstrata.report.groups import Group, group_runs
 from fedstrata.report.markup import Markup
-from fedstrata.report.reading import Run
+from fedstrata.report.reading import Run, names_of
 from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 
 
@@ -46,10 +45,8 @@ class View:
         return [run for group in self.groups for run in group.runs]
 
     def names(self) -> dict[Path, str]:
-        """Short names of the runs: their folders, as seen from the folder that holds them all."""
-        paths = {run.path: run.path.resolve() for group in self.groups for run in (*group.runs, *group.repeated)}
-        root = Path(os.path.commonpath([path.parent for path in paths.values()]))
-        return {path: place.relative_to(root).as_posix() for path, place in paths.items()}
+        """Short names of the runs, also of those that repeat others."""
+        return names_of(run for group in self.groups for run in (*group.runs, *group.repeated))
 
 
 @dataclass(frozen=True)

@@ -297,6 +297,25 @@ def test_report_takes_runs_and_folders_of_runs(call: Call, tmp_path: Path) -> No
     assert call("diff", "c/local-seed0", "c/local-seed0", "--json").json["first"] == "c/local-seed0"
 
 
+def test_report_and_diff_tell_which_runs_are_not_finished(call: Call) -> None:
+    def stop(view: RoundView) -> None:
+        if view.round == 2:
+            raise KeyboardInterrupt
+
+    experiment = Experiment(model="mlp(hidden=8)", clients=4, epochs=1, rounds=3, engine="stacked")
+    with pytest.raises(KeyboardInterrupt):
+        api.run(experiment, out="runs/half", callbacks=[stop])
+    api.run(experiment.with_changes({"method": "local"}), out="runs/whole")
+    told = "half is not finished: its numbers are those after round 1 of 3."
+    for command in (("report", "runs", "-o", "page.html"), ("diff", "runs/half", "runs/whole")):
+        outcome = call(*command)
+        assert " ".join(outcome.out.split()).count(told) == 1
+        assert "whole is not" not in outcome.out
+        assert call(*command, "--json").json["notes"].count(told) == 1
+    assert told in Path("page.html").read_text()
+    assert call("diff", "runs/whole", "runs/whole", "--json").json["notes"] == []
+
+
 def test_the_next_command_has_the_settings_of_this_one() -> None:
     experiment = Experiment(method="fedbn", clients=5, partition="dirichlet(alpha=0.3, samples=40)", deterministic=True)
     assert next_command(experiment) == (

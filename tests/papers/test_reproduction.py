@@ -227,4 +227,4 @@ def test_earlier_runs_are_cells_where_their_settings_are_and_only_there(keep_ear
 @pytest.mark.slow
 def test_the_document_is_the_one_that_the_kept_results_make() -> None:
     written = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    assert written == reproduction(read_papers(), read_results([ROOT / "results"]))
+    assert written == reproduction(read_papers(), read_results([ROOT / "results"]), "docs/reproduction.md results")
