@@ -413,6 +413,7 @@ def _one_after_another(
     results: list[Result] = []
     failed: dict[str, Exception] = {}
     to_do = [run for run in planned if run.state != "finished"]
+    told: set[tuple[str, str, str]] = set()
     with noted_stops() as stop:
         for run in planned:
             if run.state == "finished" and run.path is not None:
@@ -423,7 +424,7 @@ def _one_after_another(
                 raise Interrupted(stop[0], *last)
             shown.begin(run.name)
             try:
-                with _named_warnings(run.name) if len(planned) > 1 else nullcontext():
+                with _named_warnings(run, told) if len(planned) > 1 else nullcontext():
                     results.append(_do(run, called, shown, log))
             except FedStrataError as error:
                 # What the first run does not find on this machine, the others would not find either.
@@ -447,14 +448,21 @@ def _do(run: PlannedRun, called: Callbacks, shown: Progress, log: Sequence[Logge
 
 
 @contextmanager
-def _named_warnings(name: str) -> Iterator[None]:
-    """Put the name of a run before what it warns of, also where an earlier run has warned of the same."""
+def _named_warnings(run: PlannedRun, told: set[tuple[str, str, str]]) -> Iterator[None]:
+    """Put the name of a run before what it warns of, also where one of another method has warned of the same.
+
+    What a method warns of with every seed is ``told`` with the first one.
+    """
     with warnings.catch_warnings():
         show_on = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, FedStrataWarning):
-                message = category(f"{name}: {message}")
+                known = (run.experiment.method, run.setting, str(message))
+                if known in told:
+                    return
+                told.add(known)
+                message = category(f"{run.name}: {message}")
             show_on(message, category, *where, **more)
 
         warnings.showwarning = show
