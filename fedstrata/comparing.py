@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ from fedstrata.report.notes import notes
 from fedstrata.report.results import comparison_table
 from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 from fedstrata.runs.devices import choose_device
-from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.folder import RunFolder, folder_named
 from fedstrata.runs.preparing import Ingredients, NamedData, divide, refuse_unfit
 from fedstrata.runs.signals import Interrupted, noted_stops
 from fedstrata.runs.sweeping import Given as Swept
@@ -261,7 +262,9 @@ def compare(
     chosen = api.choose_experiment(experiment, {**changes, **named}, learning_rate, compare)
     chosen = load_imports(chosen, Path())
     given = dataclasses.replace(api.make_ingredients(data, split, model, None, metrics), named=NamedData())
-    planned = plan(chosen, make_methods(methods), seeds, None if out is None else Path(out), given, read_sweeps(sweep))
+    planned = plan(
+        chosen, make_methods(methods), seeds, None if out is None else folder_named(out), given, read_sweeps(sweep)
+    )
     called = list(Callbacks(callbacks))
     at_a_time = choose_jobs(jobs, planned, called)
     to_do = [run for run in planned if run.state != "finished"]
@@ -304,8 +307,7 @@ def plan(
     Runs that are there already must be of the same experiment, but for method, seed and what is swept, so that all can
     be compared. A run that could not be done is refused here, before others have trained for hours.
     """
-    if seeds < 1:
-        raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
+    _refuse_odd_seeds(seeds)
     given = given or Ingredients(named=NamedData())
     experiment = given.describe(experiment)
     there = [] if out is None else [RunFolder.open(path.parent) for path in sorted(out.glob("*/experiment.toml"))]
@@ -329,6 +331,13 @@ def plan(
                 planned.append(dataclasses.replace(found, given=ingredients, setting=words))
     _refuse_unfit(planned)
     return planned
+
+
+def _refuse_odd_seeds(seeds: object) -> None:
+    if isinstance(seeds, bool) or not isinstance(seeds, Integral):
+        raise FedStrataError(f"{seeds!r} is no number of seeds; say how many each method runs with, such as seeds=3.")
+    if int(seeds) < 1:
+        raise FedStrataError(f"{seeds} seeds make no comparison; use at least 1.")
 
 
 def _refuse_unfit(planned: Sequence[PlannedRun]) -> None:

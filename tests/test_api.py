@@ -201,6 +201,8 @@ def test_a_callback_ends_one_run_of_a_comparison() -> None:
     [
         ([], {}, "There is no method to compare"),
         (["fedavg"], {"seeds": 0}, "use at least 1"),
+        (["fedavg"], {"seeds": "x"}, "'x' is no number of seeds"),
+        (["fedavg"], {"out": 3}, "3 is no name of a folder"),
         (["fedavg"], {"method": "local"}, "A comparison takes its methods first"),
         (["fedavg"], {"lr": 1}, "There is no keyword of fedstrata.compare called 'lr'. Did you mean 'learning_rate'"),
         (["fedavgg"], {}, "Did you mean 'fedavg'"),
