@@ -128,7 +128,7 @@ def evaluate(
 def export(
     model: Model,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder to write; by default 'model' or 'model-client-N'.")
+        Path | None, typer.Option("--out", "-o", help="The folder to write: 'model', or 'model-client-N'.")
     ] = None,
     client: Client = None,
     last: Last = False,

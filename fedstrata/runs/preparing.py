@@ -207,6 +207,8 @@ def read_experiment(experiment: Experiment, ingredients: Ingredients) -> tuple[E
             "from Python; give a validation_fraction, or let a partition divide the data."
         )
     refuse_odd_joining(experiment, method)
+    if isinstance(ingredients.model, nn.Module):
+        refuse_frozen(ingredients.model)
     return experiment, method
 
 

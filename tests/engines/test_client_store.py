@@ -105,6 +105,7 @@ def test_files_go_with_the_store(cache):
 
 
 @pytest.mark.parametrize("method", ["fedbn", "scaffold", "ssfl", "d-psgd(neighbours=2)"])
+@pytest.mark.filterwarnings("ignore:Clients without test samples")
 def test_rounds_are_the_same_from_memory_and_from_disk(method, monkeypatch):
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     split = split_by_size(SIZES, [(53,), (54, 55), (), (53, 54), (55,), (53,), (54,)])

@@ -56,6 +56,7 @@ def test_clients_are_tested_as_if_alone_in_any_order(engine):
 
 
 @ENGINES
+@pytest.mark.filterwarnings("ignore:Clients without test samples")
 def test_clients_without_test_samples_are_left_out(engine):
     world = toy([[], [3, 5], [], [4]])
     evaluator = Evaluator(world.setting, world.data)
@@ -93,6 +94,7 @@ def test_without_any_test_samples_there_is_nothing_to_say():
 
 @pytest.mark.parametrize("at_once", [1, 3, 10**6])
 @ENGINES
+@pytest.mark.filterwarnings("ignore:Clients without test samples")
 def test_common_and_own_models_agree_however_the_samples_are_divided(engine, at_once, monkeypatch):
     monkeypatch.setattr(evaluation, "_SAMPLES_AT_ONCE", at_once)
     network = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 3))
