@@ -120,7 +120,8 @@ def reach_of_difference(
     Pooled, the deviation of many runs would stand for that of a few that differ more. A group without one, such as a
     single run, is taken to have the other's; without any there is no interval, and this is zero. At least two degrees
     of freedom are assumed, because with one (two runs beside a number without a deviation) the interval reaches 12.7
-    standard errors, and nearly everything agrees.
+    standard errors, and nearly everything agrees. Two runs that differ more than a paper's many
+    disagree with them too often: with a deviation of 8.4 beside 2.9 over fifty runs, in one case of eight.
 
     >>> round(reach_of_difference((1.0, 3), (1.0, 3)), 3), round(reach_of_difference((2.9, 50), (8.4, 6)), 1)
     (2.267, 8.8)

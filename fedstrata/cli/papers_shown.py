@@ -150,7 +150,7 @@ def show_judged(judged: Judged, remark: str) -> None:
     recipe = judged.recipe
     results.print(Text(f"{recipe.name}: {recipe.title}", style="bold"), soft_wrap=True)
     results.print(Text(f"{reported_line(recipe)}. {remark}".strip(), style="dim"))
-    if recipe.published:
+    if recipe.published and not recipe.is_derived:
         results.print(Text(f"Published: {statistics_line(recipe)}. {ours_line(recipe)}", style="dim"), soft_wrap=True)
     heads = [head.replace("difference", "diff") for head in CELL_HEADS]  # a line has little room
     table = new_table(*heads, right=("published", "ours", "seeds", "diff"))

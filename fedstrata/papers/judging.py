@@ -282,6 +282,10 @@ def more_is_better(recipe: Recipe) -> bool:
     return not costs and higher_is_better(number) is not False
 
 
+def _sign(recipe: Recipe) -> int:
+    return 1 if more_is_better(recipe) else -1
+
+
 def _judge_claim(
     recipe: Recipe,
     claim: StatedClaim,
@@ -300,10 +304,10 @@ def _judge_claim(
         seed for seed in (of_columns[0][0] if columns else ()) if all(seed in a and seed in b for a, b in of_columns)
     ]
     published, single = _published_claim(recipe, claim, columns)
-    sign = 1 if more_is_better(recipe) else -1
     in_ours = bool(recipe.published) and not any(column in columns for _, column in recipe.published)
     if not seeds:
         return JudgedClaim(claim, columns, None, NOT_RUN, published, single, in_ours)
+    sign = _sign(recipe)
     differences = [sign * sum(a[seed] - b[seed] for a, b in of_columns) / len(columns) for seed in seeds]
     found = claim_verdict(differences, claim.by, practical=1.0 if recipe.unit == "percent" else 0.01)
     other = any((row, column) in smaller for row in (claim.row, claim.over) for column in columns)
@@ -323,7 +327,7 @@ def _published_claim(
     if not found:
         return None, False
     reaches = [reach for _, reach in found if reach is not None]
-    mean = (1 if more_is_better(recipe) else -1) * sum(difference for difference, _ in found) / len(found)
+    mean = _sign(recipe) * sum(difference for difference, _ in found) / len(found)
     whole = len(reaches) == len(found)
     return (mean, math.hypot(*reaches) / len(found) if whole else None), not whole
 

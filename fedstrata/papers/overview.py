@@ -30,7 +30,6 @@ from fedstrata.papers.told import (
     claims_missing_line,
     command_of,
     has_results,
-    is_derived,
     is_told,
     missing_line,
     note_lines,
@@ -156,7 +155,7 @@ def _part(part: Gathered, at_hand: RunsAtHand, with_charts: bool) -> Section | N
     if cells_run(judged):
         picture, charts = glance(_without_empty_columns(judged), with_charts, prefix)
         drawn |= charts
-        published = recipe.published and not is_derived(recipe)
+        published = recipe.published and not recipe.is_derived
         body += [
             element("p", run_line(part) + (f" Published: {statistics_line(recipe)}." if published else "")),
             picture,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedstrata import files
@@ -30,7 +31,6 @@ from fedstrata.report.formats import ABSENT, plural
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.page import contents
 from fedstrata.report.paper_figures import FiguresAsked, write_drawings
-from fedstrata.report.reading import Run
 from fedstrata.report.tables import Cell as TableCell
 from fedstrata.report.tables import Column, table
 from fedstrata.report.typeset import Typeset
@@ -44,9 +44,10 @@ def write_page(
     title = f"{paper.title}: {judged.recipe.part}"
     with_charts = charts_are_possible()
     sections, lead = sections_of(paper, judged, cells, at_hand, remark, with_charts), outcome_lines(judged)
-    runs = [run for cell in by_settings(cells).values() if (run := at_hand.find(cell)) is not None]
-    if runs:
-        text = document(*contents(runs, title, with_charts, sections, [*lead, *_report_line(judged, runs)]))
+    found = {name: run for name, cell in by_settings(cells).items() if (run := at_hand.find(cell)) is not None}
+    if found:
+        lead += _report_line(judged, cells, found)
+        text = document(*contents(list(found.values()), title, with_charts, sections, lead))
     else:
         header = element("header", element("h1", title), element("p", " ".join(lead), class_="lead") if lead else None)
         body = [element("section", element("h2", one.title), one.body, id=one.anchor) for one in sections]
@@ -57,12 +58,12 @@ def write_page(
     return output
 
 
-def _report_line(judged: Judged, runs: Sequence[Run]) -> list[str]:
-    """Say of how many runs the report below the numbers is, where it is not of all."""
-    behind = sum(one.ours.count for one in judged.cells if one.ours is not None)
-    if len(runs) >= behind:
+def _report_line(judged: Judged, cells: Sequence[Cell], found: Collection[str]) -> list[str]:
+    """Say of how many runs the report below the numbers is, where it is not of all; several cells may be of one run."""
+    there = Counter((cell.row, cell.column) for cell in cells if cell.settings in found)
+    if all(one.ours is None or one.ours.count <= there[one.row, one.column] for one in judged.cells):
         return []
-    return [f"The report below is of the {plural(len(runs), 'run')} at hand; of the others, numbers alone are known."]
+    return [f"The report below is of the {plural(len(found), 'run')} at hand; of the others, numbers alone are known."]
 
 
 def write_part_figures(
@@ -86,7 +87,7 @@ def _as_in_the_paper(judged: Judged) -> Typeset:
         [row, *(text for name in names for text in words.get((row, name), (ABSENT, ABSENT)))]
         for row in dict.fromkeys(one.row for one in judged.cells)
     ]
-    notes = [f"{reported_line(judged.recipe)}. {ours_line(judged.recipe)}", *note_lines(judged.cells)]
+    notes = [f"{reported_line(judged.recipe)}. {ours_line(judged.recipe)}".rstrip(), *note_lines(judged.cells)]
     return Typeset([Column("", numeric=False), *columns], lines, notes)
 
 
@@ -105,7 +106,7 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
     picture, drawn = glance(judged, with_charts)
     said = [
         element("p", f"{recipe.title}. {paper.citation}"),
-        element("p", f"Reported is {reported_line(recipe)}. {ours_line(recipe)} {remark}".strip()),
+        element("p", " ".join(filter(None, (f"Reported is {reported_line(recipe)}.", ours_line(recipe), remark)))),
         picture,
         cell_table(judged),
         _list("Claims", [claim_line(claim) for claim in judged.claims]),

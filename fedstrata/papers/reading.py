@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -172,6 +171,11 @@ class Recipe:
         """The other parts that columns are derived from."""
         told = (self.told("", column) for column in self.columns)
         return tuple(dict.fromkeys(one["of"] for one in told if "derived" in one and "of" in one))
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether all columns are made of others, and none of runs."""
+        return all("derived" in self.told("", column) for column in self.columns)
 
     def read_as(self, row: str) -> str:
         """The row of the paper that a row is another reading of; of most rows that is themselves."""
@@ -498,12 +502,11 @@ def _refuse_odd_clients(recipe: Recipe, where: str) -> None:
 def _refuse_unknown_metric(recipe: Recipe, where: str) -> None:
     """Refuse a metric of models that nothing measures, before runs are made for it; files that are imported may."""
     label, *rest = recipe.number.split(".")
-    name = re.match(r"[\w-]*", rest[0] if rest else "")
-    if label not in LABELS or label == "train" or name is None or "imports" in recipe.shared:
+    if label not in LABELS or label == "train" or "imports" in recipe.shared:
         return
-    if name.group() not in (*_ALWAYS_MEASURED, *scores.metrics.names()):
-        raise unknown_name(f"metric, as {where} has it in '{recipe.number}',", name.group(),
-                           (*_ALWAYS_MEASURED, *scores.metrics.names()))  # fmt: skip
+    name, known = rest[0].partition("(")[0] if rest else "", (*_ALWAYS_MEASURED, *scores.metrics.names())
+    if name not in known:
+        raise unknown_name(f"metric, as {where} has it in '{recipe.number}',", name, known)
 
 
 def _unit_of(number: str, over_clients: str) -> str:

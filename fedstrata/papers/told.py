@@ -111,7 +111,7 @@ def run_line(part: Gathered) -> str:
     own = [one for one in run if recipe.read_as(one.row) == one.row]
     further = len(run) - len(own)
     readings = f", {plural(further, 'further reading')} of rows among them" if further else ""
-    if is_derived(recipe):
+    if recipe.is_derived:
         return f"Computed of the runs of {' and '.join(recipe.sources)}: {how_many(part)}; {_tally(run)}."
     papers = not recipe.published or any(one.published.mean is not None for one in own)
     whose = "the paper's settings" if papers else "settings of ours, which the paper does not have"
@@ -124,11 +124,6 @@ def _precision(part: Gathered) -> str:
     ran = [(cell.experiment.precision, devices[cell.settings]) for cell in part.cells if cell.settings in devices]
     found = sorted({precision for precision, device in ran if precision != "tf32" or "NVIDIA" in device})
     return f", in {' and '.join(found)}" if found and found != ["fp32"] else ""
-
-
-def is_derived(recipe: Recipe) -> bool:
-    """Tell whether all columns of a part are made of others, and none of runs."""
-    return all("derived" in recipe.told("", column) for column in recipe.columns)
 
 
 def counted(counts: Iterable[int], noun: str = "seed") -> str:

@@ -69,7 +69,12 @@ def deviation_words(recipe: Recipe) -> str:
 
 
 def ours_line(recipe: Recipe) -> str:
-    """What our own numbers are, and what stands behind their ±, in a sentence."""
+    """What our own numbers are beside the published ones, and what stands behind their ±, in a sentence.
+
+    Nothing of what is made of others, such as mean ranks, and where there is nothing published to set them beside.
+    """
+    if recipe.is_derived or not recipe.published:
+        return ""
     if recipe.over_clients:
         return f"Behind our ± is the {deviation_words(recipe)}."
     return f"Ours are {recipe.middle}s too, ± the {deviation_words(recipe)}."

@@ -23,7 +23,6 @@ from fedstrata.papers.told import (
     counted,
     has_results,
     how_many,
-    is_derived,
     is_told,
     missing_line,
     note_lines,
@@ -145,7 +144,7 @@ def _paper(paper: Paper, parts: Sequence[Gathered], seen: set[str]) -> list[str]
 
 def _part(part: Gathered, seen: set[str]) -> list[str]:
     recipe, judged = part.recipe, part.judged
-    published = f" Published: {statistics_line(recipe)}." if recipe.published and not is_derived(recipe) else ""
+    published = f" Published: {statistics_line(recipe)}." if recipe.published and not recipe.is_derived else ""
     pieces = [f"### {recipe.name}\n", paragraph(f"**{recipe.title}.**{published}")]
     if recipe.note:
         pieces.append(paragraph(f"Settings: {recipe.note}"))
@@ -169,7 +168,7 @@ def _part(part: Gathered, seen: set[str]) -> list[str]:
 
 
 def _reported(recipe: Recipe) -> str:
-    return "" if is_derived(recipe) else f"Reported is {reported_line(recipe, '`{}`')}. {ours_line(recipe)}"
+    return "" if recipe.is_derived else f"Reported is {reported_line(recipe, '`{}`')}. {ours_line(recipe)}".rstrip()
 
 
 def _cells(run: Sequence[JudgedCell], judged: Judged) -> str:

@@ -14,7 +14,7 @@ from fedstrata.papers.deriving import friedman_of, judge_part
 from fedstrata.papers.judging import Judged, JudgedCell, judge
 from fedstrata.papers.keeping import Kept, asked, read_results
 from fedstrata.papers.reading import PAPERS, Paper, Published, read_papers
-from fedstrata.papers.words import order_line
+from fedstrata.papers.words import order_line, ours_line
 from fedstrata.papers.writing import reproduction
 from fedstrata.runs.folder import RunFolder
 from fedstrata.significance import Estimate
@@ -157,6 +157,15 @@ def test_the_document_has_them_too(place: Path) -> None:
     text = text.replace("\n  ", " ")
     assert "- all rows (Fairness): Mean rank over a alone, in our numbers and in the published ones." in text
     assert "fedstrata paper two table3 --seeds 1" in text
+
+
+def test_of_mean_ranks_no_deviation_is_told(place: Path) -> None:
+    """They have none; the runs that they are made of have."""
+    paper = read_papers(place)["two"]
+    assert paper.part("table3").is_derived
+    assert ours_line(paper.part("table3")) == ""
+    assert ours_line(paper.part("table1")).startswith("Behind our ± is the standard error")
+    assert ours_line(replace(paper.part("table1"), published={})) == "", "there is nothing to set ours beside"
 
 
 def test_over_fewer_columns_the_published_numbers_of_these_count(place: Path) -> None:

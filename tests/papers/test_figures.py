@@ -25,12 +25,13 @@ from fedstrata.papers.figures.marks import Ruler
 from fedstrata.papers.figures.material import Material
 from fedstrata.papers.figures.panels import Figure, new_row
 from fedstrata.papers.figures.section import missing_words, redrawn_section
-from fedstrata.papers.judging import Judged, judge
+from fedstrata.papers.judging import Judged, JudgedCell, judge
 from fedstrata.papers.keeping import Kept, asked
 from fedstrata.papers.page import sections_of, write_page, write_part_figures
-from fedstrata.papers.reading import Paper, Recipe, read_papers
+from fedstrata.papers.reading import Paper, Published, Recipe, read_papers
 from fedstrata.papers.running import collect, perform, plan
 from fedstrata.progress import Silence
+from fedstrata.significance import Estimate
 
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
@@ -459,6 +460,21 @@ def test_a_page_opens_with_what_the_table_came_to(
         page = write_page(paper, drawn, cells, RunsAtHand(folder), tmp_path / "figure.html").read_text()
         assert f'class="{there}"' in page
         assert f'class="{missing}"' not in page
+
+
+def test_a_page_of_all_runs_says_so_also_where_cells_share_them(
+    paper: Paper, judged: Judged, cells: list[Cell], folder: Path, tmp_path: Path
+) -> None:
+    """Two rows have one run; of the second run that one of them has, the number alone is known."""
+    first = next(cell for cell in cells if (folder / cell.settings / "summary.json").exists())
+    pairs = [(first.row, first.column), ("FedProx", first.column)]
+    shared = [replace(first, row=row) for row, _ in pairs]
+    of_pairs = [JudgedCell(*pair, Published(None, None), Estimate(50.0, None, 1), "not published") for pair in pairs]
+    said = "numbers alone are known"
+    both = replace(judged, cells=tuple(of_pairs))
+    assert said not in write_page(paper, both, shared, RunsAtHand(folder), tmp_path / "all.html").read_text()
+    more = replace(judged, cells=(replace(of_pairs[0], ours=Estimate(50.0, 1.0, 2)), of_pairs[1]))
+    assert said in write_page(paper, more, shared, RunsAtHand(folder), tmp_path / "fewer.html").read_text()
 
 
 def test_the_table_is_typeset_as_the_paper_has_it(paper: Paper, table: Judged, tmp_path: Path) -> None:
