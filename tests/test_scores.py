@@ -226,3 +226,8 @@ def test_what_is_no_metric_gets_a_sentence(given: object, words: str) -> None:
 def test_what_cannot_be_judged_gets_a_sentence(probabilities: object, labels: object, words: str) -> None:
     with pytest.raises(FedStrataError, match=words):
         score(probabilities, labels)
+
+
+def test_of_one_class_nothing_can_be_told_apart():
+    with pytest.raises(FedStrataError, match="There is one class only"):
+        score(np.ones((2, 1)), np.zeros(2, dtype=int), "f1")

@@ -194,13 +194,13 @@ def test_numbers_stay_whole_where_there_is_room_for_names_beside_them(
     assert all(part in shown for part in ("34.96", "0.14", "longer", "name"))
 
 
-@pytest.mark.parametrize(("width", "whole"), [(27, True), (26, False)])
+@pytest.mark.parametrize(("width", "whole"), [(46, True), (45, False)])
 def test_long_names_stay_whole_where_there_is_room(
     width: int, whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """LocalAdaptation takes 15, the number one and the head of the verdicts seven; two blanks part them each."""
+    """The longest words take 15, 6 and 10, the head of the number nine, and two blanks part them: 46."""
     monkeypatch.setattr(terminal, "results", Console(width=width, highlight=False))
-    table = terminal.new_table("row", "%", "verdict", right=("%",))
-    table.add_row("LocalAdaptation", "1", "agrees")
+    table = terminal.new_table("row", "column", "published", "verdict", right=("published",))
+    table.add_row("LocalAdaptation", "one long name of a column", "1.00", "not comparable")
     terminal.print_table(table)
     assert ("LocalAdaptation" in capsys.readouterr().out) == whole

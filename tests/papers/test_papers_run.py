@@ -213,3 +213,10 @@ def test_mistakes_are_sentences(call: Call, words: tuple[str, ...], sentence: st
     code, out, err = call(*words)
     assert (code, out) == (2, "")
     assert sentence in err
+
+
+def test_notes_name_the_cells_that_they_are_of(call: Call) -> None:
+    table = read_papers(SMALL)["tiny"].part("table1")
+    write_results(Path("c/results.csv"), kept(table, {("FedBN", ".5", 0): 30.0}))
+    _, out, _ = call("tiny", "table1", "--known", "c", "--finished", "--no-report", "--out", "d")
+    assert "note: FedBN (.5): The column adds up to 31." in out

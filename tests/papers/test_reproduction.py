@@ -11,10 +11,12 @@ import pytest
 
 from fedstrata.cli import main
 from fedstrata.papers.cells import Smaller, cells_of
+from fedstrata.papers.gathering import gather
 from fedstrata.papers.judging import judge
 from fedstrata.papers.keeping import Kept, asked, changes_in_words, read_results, write_results
 from fedstrata.papers.reading import Recipe, read_papers
-from fedstrata.papers.told import note_lines
+from fedstrata.papers.told import note_lines, papers_in_numbers
+from fedstrata.papers.words import claim_line, where_words
 from fedstrata.papers.writing import reproduction
 
 SMALL = Path(__file__).parent / "small"
@@ -228,3 +230,22 @@ def test_earlier_runs_are_cells_where_their_settings_are_and_only_there(keep_ear
 def test_the_document_is_the_one_that_the_kept_results_make() -> None:
     written = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     assert written == reproduction(read_papers(), read_results([ROOT / "results"]), "docs/reproduction.md results")
+
+
+def test_who_beats_whom_in_a_column_that_the_paper_does_not_have_is_a_setting_of_ours() -> None:
+    recipe = read_papers()["sparse-ft"].part("table2")
+    judged = judge(recipe, cells_of(recipe, 1), [])
+    told = {(where_words(claim), claim_line(claim).split(":")[0]) for claim in judged.claims}
+    assert ("Test accuracy", "Sparsity 20% beats Sparsity 50% by 2.2 (Test accuracy)") in told
+    where = "Small ViT (a setting of ours)"
+    assert (where, f"Sparsity 20% beats Sparsity 50% ({where})") in told
+
+
+def test_numbers_of_papers_are_counted_without_seconds() -> None:
+    """One of two agrees; as seconds neither counts, also not as one that there is to run."""
+    papers = read_papers(SMALL)
+    assert papers_in_numbers({"tiny": gather(papers["tiny"], FULL)})[0][:6] == ("tiny", "3", "2", "1", "1", "0")
+    seconds = dataclasses.replace(TABLE, number="aggregate.seconds", unit="plain")
+    timed = dataclasses.replace(papers["tiny"], parts={"table1": seconds})
+    results = kept(seconds, {("FedBN", ".1"): [1.0]})
+    assert papers_in_numbers({"tiny": gather(timed, results)})[0][:6] == ("tiny", "0", "0", "0", "0", "0")

@@ -213,3 +213,10 @@ def test_markup_escapes_all_but_markup() -> None:
         '<a href="&quot;" open>&lt;b&gt;<i>x</i></a>'
     )
     assert breakable("a+<b>(c") == "a+<wbr>&lt;b&gt;(<wbr>c"
+
+
+def test_one_method_in_several_settings_is_one_method(tmp_path: Path, make_run: MakeRun) -> None:
+    runs = [make_run(f"rounds-{rounds}", method="fedavg", rounds=rounds) for rounds in range(4, 9)]
+    page = Page(report(tmp_path, *runs))
+    assert "1 method · 5 settings · 1 seed each" in page.text
+    assert "1 method in 5 settings on digits" in page.text
