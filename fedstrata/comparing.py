@@ -67,11 +67,11 @@ class OtherExperimentError(FedStrataError):
 
 
 class RunsFailedError(FedStrataError):
-    """Some of several runs have failed, ``failed`` by their names; the others are done."""
+    """Some of several runs have failed; the others are done. ``failed`` tells why, by the names of the runs."""
 
-    def __init__(self, message: str, failed: Iterable[str]) -> None:
+    def __init__(self, message: str, failed: Mapping[str, Exception]) -> None:
         super().__init__(message)
-        self.failed = frozenset(failed)
+        self.failed = {name: str(error).removeprefix(f"{name}: ") for name, error in failed.items()}
 
 
 @dataclass(frozen=True)

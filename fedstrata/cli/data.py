@@ -46,7 +46,7 @@ def partition(
     if plot is not None:
         from fedstrata.report import skew_chart, write_chart
 
-        chart = skew_chart(split.label_counts(dataset), dataset.class_names)
+        chart = skew_chart(split.label_counts(dataset), dataset.class_names, split.client_names(dataset))
         write_chart(chart, plot, f"{dataset.name}: {experiment.partition} over {experiment.clients} clients")
     if json:
         print_json(split_as_data(experiment, dataset, split, plot))
@@ -84,6 +84,7 @@ def split_as_data(experiment: Experiment, dataset: Dataset, split: Split, plot: 
         "partition": experiment.partition,
         "seed": experiment.seed,
         "clients": split.clients,
+        "client_names": split.client_names(dataset),
         "hash": split.hash,
         "class_names": dataset.class_names,
         "sizes": split.sizes,
@@ -109,14 +110,18 @@ def histogram(counts: np.ndarray, columns: int) -> str:
 
 
 def _print_split(experiment: Experiment, dataset: Dataset, split: Split) -> None:
+    from fedstrata.runs.naming import called
+
     counts = split.label_counts(dataset)
     present = (counts > 0).sum(axis=1)
     first, last = dataset.class_names[0], dataset.class_names[-1]
+    names = split.client_names(dataset)
     numeric = ("client", "train", "test", "classes")
     table = new_table(*numeric, f"labels, {first} to {last}", right=numeric)
     for client in range(min(split.clients, SHOWN_CLIENTS)):
-        numbers = (client, split.sizes[client], len(split.test[client]), present[client])
-        table.add_row(*(f"{number:,}" for number in numbers), Text(histogram(counts[client], SHOWN_CLASSES)))
+        who = called(client, names) if names else f"{client:,}"
+        numbers = (split.sizes[client], len(split.test[client]), present[client])
+        table.add_row(who, *(f"{number:,}" for number in numbers), Text(histogram(counts[client], SHOWN_CLASSES)))
     results.print(Text(f"{dataset.name}, {experiment.partition}, seed {experiment.seed}\n"))
     results.print(table)
     if split.clients > SHOWN_CLIENTS:

@@ -254,7 +254,8 @@ def compare(
     folders = [one.path for one in done if one.path is not None]
     if folders:
         page = None if no_report else folder / PAGE
-        show_comparison(folders, page, json, quiet, out=folder, figures=figures_asked)
+        why = {} if failed is None else failed.failed
+        show_comparison(folders, page, json, quiet, out=folder, figures=figures_asked, failed=why)
     if failed is not None:
         raise failed
 

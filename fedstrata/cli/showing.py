@@ -68,8 +68,12 @@ def show_comparison(
     title: str | None = None,
     out: Path | None = None,
     figures: FiguresAsked | None = None,
+    failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the report over several runs, which lie in ``out`` if they were made together, and print their table."""
+    """Write the report over several runs, which lie in ``out`` if they were made together, and print their table.
+
+    In JSON it is told which others have ``failed``, and why; on a terminal the error of the command says so.
+    """
     runs = read_runs(folders)
     rows = comparison_rows(runs)
     not_finished = unfinished(runs)
@@ -86,6 +90,7 @@ def show_comparison(
                 "runs": [str(run.path) for run in runs],
                 "report": None if page is None else str(page),
                 "out": None if out is None else str(out),
+                **({} if failed is None else {"failed": dict(failed)}),
                 **({} if figures is None else {"figures": str(figures.folder / INDEX)}),
             }
         )

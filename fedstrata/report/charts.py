@@ -6,6 +6,7 @@ page. Charts with several methods have a parameter ``chosen``: the methods in co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,10 @@ HOW_TO_GET_CHARTS = "pip install 'fedstrata[report]'"
 
 COLOURS = 8
 """How many methods can be told apart by colour; beyond that, dashes repeat the colours."""
+NAMED_CLIENTS = 24
+"""How many clients stand by their names along an axis, at most; more of them stand by their numbers."""
+_LETTERS_IN_A_LINE = 50
+"""How many letters have room side by side below an axis, on a narrow page too."""
 _DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (4, 2, 1, 2), (12, 4), (1, 3))
 
 
@@ -216,18 +221,23 @@ def time(rows: Rows, methods: Sequence[str]) -> Drawing:
     return _bars(rows, methods, alt.X("seconds:Q").axis(grid=True, tickCount=TICKS), "phase", ",.2f")
 
 
-def skew(rows: Rows, clients: int, class_names: Sequence[str], split: str) -> Drawing:
-    """Draw who has which classes, one split at a time (parameter ``split``)."""
+def skew(rows: Rows, clients: int, class_names: Sequence[str], split: str, client_names: Sequence[str] = ()) -> Drawing:
+    """Draw who has which classes, one split at a time (parameter ``split``); few clients with names stand by these."""
     import altair as alt
 
     base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.split === split")
     who = "who" if any("who" in row for row in rows) else "client"
-    marks = _skew_marks(base, clients, class_names, who).add_params(alt.param(name="split", value=split))
+    marks = _skew_marks(base, clients, class_names, client_names, who).add_params(alt.param(name="split", value=split))
     return Drawing(marks, {"rows": rows})
 
 
-def skew_chart(label_counts: np.ndarray | Sequence[Sequence[int]], class_names: Sequence[str]) -> Chart:
-    """Draw the label skew of one split: ``label_counts`` is ``[clients, classes]``, as of ``Split.label_counts``."""
+def skew_chart(
+    label_counts: np.ndarray | Sequence[Sequence[int]], class_names: Sequence[str], client_names: Sequence[str] = ()
+) -> Chart:
+    """Draw the label skew of one split: ``label_counts`` is ``[clients, classes]``, as of ``Split.label_counts``.
+
+    ``client_names`` are those of ``Split.client_names``, where clients have names.
+    """
     require_charts()
     import altair as alt
 
@@ -237,7 +247,9 @@ def skew_chart(label_counts: np.ndarray | Sequence[Sequence[int]], class_names: 
             f"Label counts of shape {list(counts.shape)} do not fit {len(class_names)} class names; "
             "give one row per client and one column per class."
         )
-    return _skew_marks(alt.Chart(alt.InlineData(values=skew_rows(counts, class_names))), len(counts), class_names)
+    rows = skew_rows(counts, class_names, client_names or None)
+    base = alt.Chart(alt.InlineData(values=rows))
+    return _skew_marks(base, len(counts), class_names, client_names, "who" if client_names else "client")
 
 
 def skew_is_bubbles(clients: int, classes: int) -> bool:
@@ -245,16 +257,24 @@ def skew_is_bubbles(clients: int, classes: int) -> bool:
     return clients <= 60 and classes <= 30
 
 
-def _skew_marks(base: alt.Chart, clients: int, class_names: Sequence[str], who: str = "client") -> Chart:
+def _skew_marks(
+    base: alt.Chart, clients: int, class_names: Sequence[str], client_names: Sequence[str], who: str
+) -> Chart:
     """A bubble per client and class; a heat map where there are too many for bubbles.
 
-    The column ``who`` tells what a client is called that is pointed at.
+    The column ``who`` tells what a client is called that is pointed at. Where all names have room below the axis, they
+    stand there.
     """
     import altair as alt
 
     shown = min(clients, SKEW_CLIENTS)
     x = alt.X("client:O").title("client").scale(domain=list(range(shown)))
-    x = x.axis(labelAngle=0, labelOverlap="parity", labelSeparation=8)
+    if len(client_names) == clients <= NAMED_CLIENTS:
+        label = f"{json.dumps(list(client_names))}[datum.value]"
+        slanted = sum(map(len, client_names)) > _LETTERS_IN_A_LINE
+        x = x.axis(labelAngle=-35 if slanted else 0, labelExpr=label, labelLimit=LABEL_LIMIT, labelOverlap=False)
+    else:
+        x = x.axis(labelAngle=0, labelOverlap="parity", labelSeparation=8)
     y = alt.Y("class:N").title("class").sort(list(class_names)).scale(domain=list(class_names))
     y = y.axis(labelLimit=LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
     tooltip = [

@@ -210,7 +210,8 @@ def data(view: View, with_charts: bool) -> Section | None:
         caption,
         [menu("skew", "split", "Split", {split.title: split.title for split in shown}, first.title)],
     )
-    chart = charts.skew(rows, clients, first.class_names, first.title)
+    alike = all(split.client_names == first.client_names for split in shown)
+    chart = charts.skew(rows, clients, first.class_names, first.title, first.client_names if alike else ())
     return Section("data", "Data", join((place, facts)), {"skew": chart})
 
 

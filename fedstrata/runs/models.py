@@ -43,14 +43,15 @@ def global_model(driver: Driver, last: bool = False) -> TrainedModel:
 
 def client_model(driver: Driver, client: int | str, last: bool = False) -> TrainedModel:
     """Make the model that a client uses: the one behind the headline of the run."""
-    client = number_of(client, driver.split.clients, driver.split.client_names(driver.dataset))
+    names = driver.split.client_names(driver.dataset)
+    client = number_of(client, driver.split.clients, names)
     tensors = take_first(driver.used([client], last))
     card = global_card(driver, last)
     if driver.setting.own_inputs:
         own = statistics_of_clients(driver.dataset, driver.split)
         card = card if own is None else _normalised_by(card, own[client])
     rounds, adapted = ((), ()) if last else (driver.chosen.rounds, driver.chosen.adapted)
-    card = _of_client(card, client, driver.metrics, driver.headline, rounds, adapted)
+    card = _of_client(card, client, names, driver.metrics, driver.headline, rounds, adapted)
     return TrainedModel.make(driver.network, tensors, card)
 
 
@@ -159,14 +160,15 @@ def load_model(
         if own:
             _say_it_is_shared(method)
     else:
-        client = number_of(client, int(card.origin["clients"]), folder.client_names())
+        names = folder.client_names()
+        client = number_of(client, int(card.origin["clients"]), names)
         if own is None:
             raise FedStrataError(
                 f"The run in '{path}' was made on a network of sites, and the models that they use lie there; "
                 "ask the site for its folder, or leave the client out for the global model."
             )
         rounds, adapted = (() if last else summary.get(f"validated_{what}", ()) for what in ("rounds", "adapted"))
-        card = _of_client(card, client, metrics, summary["headline"], rounds, adapted)
+        card = _of_client(card, client, names, metrics, summary["headline"], rounds, adapted)
         mine = {name: stack[client] for name, stack in own.items()}
         if all(name in mine for name in _STATISTICS):
             mean, deviation = (tuple(mine.pop(name).tolist()) for name in _STATISTICS)
@@ -176,15 +178,24 @@ def load_model(
 
 
 def _of_client(
-    card: Card, client: int, metrics: MetricLog, headline: str, rounds: Sequence[int], adapted: Sequence[bool]
+    card: Card,
+    client: int,
+    names: Sequence[str],
+    metrics: MetricLog,
+    headline: str,
+    rounds: Sequence[int],
+    adapted: Sequence[bool],
 ) -> Card:
-    """Change the global card into a client's, whose model may be of another round, from before it was adapted."""
+    """Change the global card into a client's, whose model may be of another round, from before it was adapted.
+
+    A client that is a site of the data is told by its name too.
+    """
     round = rounds[client] if rounds else int(card.origin["round"])
     label = "client_after" if adapted and not adapted[client] else headline
     reached = {name: metrics.of_client(client, f"{label}.{name}", round) for name in _SCORES}
     return card.with_changes(
         metrics={name: value for name, value in reached.items() if value is not None},
-        origin={**card.origin, "round": round, "client": client},
+        origin={**card.origin, "round": round, "client": client, **({"site": names[client]} if names else {})},
         hash=None,
     )
 

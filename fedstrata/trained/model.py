@@ -141,6 +141,7 @@ class TrainedModel(nn.Module):
     def __repr__(self) -> str:
         origin = self.card.origin
         whose = "" if origin.get("client") is None else f" of client {origin['client']}"
+        whose += f" ({origin['site']})" if "site" in origin else ""
         return (
             f"TrainedModel({self.card.architecture}, inputs {list(self.card.input_shape)} of {self.card.input_type}, "
             f"{len(self.card.class_names)} classes, by {origin.get('method', 'hand')}{whose})"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,16 @@ def test_the_same_seed_gives_the_same_split(call: Call) -> None:
 
 def test_many_clients_are_not_all_listed(call: Call) -> None:
     assert "and 20 more" in call("partition", "--clients", "50", "--partition", "iid").out
+
+
+def test_partition_names_clients_that_are_sites(call: Call) -> None:
+    rows = [f"{score},{score % 2},{site}" for site in ("north", "south") for score in range(20)]
+    Path("hospitals.csv").write_text("\n".join(["score,outcome,hospital", *rows]))
+    given = ("partition", "--data", "table(path=hospitals.csv, label=outcome, site=hospital)")
+    told = call(*given)
+    assert re.search(r"^ *south \(client 1\) +14 +6 +2 ", told.out, re.MULTILINE)
+    assert call(*given, "--json").json["client_names"] == ["north", "south"]
+    assert call("partition", "--clients", "2", "--json").json["client_names"] == []
 
 
 @pytest.mark.parametrize("ending", ["html", "svg"])

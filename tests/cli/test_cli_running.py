@@ -108,6 +108,11 @@ def test_where_a_run_fails_table_and_page_show_the_others(call: Call, jobs: str)
     page = Path("c/report.html").read_text()
     assert "local" in page
     assert "fedprox" not in page
+    told = call("compare", f"fedavg, {failing}, local", *given, "--json")
+    assert told.code == 2
+    assert [row["method"] for row in told.json["methods"]] == ["fedavg", "local"]
+    assert list(told.json["failed"]) == [f"{failing}, seed 0"]
+    assert told.json["failed"][f"{failing}, seed 0"].startswith("Tensor ")
     again = call("compare", failing, *given)
     assert (again.code, again.out) == (2, "")  # of nothing there is no table
 
@@ -225,7 +230,7 @@ def test_compare_makes_a_table_and_does_not_repeat_what_is_done(call: Call, tmp_
     assert first.code == 0
     assert [row["method"] for row in first.json["methods"]] == ["fedavg", "local"]
     assert first.json["runs"] == ["c/fedavg-seed0", "c/local-seed0"]
-    assert first.json["out"] == "c"
+    assert (first.json["out"], first.json["failed"]) == ("c", {})
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("c/*/summary.json")}
     second = call(*arguments, "--seeds", "2")
     assert second.code == 0

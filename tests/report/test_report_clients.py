@@ -2,11 +2,13 @@
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 from made_up_runs import MakeRun
 
-from fedstrata.report import client_view, read_run
+from fedstrata.report import client_view, read_run, skew_chart
+from fedstrata.report.charts import NAMED_CLIENTS
 from fedstrata.report.client_view import client_table, fairness_table, worst_clients
 from fedstrata.report.groups import group_runs
 from fedstrata.report.reading import Run
@@ -79,6 +81,32 @@ def test_the_charts_of_clients_point_at_names_where_there_are_some(make_run: Mak
         assert {row.get("who", f"client {row['client']}") for row in rows} >= {"client 3"}
         assert any(row.get("who") == "e (client 3)" for row in rows) == mentioned
         assert ("datum.name" in json.dumps(one_by_one.charts["client-table"].chart.to_dict())) == mentioned
+
+
+def test_the_axis_of_the_label_skew_has_the_names_of_few_clients(make_run: MakeRun) -> None:
+    plain, named = (read_run(make_run(name, seed=seed)) for seed, name in enumerate(("plain", "named")))
+    named = with_names(named, [f'site "{one}"' for one in "hgfedcba"])
+
+    def axis(runs: list[Run]) -> dict[str, Any]:
+        section = data(View.of(runs, None), with_charts=True)
+        assert section is not None
+        found: dict[str, Any] = section.charts["skew"].chart.to_dict()["encoding"]["x"]["axis"]
+        return found
+
+    assert axis([named])["labelExpr"].startswith('["site \\"h\\"", "site \\"g\\"", ')
+    assert axis([named])["labelExpr"].endswith("[datum.value]")
+    assert "labelExpr" not in axis([plain])
+    assert "labelExpr" not in axis([named, plain])  # one axis for two splits, whose clients are others
+
+
+def test_the_axis_of_the_label_skew_has_the_numbers_of_many_clients() -> None:
+    def axis(clients: int) -> dict[str, Any]:
+        chart = skew_chart([[1, 2]] * clients, ["cat", "dog"], [f"site {one}" for one in range(clients)])
+        found: dict[str, Any] = chart.to_dict()["encoding"]["x"]["axis"]
+        return found
+
+    assert "site 23" in axis(NAMED_CLIENTS)["labelExpr"]
+    assert "labelExpr" not in axis(NAMED_CLIENTS + 1)
 
 
 def test_how_equally_clients_fare_is_told_method_by_method(make_run: MakeRun) -> None:

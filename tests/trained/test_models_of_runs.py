@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import fedstrata
 from fedstrata.data import datasets
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.methods import methods
 from fedstrata.models import build_model
 from fedstrata.runs import models
+from fedstrata.trained.export import readme
 
 SPLIT = "dirichlet(alpha=0.5, samples=60, test_samples=40)"
 SMALL = {"clients": 3, "rounds": 2, "steps": 3, "model": "cnn", "partition": SPLIT, "seed": 3}
@@ -115,6 +116,18 @@ def test_a_client_is_asked_for_by_its_number(tmp_path: Path) -> None:
         fedstrata.load(tmp_path / "run", client="north")
     for one in (result, read):
         assert one.client_model(np.int64(1)).card == result.client_model(1).card  # type: ignore[arg-type]
+
+
+def test_the_card_of_a_site_has_its_name(tmp_path: Path) -> None:
+    hospitals = {name: (torch.randn(20, 4), [0, 1] * 10) for name in ("north", "south")}
+    result = fedstrata.run(data=hospitals, model="mlp", method="ditto", rounds=1, epochs=1, out=tmp_path / "run")
+    loaded = fedstrata.load(tmp_path / "run", client="south")
+    for model in (result.client_model("south"), loaded):
+        assert (model.card.origin["client"], model.card.origin["site"]) == (1, "south")
+        assert " of client 1 (south))" in repr(model)
+    assert "| site | south |" in readme(loaded.card)
+    with pytest.warns(FedStrataWarning):
+        assert "site" not in result.global_model().card.origin
 
 
 def test_clients_files_hold_only_what_differs(tmp_path: Path) -> None:
