@@ -1,11 +1,13 @@
-"""Max pooling of all clients at once on a CPU, bit for bit as PyTorch does it, in a third of the time.
+"""Max pooling on a CPU, bit for bit as PyTorch does it, in half to a tenth of the time.
 
 PyTorch pools images channel by channel, one number after another, unless the channels of a pixel lie side by side: then
-it takes many at a time. So the channels of all clients are brought side by side first, which costs less than it saves.
+it takes many at a time. So where gradients are wanted, the channels of all clients are brought side by side first,
+which costs less than it saves. Where only the largest numbers are, windows are compared all at once, place by place.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +15,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstrata.private_torch import differs_between_clients, for_all_clients
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How large windows are, how far apart they begin, and how much is put around images; heights first."""
+
+    size: Pair
+    stride: Pair
+    padding: Pair
+
+    def count(self, images: torch.Size) -> Pair:
+        """Tell how many there are in images ``[..., height, width]``."""
+        height, width = (
+            (length + 2 * padding - size) // stride + 1
+            for length, padding, size, stride in zip(images[-2:], self.padding, self.size, self.stride, strict=True)
+        )
+        return height, width
+
+    def are_usual(self, images: torch.Size) -> bool:
+        """Tell whether PyTorch would take them, and whether there are any."""
+        narrow = all(2 * padding <= size for padding, size in zip(self.padding, self.size, strict=True))
+        return narrow and min(self.stride) > 0 and min(self.count(images)) > 0 and images.numel() > 0
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a place may lie in several."""
+        return any(stride < size for stride, size in zip(self.stride, self.size, strict=True))
 
 
 def max_pool2d(
@@ -24,16 +55,18 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Pool by windows that do not overlap; whatever else is asked for is left to PyTorch."""
-    windows = _pair(kernel_size)
-    apart = stride is None or stride == () or _pair(stride) == windows
-    plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if input.dim() == 4 and apart and plain and differs_between_clients(input):
+    """Pool batches of images, of one client or inside ``vmap`` of all; what is rarely asked for is left to PyTorch."""
+    apart = kernel_size if stride is None or stride == () else stride
+    windows = Windows(_pair(kernel_size), _pair(apart), _pair(padding))
+    plain = _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
+    if not plain or input.dim() != 4 or not windows.are_usual(input.shape):
+        return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
+    if differs_between_clients(input):
         return for_all_clients(_pool, (input,), windows)
-    return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
+    return _pool(input.unsqueeze(0), windows).squeeze(0)
 
 
-def _pool(images: Tensor, windows: tuple[int, int]) -> Tensor:
+def _pool(images: Tensor, windows: Windows) -> Tensor:
     pooled: Tensor = MaxPooling.apply(images, windows)  # type: ignore[no-untyped-call]
     return pooled
 
@@ -42,8 +75,10 @@ class MaxPooling(torch.autograd.Function):
     """Pools images ``[K, n, channels, height, width]``."""
 
     @staticmethod
-    def forward(ctx: Any, images: Tensor, windows: tuple[int, int]) -> Tensor:
-        """Bring the channels side by side, and back."""
+    def forward(ctx: Any, images: Tensor, windows: Windows) -> Tensor:
+        """Find the largest number of each window, and its place if a gradient is going to be sent there."""
+        if not ctx.needs_input_grad[0]:
+            return largest(images, windows)
         clients, batch, channels, height, width = images.shape
         pixels = images.permute(1, 3, 4, 0, 2).contiguous()
         beside = pixels.view(batch, height, width, clients * channels).permute(0, 3, 1, 2)
@@ -51,11 +86,9 @@ class MaxPooling(torch.autograd.Function):
         def apart(results: Tensor) -> Tensor:
             return results.reshape(batch, clients, channels, *results.shape[2:]).transpose(0, 1).contiguous()
 
-        if not ctx.needs_input_grad[0]:
-            return apart(F.max_pool2d(beside, windows))
-        pooled, places = F.max_pool2d_with_indices(beside, windows)
+        pooled, places = F.max_pool2d_with_indices(beside, windows.size, windows.stride, windows.padding)
         ctx.save_for_backward(apart(places))
-        ctx.shape = images.shape
+        ctx.shape, ctx.overlap = images.shape, windows.overlap
         return apart(pooled)
 
     @staticmethod
@@ -63,8 +96,27 @@ class MaxPooling(torch.autograd.Function):
         """Give each gradient to the place that was the largest of its window, the first of several."""
         (places,) = ctx.saved_tensors
         zeros = gradients.new_zeros(*ctx.shape[:3], ctx.shape[3] * ctx.shape[4])
-        return zeros.scatter(3, places.flatten(3), gradients.flatten(3)).view(ctx.shape), None
+        give = zeros.scatter_add if ctx.overlap else zeros.scatter
+        return give(3, places.flatten(3), gradients.flatten(3)).view(ctx.shape), None
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def largest(images: Tensor, windows: Windows) -> Tensor:
+    """Find the largest number of each window: first in its columns, then among these."""
+    heights, widths = (
+        [slice(first, first + stride * (count - 1) + 1, stride) for first in range(size)]
+        for size, stride, count in zip(windows.size, windows.stride, windows.count(images.shape), strict=True)
+    )
+    above, beside = windows.padding
+    if above or beside:
+        images = F.pad(images, (beside, beside, above, above), value=-torch.inf)
+    columns = images[..., heights[0], :]
+    for place in heights[1:]:
+        columns = torch.maximum(columns, images[..., place, :])
+    found = columns[..., widths[0]]
+    for place in widths[1:]:
+        found = torch.maximum(found, columns[..., place])
+    return found.contiguous()
+
+
+def _pair(value: Any) -> Pair:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))

@@ -25,7 +25,13 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from fedstrata.engines.norms import fuses
-from fedstrata.engines.operations import CORRECTED_OPERATIONS, Operations, attention, stacked_operations
+from fedstrata.engines.operations import (
+    CORRECTED_OPERATIONS,
+    Operations,
+    attention,
+    loop_operations,
+    stacked_operations,
+)
 from fedstrata.errors import FedStrataError
 from fedstrata.fused import fusing
 from fedstrata.layers import ROOT
@@ -100,22 +106,34 @@ class Forward(ABC):
 
 
 class LoopForward(Forward):
-    """One client after another, each through an ordinary call of the model."""
+    """One client after another, each through an ordinary call of the model.
+
+    ``operations`` replaces those that are slow on the device of the inputs, by others with the same bits.
+    """
+
+    def __init__(self, model: nn.Module, head: str | None = None, operations: Operations | None = None) -> None:
+        super().__init__(model, head)
+        self.operations = operations
 
     def run(self, call: _Call, stacks: Stacks, around: Operations | None) -> tuple[tuple[Tensor, ...], Tensors]:
         """Make the calls one by one."""
         parameters, buffers, inputs, keys = stacks
+        operations = loop_operations(inputs.device) if self.operations is None else self.operations
         outputs, after = [], []
         pieces = {name: _pieces(tensor) for name, tensor in parameters.items()}
         for client in range(len(inputs)):
             own_parameters = {name: pieces[name][client] for name in parameters}
             own_buffers = {name: tensor[client].clone() for name, tensor in buffers.items()}
-            with KeyedRandomness(keys[client], around=around):
+            with KeyedRandomness(keys[client], operations, around):
                 own_outputs, own_after = call(own_parameters, own_buffers, inputs[client])
             outputs.append(own_outputs)
             after.append(own_after)
         stacked = tuple(map(_stacked, zip(*outputs, strict=True)))
         return stacked, {name: _stacked([own[name] for own in after]) for name in buffers}
+
+    def twice_differentiable(self) -> Forward:
+        """Leave all operations to PyTorch."""
+        return LoopForward(self.model, self.head, {})
 
 
 def _pieces(stack: Tensor) -> Sequence[Tensor]:

@@ -35,6 +35,11 @@ def stacked_operations(device: torch.device) -> Operations:
     return CORRECTED_OPERATIONS | (GPU_OPERATIONS if device.type == "cuda" else CPU_OPERATIONS)
 
 
+def loop_operations(device: torch.device) -> Operations:
+    """Tell which torch functions to replace on a device where clients are called one by one."""
+    return {F.max_pool2d: cpu_pooling.max_pool2d} if device.type == "cpu" else {}
+
+
 def _convolve_stack(images: Tensor, weights: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
     outputs: Tensor = StackedConvolution.apply(images.transpose(1, 2), weights, stride, padding)
     return outputs.transpose(1, 2)
