@@ -14,6 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
+from fedstrata.errors import FedStrataError
+
 
 class RunOfClients(Protocol):
     """What is asked of a run."""
@@ -67,6 +69,11 @@ def incentive_of(own: Mapping[int, float], *others: Mapping[int, float], higher_
     >>> incentive_of({0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.8, 1: 0.8, 2: 0.6}, {0: 0.5, 1: 0.1, 2: 0.75})
     0.3333333333333333
     """
+    if not others:
+        raise FedStrataError(
+            "The incentive compares performances with those of other runs, and there are none; give those of 'local' "
+            "and of 'fedavg' too."
+        )
     clients = own.keys() & set.intersection(*(set(other) for other in others))
     better = operator.gt if higher_is_better else operator.lt
     better_off = [all(better(own[client], other[client]) for other in others) for client in clients]

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, first_line
 from fedstrata.spec import Call, Registry, Spec, parameter, parse
 
 metrics: Registry[Metric] = Registry("metric")
@@ -224,10 +224,7 @@ def compute(probabilities: Any, labels: Any, chosen: Sequence[Metric]) -> dict[s
 
 def _checked(probabilities: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """Take what is given as NumPy arrays, in double precision; refuse what cannot be judged."""
-    given, truth = (
-        np.asarray(values.detach().cpu() if hasattr(values, "detach") else values) for values in (probabilities, labels)
-    )
-    given = given.astype(np.float64, copy=False)
+    given, truth = _as_array(probabilities, "Probabilities", np.float64), _as_array(labels, "Labels")
     if given.ndim == 2 and given.shape[1] == 1:
         raise FedStrataError("There is one class only, so that there is nothing to tell apart; give data with more.")
     if given.ndim != 2 or given.shape[1] < 2 or truth.shape != given.shape[:1]:
@@ -242,6 +239,15 @@ def _checked(probabilities: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     if (given < 0).any() or (np.abs(sums[np.isfinite(sums)] - 1) > 1e-3).any():
         raise FedStrataError("These are no probabilities, which sum to 1 for each sample; take the softmax of outputs.")
     return given, truth.astype(np.int64, copy=False)
+
+
+def _as_array(values: Any, what: str, kind: type[np.float64] | None = None) -> np.ndarray:
+    try:
+        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=kind)
+    except (TypeError, ValueError) as error:
+        raise FedStrataError(
+            f"{what} are no array of numbers ({first_line(error)}); give probabilities [n, classes] and labels [n]."
+        ) from None
 
 
 def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -453,7 +459,7 @@ class CalibrationError(Metric):
         """Compare confidence and accuracy in each bin."""
         confidence = probabilities.max(axis=1)
         gap = (probabilities.argmax(axis=1) == labels) - confidence
-        inside = np.clip(np.ceil(confidence * self.bins).astype(np.int64) - 1, 0, self.bins - 1)
+        inside = np.searchsorted(np.arange(1, self.bins) / self.bins, confidence, side="left")
         return float(np.abs(np.bincount(inside, gap, minlength=self.bins)).sum() / len(labels))
 
 

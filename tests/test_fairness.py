@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstrata.errors import FedStrataError
 from fedstrata.fairness import fairness, incentive, incentive_of, worst_clients
 
 
@@ -45,6 +46,11 @@ def test_the_incentive_is_strict_and_takes_the_better_of_the_two():
     assert incentive_of(own, local, fedavg) == pytest.approx(1 / 3)
     assert incentive(Run(own), Run(local), Run(fedavg)) == pytest.approx(1 / 3)
     assert incentive_of(own, local, {}) != incentive_of(own, local, {})
+
+
+def test_an_incentive_without_anybody_to_compare_with_is_refused():
+    with pytest.raises(FedStrataError, match=r"there are none; give those of 'local' and of 'fedavg' too\."):
+        incentive_of({0: 0.9})
 
 
 def test_of_losses_less_is_better():

@@ -121,6 +121,33 @@ def test_a_confidence_on_the_border_of_two_bins_belongs_to_the_lower_one() -> No
     assert float(theirs) == 0.125 / 2
 
 
+@pytest.mark.parametrize("bins", [25, 100])
+def test_every_border_belongs_to_the_lower_bin(bins: int) -> None:
+    """A confidence of k / bins, with one in the middle of the bin below it: right and wrong, so that gaps cancel.
+
+    As 14 / 25 * 25 is more than 14, a product would put it above the border.
+    """
+    for border in range(bins // 2 + 1, bins):  # of two classes, the highest probability is at least a half
+        confidence, middle = border / bins, (border - 0.5) / bins
+        found = score([[confidence, 1 - confidence], [middle, 1 - middle]], [0, 1], f"calibration-error:{bins}")
+        [error] = found.values()
+        assert error == pytest.approx(abs(1 - confidence - middle) / 2), border
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "said"),
+    [
+        ([[0.5, 0.5], [1.0]], [0, 1], r"Probabilities are no array of numbers \(.*inhomogeneous.*\); give"),
+        ([["a", "b"]], [0], r"Probabilities are no array of numbers \(could not convert"),
+        ([[0.5, 0.5]], [[0], [0, 1]], r"Labels are no array of numbers"),
+        ([[0.5, 0.5]], ["yes"], "Labels must be the places of the classes"),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_refused(probabilities: object, labels: object, said: str) -> None:
+    with pytest.raises(FedStrataError, match=said):
+        score(probabilities, labels)
+
+
 def test_torchmetrics_says_the_same() -> None:
     classification = pytest.importorskip("torchmetrics.functional.classification")
     outputs = torch.randn(200, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

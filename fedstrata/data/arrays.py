@@ -15,12 +15,13 @@ from fedstrata.data.channels import channel_statistics
 from fedstrata.data.columns import Texts, is_table, read_column, read_table
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.held_out import checked_fraction, groups_of, hold_out_for_testing
-from fedstrata.data.labels import Marks, number_labels, read_labels, refuse_untrained
-from fedstrata.data.objects import as_sample, is_sample_dataset, read_items, train_and_test
+from fedstrata.data.labels import Marks, number_labels, read_labels, refuse_untrained, tell_alike
+from fedstrata.data.objects import as_sample, by_text, is_sample_dataset, read_items, train_and_test
 from fedstrata.data.split import Split
-from fedstrata.data.tables import from_table
+from fedstrata.data.tables import SiteTables, from_table
 from fedstrata.errors import FedStrataError, unknown_name
 
+_IMAGE_CHANNELS = (1, 3, 4)
 _CLIENT_KEYS = ("inputs", "labels", "test_inputs", "test_labels")
 
 
@@ -40,8 +41,8 @@ def from_arrays(
     test_labels: Any = None,
     *,
     name: str = "arrays",
-    label: str | None = None,
-    features: str | None = None,
+    label: str | int | None = None,
+    features: str | int | None = None,
     class_names: Sequence[Any] | None = None,
     sites: Sequence[Any] | np.ndarray | None = None,
     test_fraction: float = 0.25,
@@ -62,7 +63,7 @@ def from_arrays(
     >>> len(dataset.train), dataset.test.tolist(), dataset.class_names
     (6, [2, 6], ('no', 'yes'))
     """
-    if labels is None and is_table(inputs) and sites is None:
+    if labels is None and (is_table(inputs) or isinstance(inputs, Mapping)) and sites is None:
         return from_table(
             inputs, label=label, test=test_inputs, test_fraction=test_fraction, features=features,
             class_names=class_names, name=name,
@@ -73,16 +74,15 @@ def from_arrays(
     pool = _pool(parts)
     numbers, names = _number(parts, class_names)
     marks = torch.cat(numbers)
-    owners = None if sites is None else np.asarray(sites)
-    if owners is not None and len(owners) != len(pool):
-        raise FedStrataError(
-            f"There are {len(owners)} sites for the {len(pool)} samples of the dataset '{name}'; give one per sample."
-        )
+    owners = None if sites is None else _owners(sites, len(pool), f"the dataset '{name}'")
     if test_inputs is None:
         train, test = hold_out_for_testing(groups_of(marks, owners), checked_fraction(test_fraction))
     else:
         train, test = np.split(np.arange(len(pool)), [len(parts[0].inputs)])
-    refuse_untrained(marks, train, names, parts[0].source, named=_are_named(parts, class_names))
+    named = _are_named(parts, class_names)
+    refuse_untrained(marks, train, names, parts[0].source, named)
+    if not named:
+        tell_alike(names, parts[0].source)
     return _dataset(name, pool, marks, train, test, names, owners)
 
 
@@ -90,8 +90,8 @@ def from_clients(
     clients: Mapping[Any, Any],
     *,
     name: str = "clients",
-    label: str | None = None,
-    features: str | None = None,
+    label: str | int | None = None,
+    features: str | int | None = None,
     class_names: Sequence[Any] | None = None,
     test_fraction: float = 0.25,
 ) -> tuple[Dataset, Split]:
@@ -110,7 +110,7 @@ def from_clients(
     """
     if not clients:
         raise FedStrataError("There are no clients; give a dict from each client's name to its inputs and labels.")
-    given = {str(client): _client_arrays(str(client), one) for client, one in clients.items()}
+    given = {client: _client_arrays(client, one) for client, one in by_text(clients, "clients").items()}
     if any(labels is None and is_table(inputs) for inputs, labels, _, _ in given.values()):
         return _from_tables(given, name, label, features, class_names, test_fraction)
     parts: list[_Part] = []
@@ -139,7 +139,10 @@ def from_clients(
         test.append(start + tested)
         start = end
     trained, tested = np.concatenate(train), np.concatenate(test)
-    refuse_untrained(marks, trained, names, f"the dataset '{name}'", named=_are_named(parts, class_names))
+    named = _are_named(parts, class_names)
+    refuse_untrained(marks, trained, names, f"the dataset '{name}'", named)
+    if not named:
+        tell_alike(names, f"the dataset '{name}'")
     dataset = _dataset(name, pool, marks, trained, tested, names, np.asarray(owners))
     return dataset, Split(tuple(train), tuple(test))
 
@@ -147,8 +150,8 @@ def from_clients(
 def _from_tables(
     given: Mapping[str, tuple[Any, Any, Any, Any]],
     name: str,
-    label: str | None,
-    features: str | None,
+    label: str | int | None,
+    features: str | int | None,
     class_names: Sequence[Any] | None,
     test_fraction: float,
 ) -> tuple[Dataset, Split]:
@@ -164,7 +167,7 @@ def _from_tables(
         lacking = next(client for client in given if client not in tests)
         raise FedStrataError(f"The client '{lacking}' has no table to test on, but others have; give all one, or none.")
     dataset = from_table(
-        {client: table for client, (table, _, _, _) in given.items()},
+        SiteTables({client: table for client, (table, _, _, _) in given.items()}),
         label=label, test=tests or None, test_fraction=test_fraction, features=features, class_names=class_names,
         name=name,
     )  # fmt: skip
@@ -245,7 +248,26 @@ def _describe(inputs: Tensor) -> str:
     return f"{tuple(inputs.shape[1:])} of {str(inputs.dtype).removeprefix('torch.')}"
 
 
-def _read(inputs: Any, labels: Any, source: str, label: str | None, features: str | None) -> _Part:
+def _owners(sites: Sequence[Any] | np.ndarray, samples: int, source: str) -> np.ndarray:
+    """Read the owner of each sample; a sample without one is refused."""
+    owners = np.asarray(sites)
+    if len(owners) != samples:
+        raise FedStrataError(
+            f"There are {len(owners)} sites for the {samples} samples of {source}; give one per sample."
+        )
+    if owners.dtype.kind not in "Of":
+        return owners
+    lacking = next((place for place, one in enumerate(owners.tolist()) if _is_missing(one)), None)
+    if lacking is not None:
+        raise FedStrataError(f"Sample {lacking + 1} of {source} has no site; give one, or drop it.")
+    return owners.astype(str) if owners.dtype.kind == "O" else owners
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+
+
+def _read(inputs: Any, labels: Any, source: str, label: str | int | None, features: str | int | None) -> _Part:
     names = None
     if labels is None:
         inputs, labels, names = read_items(inputs, source, label, features)
@@ -281,9 +303,23 @@ def _inputs(values: Any, source: str) -> Tensor:
         raise FedStrataError(f"The inputs of {source} are complex numbers; give real and imaginary parts instead.")
     if inputs.dim() == 0:
         raise FedStrataError(f"The inputs of {source} are a single number; give one input per sample.")
+    _refuse_channels_last(inputs, source)
     if inputs.dtype == torch.bool:
         return inputs.to(torch.float32)
     return inputs if inputs.is_floating_point() or inputs.dtype == torch.uint8 else inputs.to(torch.int64)
+
+
+def _refuse_channels_last(inputs: Tensor, source: str) -> None:
+    """Refuse images whose channels are the last axis: bytes, and squares of other numbers."""
+    if inputs.dim() != 4 or inputs.shape[3] not in _IMAGE_CHANNELS or inputs.shape[1] in _IMAGE_CHANNELS:
+        return
+    if inputs.dtype == torch.uint8 or inputs.shape[1] == inputs.shape[2]:
+        height, width, channels = inputs.shape[1:]
+        raise FedStrataError(
+            f"The inputs of {source} have the shape {tuple(inputs.shape)}, which would be {height} channels of "
+            f"{width} x {channels} numbers; give [n, channels, height, width], for example inputs.transpose(0, 3, 1, 2)"
+            " of an array, and sample.transpose(2, 0, 1) in a dataset that yields one sample at a time."
+        )
 
 
 def _from_numpy(array: np.ndarray, source: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +17,24 @@ from torch import Tensor
 
 from fedstrata.data.formats.bounds import refuse_irregular, refuse_large_table, refuse_large_text
 from fedstrata.data.objects import is_hub_dataset, is_transformed
-from fedstrata.errors import FedStrataError, first_line
+from fedstrata.errors import FedStrataError, FedStrataWarning, first_line
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
+_OTHER_ENDINGS = (
+    ".xlsx", ".xlsm", ".xlsb", ".xls", ".ods", ".json", ".jsonl", ".ndjson", ".sav", ".dta", ".sas7bdat", ".xpt",
+    ".rds", ".rdata", ".feather", ".arrow", ".orc", ".zip",
+)  # fmt: skip
+"""Files that hold tables for other programs, which are not read."""
 _SEPARATORS = (",", ";", "\t", "|")
 _BLOCK = 1 << 28
 """How many bytes of a CSV file Arrow looks at to tell the types of its columns: nearly always all of it."""
 _MISSING = ("?",)
 """What stands for a missing value in CSV files beside what Arrow knows: nothing, NA, NaN, null, n/a and the like."""
+
+
+_DECIMAL_COMMA = r"^[+-]?\d+(,\d+)?$"
+_LIKE_NUMBER = re.compile(r"\s*[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?\s*%?\s*", re.IGNORECASE)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_table(given: Any) -> bool:
@@ -69,17 +81,39 @@ def read_table(given: Any, source: str) -> pa.Table:
 def table_files(folder: Path) -> dict[str, Path]:
     """List the CSV and Parquet files of a folder by their names without endings, in alphabetical order."""
     found: dict[str, Path] = {}
+    left_out: list[str] = []
     for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "~$")) or not path.is_file():
+            continue
         ending = next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), None)
-        if ending is None or path.name.startswith(".") or not path.is_file():
+        if ending is None:
+            if path.name.lower().endswith(_OTHER_ENDINGS) and not _is_encoding(path):
+                left_out.append(path.name)
             continue
         stem = path.name[: -len(ending)]
         if stem in found:
             raise FedStrataError(f"'{found[stem]}' and '{path}' would both be the table '{stem}'; remove one of them.")
         found[stem] = path
+    told = ", ".join(f"'{name}'" for name in left_out[:8]) + ", ..." * (len(left_out) > 8)
     if not found:
-        raise FedStrataError(f"'{folder}' holds no tables; put a CSV or Parquet file of each site into it.")
+        instead = f", but {told}" if left_out else ""
+        raise FedStrataError(f"'{folder}' holds no tables{instead}; put a CSV or Parquet file of each site into it.")
+    if left_out:
+        warnings.warn(
+            f"Only CSV and Parquet files are read of '{folder}', so that {told} "
+            f"{'are' if len(left_out) > 1 else 'is'} left out; save as one of these what is to be a site's table.",
+            FedStrataWarning,
+            stacklevel=4,
+        )
     return found
+
+
+def _is_encoding(path: Path) -> bool:
+    """Tell the file that says how columns become inputs, which may lie beside the tables."""
+    if path.suffix.lower() != ".json":
+        return False
+    with path.open("rb") as stream:
+        return b'"class_names"' in stream.read(1 << 16)
 
 
 class Numbers(NamedTuple):
@@ -99,6 +133,21 @@ class Texts(NamedTuple):
         """The rows' texts; none where one is missing."""
         texts: np.ndarray = np.array([*self.distinct, None], dtype=object)[self.codes]
         return texts
+
+    @property
+    def like_numbers(self) -> int:
+        """How many of the distinct texts are written like numbers, be it with a comma or as a percentage."""
+        return sum(_LIKE_NUMBER.fullmatch(text) is not None for text in self.distinct)
+
+    @property
+    def odd(self) -> tuple[str, ...]:
+        """The texts that are no numbers; where all are written like some, those with commas or percent signs."""
+        unlike = tuple(text for text in self.distinct if _LIKE_NUMBER.fullmatch(text) is None)
+        return unlike or tuple(text for text in self.distinct if "," in text or "%" in text)
+
+    def row_of(self, text: str) -> int:
+        """Tell the first row that holds a text; the first of all is row 1, the names of columns not counted."""
+        return int((self.codes == self.distinct.index(text)).argmax()) + 1
 
 
 def read_column(table: pa.Table, name: str, source: str) -> Numbers | Texts | None:
@@ -127,10 +176,14 @@ def read_column(table: pa.Table, name: str, source: str) -> Numbers | Texts | No
 def read_numbers(table: pa.Table, name: str, source: str) -> Numbers:
     """Read a column of numbers."""
     values = pc.cast(table.column(name), pa.float64(), safe=False).to_numpy()
-    if np.isinf(values).any():
+    beyond = np.abs(values) > _LARGEST
+    if beyond.any():
+        value = float(values[beyond.argmax()])
+        told = "an infinity" if np.isinf(value) else f"{value:g}, more than the {_LARGEST:.1e} that models reckon with"
         raise FedStrataError(
-            f"Row {int(np.isinf(values).argmax())} of the column '{name}' of {source} is an infinity; "
-            "give a number, or leave it empty where it is not known."
+            f"Row {int(beyond.argmax()) + 1} of the column '{name}' of {source} is {told}; "
+            f"give a number in another unit, leave it empty where it is not known, or leave out the column with "
+            f"drop='{name}'."
         )
     return Numbers(values)
 
@@ -209,7 +262,7 @@ def _with_class_names(dataset: Any) -> pa.Table:
         if names is not None:
             numbers = table.column(name).combine_chunks()
             known = pc.if_else(pc.less(numbers, 0), None, numbers)  # -1 marks a row without a label
-            table = table.set_column(place, name, pc.take(pa.array(names), known))
+            table = table.set_column(place, name, pc.take(pa.array(names), known).dictionary_encode())
     return table
 
 
@@ -217,6 +270,8 @@ def _read_file(path: Path) -> pa.Table:
     if not path.exists():
         raise FedStrataError(f"There is no file '{path}'.")
     refuse_irregular(path)
+    if path.name.lower().endswith(_OTHER_ENDINGS):
+        raise _not_a_table(path)
     try:
         if path.name.lower().endswith((".parquet", ".pq")):
             refuse_large_table(path)
@@ -229,14 +284,47 @@ def _read_file(path: Path) -> pa.Table:
 
 
 def _read_csv(path: Path) -> pa.Table:
-    """Read text with a line of column names; the separator is the one that this line has most of."""
+    """Read text with a line of column names; the separator is the one that this line has most of.
+
+    Excel may name it in a line before, such as ``sep=;``. Where it is no comma, numbers may have a decimal comma.
+    """
     with pa.input_stream(str(path), compression="detect") as stream:
-        header = stream.read(1 << 16).split(b"\n")[0].decode("utf-8", errors="replace")
-    separator = max(_SEPARATORS, key=header.count)
+        beginning = stream.read(1 << 16)
+    if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise _not_utf8(path)
+    if b"\0" in beginning:
+        raise _not_a_table(path)
+    header = beginning.removeprefix(b"\xef\xbb\xbf").split(b"\n")[0].decode("utf-8", errors="replace")
+    told = re.fullmatch(r'"?sep=(.)"?\s*', header, re.IGNORECASE)
+    separator = max(_SEPARATORS, key=header.count) if told is None else told[1]
     missing = [*pyarrow.csv.ConvertOptions().null_values, *_MISSING]
-    return pyarrow.csv.read_csv(
+    table = pyarrow.csv.read_csv(
         path,
-        read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK),
+        read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK, skip_rows=0 if told is None else 1),
         parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(null_values=missing, strings_can_be_null=True),
     )
+    try:
+        names = table.column_names  # which Arrow decodes only here
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    if any(pa.types.is_binary(table.schema.field(place).type) for place in range(len(names))):
+        raise _not_utf8(path)
+    return table if separator == "," else _with_decimal_points(table)
+
+
+def _with_decimal_points(table: pa.Table) -> pa.Table:
+    """Make numbers of the columns in which every value is a number with a decimal comma, or whole."""
+    for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if _is_text(column.type) and pc.all(pc.match_substring_regex(column, _DECIMAL_COMMA)).as_py():
+            numbers = pc.cast(pc.replace_substring(column, ",", "."), pa.float64())
+            table = table.set_column(place, name, numbers)
+    return table
+
+
+def _not_utf8(path: Path) -> FedStrataError:
+    return FedStrataError(f"'{path}' is not UTF-8; save it as UTF-8 (in Excel: CSV UTF-8).")
+
+
+def _not_a_table(path: Path) -> FedStrataError:
+    return FedStrataError(f"'{path}' is neither a CSV file nor a Parquet file; save it as CSV or Parquet.")

@@ -54,13 +54,16 @@ def nothing_kept() -> Iterator[None]:
         _keeping.reset(token)
 
 
-def kept(name: str, place: Path, sources: Sequence[Path], decode: Callable[[], Dataset]) -> Dataset:
+def kept(
+    name: str, place: Path, sources: Sequence[Path], decode: Callable[[], Dataset], classes: Sequence[str] = ()
+) -> Dataset:
     """Take a dataset from the cache if it was made from the same ``sources``; else ``decode`` and keep it.
 
     ``name`` is the text by which it was asked for, parameters included, and ``place`` the folder of its files.
+    ``classes`` are the names of its classes where these do not stand in its files.
     """
     folder = kept_directory("decoded") if _keeping.get() else None
-    made_from = None if folder is None else _made_from(name, place, sources)
+    made_from = None if folder is None else _made_from(name, place, sources, classes)
     if folder is None or made_from is None:
         return decode()
     path = folder / f"{_hash([name, str(place.resolve())])}.safetensors"
@@ -71,7 +74,7 @@ def kept(name: str, place: Path, sources: Sequence[Path], decode: Callable[[], D
     return found
 
 
-def _made_from(name: str, place: Path, sources: Sequence[Path]) -> list[Any] | None:
+def _made_from(name: str, place: Path, sources: Sequence[Path], classes: Sequence[str]) -> list[Any] | None:
     """Describe what a dataset is made from; none where it is not worth it, or decoding has to say what is wrong."""
     try:
         if not all(path.is_file() for path in sources) or sum(path.stat().st_size for path in sources) < SMALLEST:
@@ -81,7 +84,8 @@ def _made_from(name: str, place: Path, sources: Sequence[Path]) -> list[Any] | N
     except OSError:
         return None
     names = [os.path.relpath(path, place) for path in sources]
-    return [_FORMAT, __version__, PIL.__version__, name, [list(pair) for pair in zip(names, hashes, strict=True)]]
+    hashed = [list(pair) for pair in zip(names, hashes, strict=True)]
+    return [_FORMAT, __version__, PIL.__version__, name, list(classes), hashed]
 
 
 def _hash_file(path: Path) -> str:

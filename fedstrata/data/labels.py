@@ -77,6 +77,22 @@ def refuse_untrained(labels: Tensor, train: np.ndarray, class_names: Sequence[st
     raise FedStrataError(f"{told}; training knows {known}. Correct it, or name all classes with class_names=....")
 
 
+def tell_alike(class_names: Sequence[str], source: str) -> None:
+    """Tell of classes that nobody named and that differ only in capitals or in blanks: most likely, they are one."""
+    alike: dict[str, list[str]] = {}
+    for name in class_names:
+        alike.setdefault(" ".join(name.split()).casefold(), []).append(name)
+    several = [names for names in alike.values() if len(names) > 1]
+    if several:
+        warnings.warn(
+            f"The labels {' and '.join(_some(names) for names in several[:4])} of {source} differ only in capitals or "
+            "blanks, but are classes of their own; write alike what is of one class, or name all classes with "
+            "class_names=... if they are right.",
+            FedStrataWarning,
+            stacklevel=3,
+        )
+
+
 def label_texts(marks: Marks) -> tuple[str, ...]:
     """Write labels as texts, as the names of classes are."""
     return tuple(str(value) for value in marks.values.tolist())

@@ -6,7 +6,7 @@ Nothing of theirs is imported: what an object can do tells what it is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedstrata.data.parts import Part, part_named
 from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 
 LABELS = ("label", "labels", "target")
@@ -23,8 +24,8 @@ LABELS = ("label", "labels", "target")
 class Items(NamedTuple):
     """Inputs and labels, one of each for every sample, and the names of the classes where the object tells them."""
 
-    inputs: list[Any]
-    labels: list[Any]
+    inputs: Any
+    labels: Any
     class_names: tuple[str, ...] | None
 
 
@@ -41,21 +42,66 @@ def is_transformed(given: Any) -> bool:
 
 
 def train_and_test(given: Any) -> tuple[Any, Any] | None:
-    """Take a ``DatasetDict``, or any dict with a ``train`` part, or a pair of datasets, apart; none where it is none.
+    """Take a dict of parts, such as a ``DatasetDict``, or a pair of datasets, apart; none where it is none.
 
-    The test part is ``test``, else ``validation``; what is not used is told.
+    A dict is one of parts where all its names are those of parts (see :func:`are_parts`), or where one is the name of
+    the part to train on and all are datasets of samples.
     """
     if isinstance(given, tuple | list) and len(given) == 2 and all(map(is_sample_dataset, given)):
         return given[0], given[1]
-    if not isinstance(given, Mapping) or "train" not in given or not all(map(is_sample_dataset, given.values())):
+    if not isinstance(given, Mapping) or not are_parts(given, others=all(map(is_sample_dataset, given.values()))):
         return None
-    test = next((name for name in ("test", "validation") if name in given), None)
-    unused = [name for name in given if name not in ("train", test)]
-    if test == "validation" or unused:
-        told = [f"'{test}' is the part to test on"] if test == "validation" else []
+    train, test = choose_parts(given)
+    return _samples(given[train]), None if test is None else _samples(given[test])
+
+
+def are_parts(names: Iterable[Any], others: bool = False) -> bool:
+    """Tell whether names are those of parts, one of them to train on; ``others`` may stand beside them.
+
+    >>> are_parts(["Train", "val"]), are_parts(["train", "north"]), are_parts(["test", "val"])
+    (True, False, False)
+    """
+    parts = [part_named(str(name)) for name in names]
+    return "train" in parts and (others or None not in parts)
+
+
+def choose_parts(names: Iterable[Any]) -> tuple[Any, Any | None]:
+    """Choose the part to train on and the one to test on: ``test``, else ``validation``; what is not used is told."""
+    found: dict[Part | None, list[Any]] = {}
+    for name in names:
+        found.setdefault(part_named(str(name)), []).append(name)
+    for part, same in found.items():
+        if part is not None and len(same) > 1:
+            raise FedStrataError(
+                f"'{same[0]}' and '{same[1]}' would both be the part called {part}; join them, or leave one out."
+            )
+    chosen = next((part for part in ("test", "validation") if part in found), None)
+    test = None if chosen is None else found[chosen][0]
+    unused = [name for part, same in found.items() if part not in ("train", chosen) for name in same]
+    if chosen == "validation" or unused:
+        told = [f"'{test}' is the part to test on"] if chosen == "validation" else []
         told += [f"{', '.join(map(repr, unused))} not used"] if unused else []
-        warnings.warn(f"Of the parts of the data, {', and '.join(told)}.", FedStrataWarning, stacklevel=3)
-    return given["train"], None if test is None else given[test]
+        warnings.warn(f"Of the parts of the data, {', and '.join(told)}.", FedStrataWarning, stacklevel=4)
+    return found["train"][0], test
+
+
+def _samples(part: Any) -> Any:
+    """Tell apart what stands in one part: inputs and labels, else whatever yields both."""
+    if isinstance(part, Mapping) and set(part) == {"inputs", "labels"}:
+        return Items(part["inputs"], part["labels"], None)
+    if isinstance(part, tuple | list) and len(part) == 2 and not is_sample_dataset(part):
+        return Items(part[0], part[1], None)
+    return part
+
+
+def by_text(given: Mapping[Any, Any], what: str) -> dict[str, Any]:
+    """Write the names of a dict as texts, as they stand in run folders; two that are then equal are refused."""
+    named: dict[str, Any] = {}
+    for name, one in given.items():
+        if str(name) in named:
+            raise FedStrataError(f"Two {what} are called '{name}', written as a text; give each a name of its own.")
+        named[str(name)] = one
+    return named
 
 
 def is_sample_dataset(given: Any) -> bool:
@@ -63,12 +109,14 @@ def is_sample_dataset(given: Any) -> bool:
     return is_hub_dataset(given) or isinstance(given, torch.utils.data.Dataset)
 
 
-def read_items(given: Any, source: str, label: str | None = None, features: str | None = None) -> Items:
+def read_items(given: Any, source: str, label: str | int | None = None, features: str | int | None = None) -> Items:
     """Collect the samples of an object that yields (input, label) pairs, or records with an input and a label.
 
     In a record, ``label`` and ``features`` name what is what; without, the label is called ``label``, ``labels`` or
     ``target``, or is the only column of classes, and the input is the only other entry.
     """
+    if isinstance(given, Items):
+        return given
     if isinstance(given, Tensor | np.ndarray) or not (hasattr(given, "__iter__") or hasattr(given, "__getitem__")):
         raise FedStrataError(
             f"There are no labels for {source}; give them, or something that yields (input, label) pairs."
@@ -95,7 +143,7 @@ def read_items(given: Any, source: str, label: str | None = None, features: str 
     return Items([item[0] for item in items], labels, names)
 
 
-def label_column(given: Any, label: str | None, source: str) -> str:
+def label_column(given: Any, label: str | int | None, source: str) -> str:
     """Find the column of a hub's dataset that holds labels: by its name, or as the only one of classes."""
     classes = [name for name, feature in given.features.items() if hasattr(feature, "names")]
     if label is None and not set(LABELS) & set(given.column_names) and len(classes) == 1:
@@ -103,12 +151,12 @@ def label_column(given: Any, label: str | None, source: str) -> str:
     return find_label(given.column_names, label, source)
 
 
-def find_label(keys: list[str], label: str | None, source: str) -> str:
+def find_label(keys: Sequence[str], label: str | int | None, source: str) -> str:
     """Find the labels among the names of columns or entries."""
     if label is not None:
         if label not in keys:
-            raise unknown_name(f"column of {source} called", label, map(str, keys))
-        return label
+            raise unknown_name(f"column of {source} called", str(label), map(str, keys))
+        return keys[keys.index(label)]
     found = next((name for name in LABELS if name in keys), None)
     if found is None:
         raise FedStrataError(
@@ -119,7 +167,7 @@ def find_label(keys: list[str], label: str | None, source: str) -> str:
     return found
 
 
-def class_names_of(given: Any, label: str | None) -> tuple[str, ...] | None:
+def class_names_of(given: Any, label: str | int | None) -> tuple[str, ...] | None:
     """Ask an object for the names of its classes: the hub's features, or ``classes`` as torchvision's datasets have."""
     if is_hub_dataset(given):
         names = getattr(given.features.get(label), "names", None)
@@ -161,11 +209,11 @@ def _each(given: Any) -> Iterable[Any]:
     return (given[index] for index in range(len(given))) if indexed else iter(given)
 
 
-def _input_column(others: list[str], features: str | None, source: str) -> str:
+def _input_column(others: Sequence[str], features: str | int | None, source: str) -> str:
     if features is not None:
         if features not in others:
-            raise unknown_name(f"column of {source} called", features, map(str, others))
-        return features
+            raise unknown_name(f"column of {source} called", str(features), map(str, others))
+        return others[others.index(features)]
     if len(others) != 1:
         raise FedStrataError(
             f"The samples of {source} have {len(others)} entries beside the label ({', '.join(map(repr, others))}); "

@@ -13,6 +13,8 @@ import numpy as np
 from fedstrata.data.dataset import Dataset
 from fedstrata.errors import FedStrataError
 
+_WANTED = "give each client the places of its samples in the dataset, whole numbers from 0"
+
 
 class Parts(Sequence[np.ndarray]):
     """The positions of each client, a sequence of arrays that lie one behind the other in one.
@@ -38,13 +40,10 @@ class Parts(Sequence[np.ndarray]):
             return arrays
         given = list(arrays)
         kept = {id(positions): positions for positions in given}
-        lengths = np.fromiter(map(len, kept.values()), dtype=np.int64, count=len(kept))
-        some = [positions for positions in kept.values() if len(positions)]
-        flat = (
-            np.concatenate(some).astype(np.int64, casting="same_kind", copy=False)
-            if some
-            else np.empty(0, dtype=np.int64)
-        )
+        own = [_as_positions(positions) for positions in kept.values()]
+        lengths = np.fromiter(map(len, own), dtype=np.int64, count=len(own))
+        some = [positions for positions in own if len(positions)]
+        flat = np.concatenate(some, dtype=np.int64) if some else np.empty(0, dtype=np.int64)
         if len(kept) == len(given):
             return cls(flat, lengths)
         numbers = {name: number for number, name in enumerate(kept)}
@@ -118,10 +117,36 @@ class Parts(Sequence[np.ndarray]):
         taken: np.ndarray = self.flat[places]
         return taken
 
+    def repeats(self) -> int:
+        """Count the positions that stand before at the same client.
+
+        >>> Parts.of([np.array([4, 1, 4, 4]), np.array([4])]).repeats()
+        2
+        """
+        owners, positions = self.owners(), self.joined()
+        order = np.lexsort((positions, owners))
+        owners, positions = owners[order], positions[order]
+        return int(np.count_nonzero((owners[1:] == owners[:-1]) & (positions[1:] == positions[:-1])))
+
     def label_counts(self, dataset: Dataset) -> np.ndarray:
         """Count the labels of each client's samples: an array ``[clients, classes]``."""
         places = self.owners() * dataset.classes + dataset.labels.numpy()[self.joined()]
         return np.bincount(places, minlength=len(self) * dataset.classes).reshape(len(self), dataset.classes)
+
+
+def _as_positions(given: object) -> np.ndarray:
+    """Take what one client is given as whole numbers; refuse all else, also masks, which would count as 0 and 1."""
+    try:
+        positions = np.asarray(given)
+    except ValueError:
+        raise FedStrataError(f"The positions of a client are lists of unequal lengths; {_WANTED}.") from None
+    if positions.ndim == 1 and (not len(positions) or positions.dtype.kind in "iu"):
+        return positions.astype(np.int64, copy=False)
+    hint = "; np.flatnonzero(mask) has those of a mask" if positions.dtype.kind == "b" else ""
+    raise FedStrataError(
+        f"The positions of a client are an array of shape {list(positions.shape)} and type {positions.dtype}; "
+        f"{_WANTED}{hint}."
+    )
 
 
 @dataclass(frozen=True)
@@ -145,6 +170,25 @@ class Split:
                 f"Client {empty[0]} of {len(self.train)} holds no training samples; "
                 "use fewer clients, more data or a milder skew."
             )
+        lowest = min(int(parts.flat.min(initial=0)) for parts in (self.train_parts, self.test_parts))
+        if lowest < 0:
+            raise FedStrataError(f"A split has the position {lowest}; positions in a dataset count from 0.")
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse a dataset that lacks some of these positions."""
+        highest = max(int(parts.flat.max(initial=0)) for parts in (self.train_parts, self.test_parts))
+        if highest >= len(dataset.inputs):
+            raise FedStrataError(
+                f"The split has the position {highest}, but the dataset '{dataset.name}' has {len(dataset.inputs)} "
+                f"samples, at 0 to {len(dataset.inputs) - 1}; divide this dataset."
+            )
+
+    def trained_and_tested(self, dataset: Dataset) -> int:
+        """Count the test samples on which somebody trains."""
+        held = [np.zeros(len(dataset.inputs), dtype=np.bool_) for _ in range(2)]
+        for mask, parts in zip(held, (self.train_parts, self.test_parts), strict=True):
+            mask[parts.flat] = True
+        return int(np.count_nonzero(held[0] & held[1]))
 
     def __repr__(self) -> str:
         """Tell the split in a line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +26,26 @@ from fedstrata.data.columns import (
 )
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.held_out import checked_fraction, groups_of, hold_out_for_testing
-from fedstrata.data.labels import Marks, label_texts, number_labels, read_labels, refuse_untrained
-from fedstrata.data.objects import class_names_of, find_label, is_hub_dataset, label_column
+from fedstrata.data.labels import Marks, label_texts, number_labels, read_labels, refuse_untrained, tell_alike
+from fedstrata.data.objects import (
+    are_parts,
+    by_text,
+    choose_parts,
+    class_names_of,
+    find_label,
+    is_hub_dataset,
+    label_column,
+)
 from fedstrata.errors import FedStrataError, FedStrataWarning, unknown_name
 
 _MANY = 20
 """So many distinct texts are a category in any case; more are none where most rows have a text of their own."""
+_CODES = 10
+"""So few distinct numbers may be codes that stand beside others, such as 1, 2 and A; more are taken for quantities."""
+_COUNTED = 10
+"""So many rows that a column counts are no chance."""
+_NAMELESS = ("", "Unnamed: 0")
+"""What the first column is called where pandas wrote the numbers of rows into a CSV file, and read it again."""
 _LIKE_SITES = ("site", "client")
 _TESTING = {"true", "1", "test", "yes"}
 _TRAINING = {"false", "0", "train", "training", "no"}
@@ -98,7 +112,7 @@ class Column:
         if self.categories is None:
             if isinstance(column, Texts):
                 raise FedStrataError(
-                    f"The column '{self.name}' of {source} holds texts, such as '{column.distinct[0]}', where training "
+                    f"The column '{self.name}' of {source} holds texts, such as {_first_odd(column)}, where training "
                     "had numbers; give numbers, or nothing where one is missing."
                 )
             values = np.full(len(table), np.nan) if column is None else column.values
@@ -208,15 +222,19 @@ class Table:
         return cls.from_mapping(files.from_json(content, Path(path)))
 
 
+class SiteTables(dict[str, Any]):
+    """A table for each site, also where the sites are called as parts of a dataset are, such as train and test."""
+
+
 def from_table(
     table: Any,
     *,
-    label: str | None = None,
-    site: str | None = None,
+    label: str | int | None = None,
+    site: str | int | None = None,
     test: Any = None,
     test_fraction: float = 0.25,
-    features: str | Sequence[str] | None = None,
-    drop: str | Sequence[str] = (),
+    features: str | int | Sequence[str | int] | None = None,
+    drop: str | int | Sequence[str | int] = (),
     class_names: Sequence[Any] | None = None,
     encoding: Table | str | Path | None = None,
     name: str | None = None,
@@ -226,9 +244,10 @@ def from_table(
     A table is a pandas or Polars data frame, an Arrow table, a dict of columns, a ``datasets.Dataset`` of single
     values, or the path of a CSV or Parquet file. ``label`` names the column with the class, of any kind; ``site`` the
     one with the owner of each row: the owners are then the clients. Instead, a dict from each site's name to its table,
-    or the path of a folder with one file per site. ``test`` is another table like the first, or a column that is true
-    for the rows to test on; without, the fraction ``test_fraction`` of each class and site is held out, always the same
-    rows. ``features`` are the columns to learn from, by default all but ``drop``.
+    or the path of a folder with one file per site; names of parts only, such as train, validation and test, are taken
+    for these, not for sites. ``test`` is another table like the first, or a column that is true for the rows to test
+    on; without, the fraction ``test_fraction`` of each class and site is held out, always the same rows. ``features``
+    are the columns to learn from, by default all but ``drop``.
 
     Texts, truth values and categories become zeros and ones, missing numbers the median, with an input that tells where
     (see :class:`Column`). What this takes, and the mean and deviation of ``normalise``, comes from the training rows of
@@ -242,6 +261,8 @@ def from_table(
     >>> data.inputs.tolist()[1]
     [50.0, 1.0, 1.0, 0.0]
     """
+    site = None if site is None else str(site)
+    test = str(test) if isinstance(test, int | np.integer) else test
     parts = list(_parts(table, site, testing=False))
     if not parts:
         raise FedStrataError("There are no tables; give a dict from each site's name to its table.")
@@ -249,8 +270,10 @@ def from_table(
     if is_hub_dataset(first):
         label = label_column(first, label, parts[0].source)
         class_names = class_names_of(first, label) if class_names is None else class_names
-    label = find_label(parts[0].table.column_names, label, parts[0].source)
+    label = find_label(parts[0].table.column_names, None if label is None else str(label), parts[0].source)
     tested = test if isinstance(test, str) and test in parts[0].table.column_names else None
+    if test is not None and any(part.testing for part in parts):
+        raise FedStrataError("There is a part to test on among the tables, so that test=... would tell it twice.")
     if test is not None and tested is None:
         parts += _parts(test, site, testing=True)
     for part in parts:
@@ -258,7 +281,8 @@ def from_table(
             raise FedStrataError(f"There are no rows in {part.source}.")
     marks = [_labels(part.table, label, part.source) for part in parts]
     owners = _owners(parts, site)
-    names = _feature_names(parts, (label, site, tested), features, drop, tell=encoding is None)
+    wanted = None if features is None else _texts(features)
+    names = _feature_names(parts, (label, site, tested), wanted, _texts(drop), tell=encoding is None)
     if encoding is not None:
         agreed = encoding if isinstance(encoding, Table) else Table.read(encoding)
         class_names = agreed.class_names if class_names is None else class_names
@@ -271,9 +295,11 @@ def from_table(
         train, held = np.flatnonzero(~testing), np.flatnonzero(testing)
         _refuse_odd_testing(train, held, owners, parts[0].source)
     if encoding is None:
-        agreed = Table(_fit(parts, names, train), label, classes)
+        agreed = Table(_fit(parts, names, train, tell=wanted is None), label, classes)
     inputs = torch.cat([agreed.encode_table(part.table, part.source, tell=encoding is not None) for part in parts])
     refuse_untrained(labels, train, classes, parts[0].source, named=class_names is not None)
+    if class_names is None:
+        tell_alike(classes, parts[0].source)
     mean, deviation = _statistics(inputs[torch.from_numpy(train)], agreed)
     return Dataset(
         name or _name_of(table), inputs, labels, train, held, classes, owners, mean, deviation,
@@ -292,25 +318,30 @@ class _Part(NamedTuple):
 
 def _parts(given: Any, site: str | None, testing: bool) -> Iterator[_Part]:
     word = "the test table" if testing else "the table"
-    if isinstance(given, str | Path) and Path(given).expanduser().is_dir():
-        folder = Path(given).expanduser()
-        found = table_files(folder)
-        whole = site is not None or set(found) == {"train", "test"}
-        for stem, path in found.items():
-            held = testing or (set(found) == {"train", "test"} and stem == "test")
-            yield _Part(f"'{path}'", None if whole else stem, read_table(path, f"'{path}'"), held)
+    in_folder = isinstance(given, str | Path) and Path(given).expanduser().is_dir()
+    if in_folder:
+        tables: Mapping[str, Any] = table_files(Path(given).expanduser())
+        sources = {name: f"'{path}'" for name, path in tables.items()}
     elif isinstance(given, Mapping) and all(is_table(one) or isinstance(one, Mapping) for one in given.values()):
-        if site is not None:
-            raise FedStrataError(
-                f"There is a table for each site already, so that the column '{site}' would tell it twice; leave site "
-                "out, or give one table."
-            )
-        for owner, one in given.items():
-            yield _Part(f"{word} of '{owner}'", str(owner), read_table(one, f"{word} of '{owner}'"), testing)
+        tables = by_text(given, "tables")
+        sources = {name: f"{word} of '{name}'" for name in tables}
     else:
         source = f"'{given}'" if isinstance(given, str | Path) else word
         path = Path(given).expanduser() if isinstance(given, str | Path) else given
         yield _Part(source, None, read_table(path, source), testing)
+        return
+    if not testing and not isinstance(given, SiteTables) and are_parts(tables):
+        train, test = choose_parts(tables)
+        for name in (train,) if test is None else (train, test):
+            yield _Part(sources[name], None, read_table(tables[name], sources[name]), name == test)
+        return
+    if site is not None and not in_folder:
+        raise FedStrataError(
+            f"There is a table for each site already, so that the column '{site}' would tell it twice; leave site "
+            "out, or give one table."
+        )
+    for name, one in tables.items():
+        yield _Part(sources[name], None if site is not None else name, read_table(one, sources[name]), testing)
 
 
 def _labels(table: pa.Table, label: str, source: str) -> Marks:
@@ -346,18 +377,27 @@ def _owners(parts: Sequence[_Part], site: str | None) -> np.ndarray | None:
 def _feature_names(
     parts: Sequence[_Part],
     taken: tuple[str, str | None, str | None],
-    features: str | Sequence[str] | None,
-    drop: str | Sequence[str],
+    wanted: Sequence[str] | None,
+    dropped: Sequence[str],
     tell: bool,
 ) -> list[str]:
     """Tell from which columns to learn, after checking that all tables have them."""
     first = parts[0]
-    wanted = [features] if isinstance(features, str) else features
-    dropped = [drop] if isinstance(drop, str) else drop
     for name in (*(wanted or ()), *dropped):
         if not any(name in part.table.column_names for part in parts):
-            raise unknown_name(f"column of {first.source} called", str(name), first.table.column_names)
+            raise unknown_name(f"column of {first.source} called", name, first.table.column_names)
     left_out = {*taken, *dropped}
+    if wanted is None:
+        indices = {name for part in parts for name in _indices(part.table)} - left_out
+        if indices and tell:
+            warnings.warn(
+                f"The column {_named(sorted(indices))} of {first.source} is left out: it has no name, as the numbers "
+                "of rows that pandas writes beside a table; write tables with index=False, or give it a name to learn "
+                "from it.",
+                FedStrataWarning,
+                stacklevel=3,
+            )
+        left_out |= indices
     names = [name for name in (wanted or first.table.column_names) if name not in left_out]
     if not names:
         beside = _named(sorted(name for name in left_out if name is not None))
@@ -382,9 +422,31 @@ def _feature_names(
     return names
 
 
-def _fit(parts: Sequence[_Part], names: Sequence[str], train: np.ndarray) -> tuple[Column, ...]:
-    """Learn from the training rows of all tables how to encode each column."""
-    fitted = {name: Column.fit(name, _joined(parts, name), train, parts[0].source) for name in names}
+def _indices(table: pa.Table) -> list[str]:
+    """List the columns that are the index of a data frame: first and without a name, or called so in Parquet files."""
+    first = [name for name in table.column_names[:1] if name in _NAMELESS]
+    return first + [name for name in table.column_names if name.startswith("__index_level_")]
+
+
+def _texts(names: str | int | Sequence[str | int]) -> list[str]:
+    if isinstance(names, Iterable) and not isinstance(names, str):
+        return [str(name) for name in names]
+    return [str(names)]
+
+
+def _fit(parts: Sequence[_Part], names: Sequence[str], train: np.ndarray, tell: bool) -> tuple[Column, ...]:
+    """Learn from the training rows of all tables how to encode each column; ``tell`` of those that only count rows."""
+    joined = {name: _joined(parts, name) for name in names}
+    counting = [name for name, column in joined.items() if _count_rows(column, parts)]
+    if counting and tell:
+        warnings.warn(
+            f"The column{'s' * (len(counting) > 1)} {_named(counting)} of {parts[0].source} only "
+            f"count{'' if len(counting) > 1 else 's'} the rows; where these are in the order of the classes, models "
+            f"learn that order: leave it out with drop='{counting[0]}'.",
+            FedStrataWarning,
+            stacklevel=3,
+        )
+    fitted = {name: Column.fit(name, column, train, parts[0].source) for name, column in joined.items()}
     constant = [name for name, column in fitted.items() if column is None]
     if len(constant) == len(names):
         raise FedStrataError(f"All columns of {parts[0].source} are the same in every training row: nothing to learn.")
@@ -407,7 +469,7 @@ def _joined(parts: Sequence[_Part], name: str) -> Numbers | Texts | None:
     if texts and numbers:
         (part, one), (other, _) = texts[0], numbers[0]
         raise FedStrataError(
-            f"The column '{name}' holds texts in {part.source}, such as '{one.distinct[0]}', and numbers in "
+            f"The column '{name}' holds texts in {part.source}, such as {_first_odd(one)}, and numbers in "
             f"{other.source}; make it all numbers or all texts, or leave it out with drop='{name}'."
         )
     rows = [part.table.num_rows for part in parts]
@@ -416,8 +478,61 @@ def _joined(parts: Sequence[_Part], name: str) -> Numbers | Texts | None:
         return Numbers(np.concatenate(own))
     if texts:
         own = [np.full(count, None) if one is None else one.values for one, count in zip(read, rows, strict=True)]
-        return read_texts(pa.table({name: pa.array(np.concatenate(own).tolist(), pa.string())}), name)
+        whole = read_texts(pa.table({name: pa.array(np.concatenate(own).tolist(), pa.string())}), name)
+        if not any(pa.types.is_dictionary(part.table.column(name).type) for part, _ in texts):
+            _judge_numbers_as_texts(name, whole, texts)
+        return whole
     return None
+
+
+def _judge_numbers_as_texts(name: str, column: Texts, where: Sequence[tuple[_Part, Texts]]) -> None:
+    """Refuse texts that are numbers but for some; tell where few distinct ones may be codes, or all are numbers.
+
+    Every distinct number would be an input of its own, without a word of what it is near to.
+    """
+    if 2 * column.like_numbers <= len(column.distinct):
+        return
+    told: list[str] = []
+    for text in column.odd[:4]:
+        part, own = next((part, own) for part, own in where if text in own.distinct)
+        told.append(f"'{text}' in row {own.row_of(text)} of {part.source}")
+    further = f" and {len(column.odd) - 4} more" if len(column.odd) > 4 else ""
+    odd = f"{', '.join(told)}{further} {'are no numbers' if len(column.odd) > 1 else 'is no number'}"
+    amount = "Most" if column.like_numbers < len(column.distinct) else "All"
+    many = column.like_numbers > _CODES
+    if many and told:
+        raise FedStrataError(
+            f"{amount} of the {len(column.distinct)} different texts in the column '{name}' are written like numbers, "
+            f"but {odd}; leave empty what is missing and write decimals with a point, or make the column one of "
+            f"categories (in pandas: .astype('category')), or leave it out with drop='{name}'."
+        )
+    if not told and not many:
+        return
+    why = odd if told else f"its numbers are texts, such as '{column.distinct[0]}'"
+    instead = "leave empty what stands for a missing value" if told else "give quantities as numbers"
+    warnings.warn(
+        f"The column '{name}' is taken as {len(column.distinct)} categories, since {why}; {instead}, or make the "
+        "column one of categories (in pandas: .astype('category')).",
+        FedStrataWarning,
+        stacklevel=4,
+    )
+
+
+def _first_odd(column: Texts) -> str:
+    text = (column.odd or column.distinct)[0]
+    return f"'{text}' in row {column.row_of(text)}"
+
+
+def _count_rows(column: Numbers | Texts | None, parts: Sequence[_Part]) -> bool:
+    """Tell whether numbers are 0, 1, 2, ... or 1, 2, 3, ..., in each table anew or through all of them."""
+    if not isinstance(column, Numbers):
+        return False
+    each = np.split(column.values, np.cumsum([part.table.num_rows for part in parts])[:-1])
+    return _is_counting(column.values) or all(map(_is_counting, each))
+
+
+def _is_counting(values: np.ndarray) -> bool:
+    return len(values) >= _COUNTED and bool(values[0] in (0, 1) and (np.diff(values) == 1).all())
 
 
 def _testing_rows(part: _Part, column: str | None) -> np.ndarray:

@@ -74,16 +74,22 @@ class Normalise(Transform):
     They are those of the training samples of all clients together, unless the dataset has published constants: real
     sites find them by adding up their sums before the first round. ``normalise:site`` takes those of each client's own
     training samples, which never leave it. ``normalise:imagenet`` is for weights that were trained on ImageNet, such as
-    DINO's. ``normalise(mean='0.5', deviation='0.25')`` takes numbers that are known beforehand, for all channels or,
-    with spaces between them, for each. Nothing is done to data without channels (sequences, whole numbers).
+    DINO's. ``normalise(mean=0.5, deviation=0.25)`` takes numbers that are known beforehand, for all channels or, in
+    quotes with spaces between them, for each. Nothing is done to data without channels (sequences, whole numbers).
     """
 
     statistics: str = parameter("dataset", "Whose mean and deviation.", choices=("dataset", "site", "imagenet"))
-    mean: str | None = parameter(None, "Known means, instead: one number, or one for each channel.")
-    deviation: str | None = parameter(None, "Known deviations, with the means.")
+    mean: str | float | None = parameter(
+        None, "Known means, instead: one number, or one for each channel in quotes, with spaces between them."
+    )
+    deviation: str | float | None = parameter(None, "Known deviations, with the means, in the same way.")
 
     def __post_init__(self) -> None:
+        """Keep a number as its text, so that both have one written form."""
         super().__post_init__()
+        for field in ("mean", "deviation"):
+            if isinstance(value := getattr(self, field), float):
+                object.__setattr__(self, field, str(value))
         if (self.mean is None) != (self.deviation is None):
             raise FedStrataError("'normalise' takes both a mean and a deviation, or neither.")
         if self.mean is not None and self.statistics != "dataset":
@@ -141,13 +147,13 @@ class Normalise(Transform):
         return (inputs - means.reshape(shape)) / deviations.reshape(shape)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _numbers(given: str | float) -> tuple[float, ...]:
     try:
-        numbers = tuple(float(word) for word in text.split())
+        numbers = tuple(float(word) for word in str(given).split())
     except ValueError:
         numbers = ()
     if not numbers or not all(math.isfinite(number) for number in numbers):
-        raise FedStrataError(f"'{text}' does not fit 'normalise': give one number, or one for each channel in quotes.")
+        raise FedStrataError(f"'{given}' does not fit 'normalise': give one number, or one for each channel in quotes.")
     return numbers
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor
 from fedstrata import files
 from fedstrata.data.formats.bounds import refuse_irregular
 from fedstrata.data.formats.samples import damaged
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 
 PADDING, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 _FURTHER = "##"
@@ -52,6 +53,8 @@ class Vocabulary:
 
     tokens: tuple[str, ...]
     length: int
+    path: Path | None = field(default=None, compare=False, repr=False)
+    """The file from which it was read, if any; it is not known to fit the texts."""
 
     def __post_init__(self) -> None:
         if self.tokens[:1] != (PADDING,) or UNKNOWN not in self.tokens:
@@ -59,6 +62,12 @@ class Vocabulary:
         if len(self._places) != len(self.tokens):
             twice = next(token for token, count in Counter(self.tokens).items() if count > 1)
             raise FedStrataError(f"The token '{twice}' stands twice in the vocabulary; name each once.")
+        spaced = next((token for token in self.tokens if len(token.split()) > 1), None)
+        if spaced is not None:
+            raise FedStrataError(
+                f"The token '{spaced}' has a space inside, where texts are split, so that no text could have it; give "
+                "one token a line and nothing beside it."
+            )
         if self.length <= self._marks:
             raise FedStrataError(
                 f"Texts of {self.length} tokens have no room for a word beside {START} and {END}; choose a length of "
@@ -98,7 +107,7 @@ class Vocabulary:
             raise damaged(path, f"line {empty} holds no token")
         marks = () if PADDING in lines else _marks(start and START not in lines)
         try:
-            return cls((*(mark for mark in marks if mark not in lines), *lines), length)
+            return cls((*(mark for mark in marks if mark not in lines), *lines), length, path)
         except FedStrataError as error:
             raise FedStrataError(f"'{path}' is no vocabulary: {error}") from None
 
@@ -112,7 +121,21 @@ class Vocabulary:
         for row, text in zip(numbers, texts, strict=True):
             found = self.numbers(text)
             row[: len(found)] = found
+        if self.path is not None:
+            self._note_unknown(self.path, numbers)
         return torch.from_numpy(numbers)
+
+    def _note_unknown(self, path: Path, numbers: np.ndarray) -> None:
+        """Say so where a file knows less than a third of the tokens of texts ``[texts, length]``."""
+        given = int(np.count_nonzero(numbers)) - self._marks * len(numbers)
+        unknown = int(np.count_nonzero(numbers == self._places[UNKNOWN]))
+        if 3 * unknown > 2 * given:
+            warnings.warn(
+                f"Of the {given:,} tokens of the texts, the vocabulary '{path}' does not know {unknown:,}, which all "
+                f"become {UNKNOWN}. It needs tokens in lower case, of the texts' language, one a line.",
+                FedStrataWarning,
+                stacklevel=3,
+            )
 
     def numbers(self, text: str) -> list[int]:
         """Turn one text into the numbers of its tokens, at most ``length``."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedstrata.data.transforms import Transform
 from fedstrata.methods.contract.part import Part
 from fedstrata.methods.contract.views import Clients, Probe
 from fedstrata.stack import constant
@@ -213,11 +214,13 @@ def _chooses_by_values(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def whose_code() -> str:
-    """Find out who is running: the hook of a part, or something of the model or the loss."""
+    """Find out who is running: the hook of a part, a transform, or something of the model or the loss."""
     for frame in _frames():
         owner = frame.f_locals.get("self")
         if isinstance(owner, Part) and hasattr(Part, frame.f_code.co_name):
             return f"the hook '{frame.f_code.co_name}' of '{owner.name}'"
+        if isinstance(owner, Transform):
+            return f"the transform '{owner.name}'"
     return "the model or the loss"
 
 

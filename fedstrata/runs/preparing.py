@@ -18,8 +18,10 @@ from fedstrata.data.channels import Statistics, statistics_of_clients, with_stat
 from fedstrata.data.columns import ENDINGS as TABLE_ENDINGS
 from fedstrata.data.contents import untouched
 from fedstrata.data.held_out import hold_out_at_clients, hold_out_for_server, hold_out_for_validation
+from fedstrata.data.partitions import Partitioner
 from fedstrata.data.transforms import OTHER_WAYS, Transform, normalisation_in
 from fedstrata.engines.batches import DeviceData, Work
+from fedstrata.engines.planning import Plan
 from fedstrata.engines.setting import Setting
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.experiment import Experiment
@@ -50,7 +52,8 @@ class Ingredients:
 
     ``secret`` says whether noise comes from the operating system, as it does at a server and at sites unless they are
     told otherwise, or from the seed, as in a simulation. A split takes the place of the ``clients`` and the
-    ``partition`` that an experiment names; with ``only_split``, an experiment that names others is refused.
+    ``partition`` that an experiment names; with ``only_split``, which marks one that a user gave, an experiment that
+    names others is refused, and it is told where the split trains on what it tests on.
     """
 
     dataset: Dataset | None = None
@@ -60,8 +63,15 @@ class Ingredients:
     metrics: tuple[Metric, ...] | None = None
     named: NamedData | None = None
     """Where the dataset that an experiment names is kept once it is loaded, if several runs use it."""
+    plans: dict[Experiment, Plan] | None = None
+    """How runs of the same work were planned, if several are compared: the others are planned alike."""
     secret: bool | None = None
     only_split: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a split that is of other data."""
+        if self.dataset is not None and self.split is not None:
+            self.split.check(self.dataset)
 
     def load(self, experiment: Experiment) -> Dataset:
         """Take the dataset that was given, or load the one that the experiment names."""
@@ -165,6 +175,9 @@ def prepare(
     split = ingredients.split
     if split is None:
         experiment, split = divide(experiment, dataset)
+    split.check(dataset)
+    if ingredients.split is not None and ingredients.only_split:
+        note_trained_tests(split, dataset)
     experiment = experiment.with_changes({"clients": split.clients})
     refuse_odd_joining(experiment, method)
     tell(f"building the model {experiment.model}")
@@ -254,6 +267,41 @@ def note_untested_clients(ready: Prepared) -> None:
         warnings.warn(
             f"Clients without test samples: {named} ({len(without)} of {len(sizes)}). They train, but accuracies over "
             "clients are those of the others.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
+
+
+def note_trained_tests(split: Split, dataset: Dataset) -> None:
+    """Say of a split in which somebody trains on samples on which models are tested that its accuracies tell less."""
+    both = split.trained_and_tested(dataset)
+    if both:
+        tested = len(np.unique(split.test_parts.flat))
+        warnings.warn(
+            f"{both:,} of the {tested:,} samples on which clients are tested are trained on too, so that accuracies "
+            "tell less of samples that are new; give training and test parts without common positions.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
+
+
+_REPEATED = 0.1
+"""Up to this part, it is not told how many of the samples at clients are repeats."""
+
+
+def note_repeats(partition: Partitioner, split: Split) -> None:
+    """Say where so many samples are asked for (``samples``, ``test_samples``) that clients hold some several times."""
+    told = []
+    for kind, asked, parts in (("training", "samples", split.train_parts), ("test", "test_samples", split.test_parts)):
+        if getattr(partition, asked, None) is not None:
+            whole, repeats = int(parts.sizes.sum()), parts.repeats()
+            if repeats > _REPEATED * whole:
+                told.append((f"{repeats:,} of the {whole:,} {kind} samples", asked))
+    if told:
+        warnings.warn(
+            f"{' and '.join(words for words, _ in told)} at clients are repeats of others at the same client: where a "
+            f"class has fewer samples than '{partition}' is to give a client, its rule is to give them several times. "
+            f"For samples that differ, ask for fewer ({' and '.join(asked for _, asked in told)}).",
             FedStrataWarning,
             stacklevel=2,
         )
@@ -481,6 +529,7 @@ def divide(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, Split]
     if experiment.validation:
         dataset, _ = hold_out_for_validation(dataset, experiment.validation, experiment.seed)
     split = partition.split(dataset, clients)
+    note_repeats(partition, split)
     return experiment.with_changes({"partition": text, "clients": split.clients}), split
 
 

@@ -234,3 +234,43 @@ def test_clients_become_a_pool_and_a_split() -> None:
 def test_bad_clients_get_one_sentence(clients: dict[str, object], sentence: str) -> None:
     with pytest.raises(FedStrataError, match=sentence):
         from_clients(clients)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gap", [None, float("nan"), pd.NA])
+def test_a_sample_without_a_site_is_named(gap: object) -> None:
+    """They were not to be compared with texts; among numbers, nan was a site of its own."""
+    for sites in ([gap, "a"], [gap, 1]):
+        owners = pd.Series(["b", "b", *sites])
+        with pytest.raises(FedStrataError, match="Sample 3 of the dataset 'arrays' has no site; give one, or drop it"):
+            from_arrays(torch.rand(4, 1), [0, 1, 0, 1], sites=owners)
+    with pytest.raises(FedStrataError, match="Sample 2 of"):
+        from_arrays(torch.rand(2, 1), [0, 1], sites=np.array([1.0, np.nan]))
+
+
+def test_clients_are_not_of_one_name() -> None:
+    """One of them was lost with all its samples."""
+    one = (torch.rand(4, 2), [0, 0, 1, 1])
+    with pytest.raises(FedStrataError, match="Two clients are called '0', written as a text"):
+        from_clients({0: one, "0": one})
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_with_channels_last_are_refused(channels: int) -> None:
+    images = np.zeros((4, 32, 32, channels), dtype=np.uint8)
+    sentence = rf"\(4, 32, 32, {channels}\), which would be 32 channels of 32 x {channels} .*transpose\(0, 3, 1, 2\)"
+    one_by_one = TensorDataset(torch.from_numpy(images), torch.tensor([0, 1, 0, 1]))
+    for given in ((images, [0, 1] * 2), (images / 255, [0, 1] * 2), (one_by_one,), (images[:, :24], [0, 1] * 2)):
+        if given[0] is not images and isinstance(given[0], np.ndarray) and given[0].dtype == np.uint8:
+            sentence = sentence.replace("4, 32, 32", "4, 24, 32").replace("be 32", "be 24")
+        with pytest.raises(FedStrataError, match=sentence):
+            from_arrays(*given)
+    assert from_arrays(images.transpose(0, 3, 1, 2), [0, 1] * 2).input_shape == (channels, 32, 32)
+    signals = np.random.default_rng(0).normal(size=(4, 22, 100, 1))  # of 22 electrodes: no image
+    assert from_arrays(signals, [0, 1] * 2).input_shape == (22, 100, 1)
+
+
+def test_labels_that_differ_in_capitals_are_told_of() -> None:
+    with pytest.warns(FedStrataWarning, match="'Yes', 'yes' of the dataset 'arrays' differ only in capitals"):
+        from_arrays(torch.rand(4, 1), ["yes", "Yes", "no", "no"], test_fraction=0)
+    with pytest.warns(FedStrataWarning, match="'Yes', 'yes' of the dataset 'clients' differ only in capitals"):
+        from_clients({"a": (torch.rand(2, 1), ["yes", "no"]), "b": (torch.rand(2, 1), ["Yes", "no"])})

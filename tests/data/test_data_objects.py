@@ -210,3 +210,28 @@ def test_data_that_changed_its_classes_is_not_gone_on_with(tmp_path: Any, monkey
 def test_a_client_without_samples_gets_one_sentence() -> None:
     with pytest.raises(FedStrataError, match="There are no samples in the client 'b'"):
         from_clients({"a": pairs(), "b": Subset(pairs(), [])})
+
+
+def test_arrays_called_as_parts_are_these_and_not_clients() -> None:
+    """They were two clients, train and test, each of which trained on most of its samples."""
+    first, last = (torch.rand(16, 2), torch.arange(16) % 2), (torch.rand(8, 2), torch.arange(8) % 2)
+    for given in (
+        {"train": first, "test": last},
+        {"Test": {"inputs": last[0], "labels": last[1]}, "TRAINING": list(first)},
+        {"train": TensorDataset(*first), "testing": last},
+    ):
+        dataset, split = read_data(given)
+        assert split is None
+        assert torch.equal(dataset.inputs[torch.from_numpy(dataset.train)], first[0])
+        assert torch.equal(dataset.inputs[torch.from_numpy(dataset.test)], last[0])
+    columns = {"age": [1.0, 2.0, 4.0, 3.0], "label": [0, 1, 0, 1]}
+    assert len(read_data({"train": columns, "test": columns})[0].test) == 4
+    with pytest.warns(FedStrataWarning, match="'val' is the part to test on"):
+        assert len(read_data({"train": first, "val": last})[0].test) == 8
+    result = fedstrata.run(
+        data={"train": first, "test": last}, model="mlp:4", clients=4, partition="iid", rounds=1, epochs=1
+    )
+    assert result.summary["clients"] == 4
+    assert read_data({"north": first, "test": last})[1] is not None
+    assert len(from_clients({"train": first, "test": last})[1].train) == 2
+    assert [len(part) for part in from_clients({"north": {"train": first, "test": last}})[1].test] == [8]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedstrata.data import Dataset, from_arrays, parse_transforms, transforms
 from fedstrata.data.randaugment import OPERATIONS, change_all, change_in_groups
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.rng import client_keys
 from fedstrata.testing.world import prepare
 
@@ -183,3 +183,10 @@ def test_it_needs_images_in_grey_or_colour_before_they_are_normalised() -> None:
     assert [str(one) for one in parse_transforms("randaugment(3)+flip+normalise:imagenet")] == [
         "randaugment(operations=3)", "flip", "normalise(statistics=imagenet)",
     ]  # fmt: skip
+
+
+def test_steps_that_it_keeps_from_being_replayed_name_it() -> None:
+    """On a CPU it counts how many images are changed by each operation."""
+    simulation = prepare("fedavg", "stacked", transforms="randaugment+normalise", replay=True)
+    with pytest.warns(FedStrataWarning, match="longer: the transform 'randaugment' uses bincount, which looks"):
+        simulation.step()

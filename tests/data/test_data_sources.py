@@ -9,6 +9,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sklearn.model_selection import train_test_split
 from fedstrata.data import Dataset, cache_directory, datasets, download
 from fedstrata.data.datasets.base import search_places
 from fedstrata.data.datasets.mnist import EMNIST_CLASSES
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 
 REAL = Path(os.environ.get("FEDSTRATA_DATA") or Path(__file__).resolve().parents[2].parent / "shared" / "data")
 real_files = pytest.mark.skipif(not (REAL / "cifar10").is_dir(), reason="the real files are not on this machine")
@@ -157,7 +158,9 @@ def test_damaged_shards_get_one_sentence(tmp_path: Path) -> None:
         load("cifar10", tmp_path)
     column = pa.array([{"bytes": b"no picture", "path": None}])
     pq.write_table(pa.table({"img": column, "label": [0]}), train)
-    with pytest.raises(FedStrataError, match=r"Image 0 of .*train-00000.* is not a readable image"):
+    with pytest.raises(
+        FedStrataError, match=r"image in row 0 of the column 'img' of '.*train-00000.*' is not a readable image: it is"
+    ):
         load("cifar10", tmp_path)
     write_shard(train, pictures(1, 16, 16), [0])
     with pytest.raises(FedStrataError, match="16 x 16 pixels, and those of this dataset 32 x 32"):
@@ -282,7 +285,7 @@ def test_cifar_from_the_binary_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "folder", "ending"),
     [
-        ("mnist", "", ""),
+        ("mnist", "mnist", ""),
         ("mnist", "mnist", ".gz"),
         ("mnist", "MNIST/raw", ""),
         ("fashion_mnist", "fashion_mnist/raw", ".gz"),
@@ -344,7 +347,37 @@ def test_emnist_versions_have_their_number_of_classes() -> None:
     assert {split: len(set(names)) for split, names in EMNIST_CLASSES.items()} == counts
 
 
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_files_of_which_only_the_names_are_known_are_told(tmp_path: Path, name: str) -> None:
+    """MNIST's four files and those of Fashion-MNIST are called alike."""
+    for part in ("train", "t10k"):
+        write_idx(tmp_path / "raw" / f"{part}-images-idx3-ubyte", pictures(2, 28, 28, 1)[:, 0])
+        write_idx(tmp_path / "raw" / f"{part}-labels-idx1-ubyte", np.array([0, 1]))
+    with pytest.warns(FedStrataWarning, match=rf"train-images-idx3-ubyte' is taken for a file of '{name}', although"):
+        assert len(load(name, tmp_path).inputs) == 4
+    (tmp_path / "raw").rename(tmp_path / name.replace("_", "-").upper())
+    assert len(load(name, tmp_path / name.replace("_", "-").upper()).inputs) == 4
+
+
+def test_shards_of_which_only_the_names_are_known_are_told(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_shard(tmp_path / f"{part}-00000-of-00001.parquet", pictures(1, 28, 28, 1), [4], image_column="image")
+    with pytest.warns(FedStrataWarning, match=r"00001\.parquet' is taken for a file of 'fashion_mnist'.* to be sure"):
+        load("fashion_mnist", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mnist", "emnist(split=digits)"])
+def test_images_of_another_size_are_no_mnist(tmp_path: Path, name: str) -> None:
+    parts = ("train", "t10k") if name == "mnist" else ("emnist-digits-train", "emnist-digits-test")
+    for part in parts:
+        write_idx(tmp_path / "mnist" / f"{part}-images-idx3-ubyte", pictures(2, 32, 30, 1)[:, 0])
+        write_idx(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte", np.array([0, 1]))
+    with pytest.raises(FedStrataError, match="its images have 30 x 32 pixels, and those of this dataset 28 x 28"):
+        load(name, tmp_path / "mnist")
+
+
 def test_damaged_idx_files_get_one_sentence(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "mnist"
     for part in ("train", "t10k"):
         write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", pictures(2, 28, 28, 1)[:, 0])
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", np.array([0, 1]))
@@ -427,7 +460,11 @@ def test_folders_inside_of_classes_are_no_sites_where_that_is_said(tmp_path: Pat
     assert load("image_folder(size=4)", tmp_path).class_names == ("left", "right")
     (tmp_path / "dog" / "right").rename(tmp_path / "dog" / "rear")
     (tmp_path / "dog" / "left").rename(tmp_path / "dog" / "front")
-    assert load("image_folder(size=4)", tmp_path).class_names == ("cat", "dog")
+    with pytest.raises(
+        FedStrataError, match=r"cat' holds folders \('left', 'right'\) and no images, so that it may be"
+    ):
+        load("image_folder(size=4)", tmp_path)
+    assert load("image_folder(size=4, sites=false)", tmp_path).class_names == ("cat", "dog")
     assert load("image_folder(size=4, sites=true)", tmp_path).class_names == ("front", "left", "rear", "right")
 
 
@@ -476,6 +513,12 @@ def test_heart_disease_by_hand(tmp_path: Path) -> None:
     path.write_text(whole.replace("233", "much"))
     with pytest.raises(FedStrataError, match="line 1 holds something else than numbers"):
         load("heart_disease", tmp_path)
+    for endless in ("nan", "inf", "-Infinity"):
+        path.write_text(whole.replace("233", endless))
+        with pytest.raises(
+            FedStrataError, match=r"processed\.va\.data.*line 1 holds a number that is not finite; .*'\?'"
+        ):
+            load("heart_disease", tmp_path)
     path.unlink()
     with pytest.raises(FedStrataError, match=r"Expected: processed\.cleveland\.data"):
         load("heart_disease", tmp_path)
@@ -491,7 +534,8 @@ def test_roots_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for part in ("train", "t10k"):
             write_idx(folder / f"{part}-images-idx3-ubyte", pictures(1, 28, 28, 1)[:, 0])
             write_idx(folder / f"{part}-labels-idx1-ubyte", np.array([label]))
-        assert load("mnist", given).labels.tolist() == [label, label]
+        with pytest.warns(FedStrataWarning, match="to be sure") if folder == named else nullcontext():
+            assert load("mnist", given).labels.tolist() == [label, label]
 
 
 def test_the_cache_directory_has_a_default(monkeypatch: pytest.MonkeyPatch) -> None:

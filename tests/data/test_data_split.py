@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+import fedstrata
 from fedstrata.data import Split, datasets, from_arrays, from_clients, partitions
 from fedstrata.data.channels import ChannelSums, _sums_of_all, client_sums
 from fedstrata.data.split import Parts
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.runs.preparing import divide
 
 positions = arrays(np.int64, st.integers(0, 6), elements=st.integers(0, 19))
 several = st.lists(positions, min_size=1, max_size=6)
@@ -98,10 +102,79 @@ def test_clients_that_are_no_sites_have_no_names() -> None:
         assert Split(parts, [np.arange(0)] * len(parts)).client_names(data) == ()
 
 
-def test_positions_that_are_no_whole_numbers_are_refused() -> None:
-    with pytest.raises(TypeError):
-        Split((np.array([0.5]),), (np.array([]),))
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (np.array([0.5]), r"shape \[1\] and type float64; give each client the places .* whole numbers from 0\.$"),
+        (np.array([True, False, True]), r"type bool; .*; np\.flatnonzero\(mask\) has those of a mask"),
+        (torch.tensor([False, True]), "type bool"),
+        (np.array([[0, 1], [2, 3]]), r"shape \[2, 2\]"),
+        ([[0, 1], [2]], "lists of unequal lengths"),
+        (3, r"shape \[\]"),
+        (["a"], "type <U1"),
+        (np.array([4, -1]), "position -1; positions in a dataset count from 0"),
+    ],
+)
+def test_what_are_no_positions_is_refused_with_a_sentence(own: object, said: str) -> None:
+    """Masks would be the positions 0 and 1, and what is below 0 would count from the end."""
+    others = np.array([7])
+    with pytest.raises(FedStrataError, match=said):
+        Split((others, own), (others[:0],) * 2)  # type: ignore[arg-type]
+    with pytest.raises(FedStrataError, match=said):
+        Split((others,) * 2, (own, others))  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_any_width_are_positions() -> None:
+    split = Split((np.array([5], dtype=np.uint64), [3], torch.tensor([4])), (np.array([]),) * 3)  # type: ignore[arg-type]
+    assert split.train_parts.flat.tolist() == [5, 3, 4]
     assert Split((np.array([5], dtype=np.int32),), (np.array([]),)).train[0].dtype == np.int64
+
+
+PICTURES = from_arrays(np.random.default_rng(0).normal(size=(60, 4)), [0, 1] * 30, sites=["a", "b"] * 30)
+QUICK: dict[str, Any] = {"model": "mlp(hidden=8)", "rounds": 1, "epochs": 1, "transforms": "none", "engine": "loop"}
+
+
+def test_positions_that_a_dataset_lacks_are_refused() -> None:
+    nobody = np.arange(0)
+    for split in (Split((np.array([0, 60]),), (nobody,)), Split((np.array([0]),), (np.array([60]),))):
+        with pytest.raises(FedStrataError, match=r"position 60, but the dataset .* has 60 samples, at 0 to 59; divide"):
+            fedstrata.run(data=PICTURES, split=split, **QUICK)
+    far = Split((np.array([1797]),), (nobody,))
+    with pytest.raises(FedStrataError, match="position 1797, but the dataset 'digits' has 1797 samples"):
+        fedstrata.run(data="digits", split=far, **QUICK)
+
+
+def test_whoever_tests_on_samples_that_train_is_told() -> None:
+    """Of the samples 10 to 15 that test at two clients, 10 and 11 train, at one and at the other."""
+    train, test = (np.arange(11), np.array([11, 20])), (np.arange(10, 14), np.arange(12, 16))
+    with pytest.warns(FedStrataWarning, match="2 of the 6 samples on which clients are tested are trained on too"):
+        fedstrata.run(data=PICTURES, split=Split(train, test), **QUICK)
+
+
+def test_samples_that_a_client_is_given_several_times_are_counted_where_a_number_is_asked_for() -> None:
+    """Of 1,347 training samples in ten classes, a client cannot have 2,000; by default it has its part of what is."""
+    digits = datasets.make("digits").load()
+    experiment = fedstrata.Experiment(clients=2, partition="dirichlet(alpha=5.0, samples=2000, test_samples=40)")
+    with pytest.warns(
+        FedStrataWarning, match=r"of the 4,000 training samples at clients are .* fewer \(samples\)"
+    ) as told:
+        _, split = divide(experiment, digits)
+    repeats = sum(len(own) - len(set(own.tolist())) for own in split.train)
+    assert str(told[0].message).startswith(f"{repeats:,} of the 4,000 training samples")
+    assert split.test_parts.repeats() <= 8, "a tenth of the test samples"
+    both = experiment.with_changes({"partition": "dirichlet(alpha=5.0, samples=2000, test_samples=900)"})
+    with pytest.warns(
+        FedStrataWarning, match=r"and .* of the 1,800 test samples .* \(samples and test_samples\)"
+    ) as told:
+        divide(both, digits)
+    assert len(told) == 1
+    _, usual = divide(experiment.with_changes({"partition": "dirichlet"}), digits)
+    assert usual.train_parts.repeats() > 0
+
+
+@given(several)
+def test_repeats_are_those_within_a_client(given_parts: list[np.ndarray]) -> None:
+    assert Parts.of(given_parts).repeats() == sum(len(own) - len(set(own.tolist())) for own in given_parts)
 
 
 def test_a_client_without_samples_is_named() -> None:

@@ -188,7 +188,10 @@ def test_sites_agree_on_an_encoding() -> None:
     [
         ({"sex": ["male"], "smoker": [True]}, "The column 'age' is missing from the rows; there are 'sex', 'smoker'"),
         ({"smoker": [True]}, "The columns 'age', 'sex' are missing from the rows; there is 'smoker'"),
-        ({"age": ["old"], "sex": ["male"], "smoker": [True]}, "holds texts, such as 'old', where training had numbers"),
+        (
+            {"age": ["old"], "sex": ["male"], "smoker": [True]},
+            "holds texts, such as 'old' in row 1, where training had",
+        ),
         (7, "A int is no table, as the rows must be; give a data frame"),
     ],
 )
@@ -217,9 +220,9 @@ DATES = pd.to_datetime(["2024-01-01", "2024-02-01", "2024-03-01", "2024-04-01"])
         ({**ROWS, "when": DATES}, {"label": "ill"}, "'when' of the table holds dates or times.*drop='when'"),
         ({**ROWS, "odd": [1, "a", 2, 3]}, {"label": "ill"}, "'odd' of the table.* mixed types \\(int, str\\)"),
         ({**ROWS, "list": [[1], [2], [3], [4]]}, {"label": "ill"}, "values of the type list.*drop='list'"),
-        ({**ROWS, "x": [1.0, float("inf"), 2, 3]}, {"label": "ill"}, "Row 1 of the column 'x' of the table is an inf"),
+        ({**ROWS, "x": [1.0, float("inf"), 2, 3]}, {"label": "ill"}, "Row 2 of the column 'x' of the table is an inf"),
         ({**ROWS, "x": [1]}, {"label": "ill"}, "unequal length: 'age' 4, 'sex' 4"),
-        ({"a": ROWS, "b": {**ROWS, "age": ["x"] * 4}}, {"label": "ill"}, "texts in the table of 'b', such as 'x'"),
+        ({"a": ROWS, "b": {**ROWS, "age": ["x"] * 4}}, {"label": "ill"}, "the table of 'b', such as 'x' in row 1"),
         ({"a": ROWS, "b": {"ill": ["no"]}}, {"label": "ill"}, "'age' is in the table of 'a' but not in"),
         ({"a": {"age": [1, 2], "ill": [0, 1]}, "b": ROWS}, {"label": "ill"}, "'sex' is in the table of 'b' but not in"),
         ({"a": ROWS, "b": ROWS}, {"label": "ill", "site": "sex"}, "a table for each site already"),
@@ -306,3 +309,210 @@ def test_what_is_learned_from_is_not_guessed_where_an_encoding_tells() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         from_table(with_sites, label="outcome", test_fraction=0, encoding=known)
+
+
+@pytest.mark.parametrize(("first", "second"), [("Train", "TEST"), ("training", "testing"), ("train", "Valid")])
+@pytest.mark.parametrize("kind", ["frames", "files"])
+def test_tables_called_as_parts_are_these_and_not_sites(first: str, second: str, kind: str, tmp_path: Path) -> None:
+    """They were two sites, each of which trained on most of its rows, those to test on among them."""
+    given: Any = {second: frame(many(6)), first: frame(many())}
+    if kind == "files":
+        for name, rows in given.items():
+            rows.to_csv(tmp_path / f"{name}.csv", index=False)
+        given = tmp_path
+    if second == "Valid":
+        with pytest.warns(FedStrataWarning, match="'Valid' is the part to test on"):
+            data = from_table(given, label="outcome", drop="hospital")
+    else:
+        data = from_table(given, label="outcome", drop="hospital")
+    assert data.sites is None
+    assert (len(data.train), len(data.test)) == (24, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FedStrataWarning)
+        sites = from_table(given, label="outcome", site="hospital").sites
+    assert sites is not None
+    assert set(sites) == {"north", "south"}
+
+
+def test_of_three_parts_the_validation_rows_are_not_used_and_told(tmp_path: Path) -> None:
+    for name, rows in {"train": 24, "val": 12, "test": 6}.items():
+        frame(many(rows)).to_csv(tmp_path / f"{name}.csv", index=False)
+    with pytest.warns(FedStrataWarning, match="Of the parts of the data, 'val' not used"):
+        data = from_table(tmp_path, label="outcome", site="hospital")
+    assert (len(data.train), len(data.test)) == (24, 6)
+    with pytest.warns(FedStrataWarning), pytest.raises(FedStrataError, match=r"so that test=... would tell it twice"):
+        from_table(tmp_path, label="outcome", site="hospital", test=frame(many(6)))
+    frame(many()).to_csv(tmp_path / "Training.csv", index=False)
+    with pytest.raises(FedStrataError, match="'Training' and 'train' would both be the part called train"):
+        from_table(tmp_path, label="outcome")
+
+
+def test_sites_that_are_called_as_parts_are_given_as_clients() -> None:
+    data, split = from_clients({"train": frame(many()), "test": frame(many())}, label="outcome", features="age")
+    assert [len(part) for part in split.train] == [18, 18]
+    assert data.sites is not None
+    assert set(data.sites) == {"train", "test"}
+
+
+def test_two_tables_are_not_of_one_name() -> None:
+    """The rows of both became those of one site."""
+    with pytest.raises(FedStrataError, match="Two tables are called '0'"):
+        from_table({0: ROWS, "0": ROWS}, label="ill")
+    with pytest.raises(FedStrataError, match="Two clients are called '0'"):
+        from_clients({0: frame(), "0": frame()}, label="ill")
+
+
+@pytest.mark.parametrize("kind", ["csv", "pandas", "parquet"])
+def test_the_index_of_a_data_frame_is_not_learned_from(kind: str, tmp_path: Path) -> None:
+    """Rows in the order of their classes let a model learn the class from their numbers."""
+    rows = frame(ROWS).iloc[[3, 1, 0, 2]]
+    rows.to_csv(tmp_path / "rows.csv")
+    rows.to_parquet(tmp_path / "rows.parquet")
+    given: Any = pd.read_csv(tmp_path / "rows.csv") if kind == "pandas" else tmp_path / f"rows.{kind}"
+    with pytest.warns(FedStrataWarning, match="is left out: it has no name, as the numbers of rows"):
+        table = from_table(given, label="ill", test_fraction=0).table
+    assert table is not None
+    assert table.inputs == INPUTS
+    assert table.encode(given).shape == (4, len(INPUTS))
+
+
+def test_an_index_may_be_asked_for() -> None:
+    table = from_table({"": [5, 2, 9, 7], **ROWS}, label="ill", test_fraction=0, features=["", "age"]).table
+    assert table is not None
+    assert table.inputs == ("", "age", "age is missing")
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_column_that_counts_the_rows_is_told(start: int) -> None:
+    patients = np.arange(start, start + 24)
+    with pytest.warns(FedStrataWarning, match=r"'patient' of the table only counts the rows.*drop='patient'"):
+        from_table(many(patient=patients), label="outcome", site="hospital")
+    parts = {name: {"patient": np.arange(12), **many(12, hospital=[name] * 12)} for name in ("a", "b")}
+    with pytest.warns(FedStrataWarning, match="'patient' of the table of 'a' only counts"):
+        from_table(parts, label="outcome", drop="hospital")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_table(many(patient=patients), label="outcome", features="patient")
+        from_table(many(patient=patients[::-1]), label="outcome", site="hospital")
+        pairs = {str(site): {"ill": [1, 0], "old": [start, start + 1]} for site in range(12)}
+        from_table(pairs, label="ill", test_fraction=0)
+
+
+@pytest.mark.parametrize("odd", [".", "<5", "unknown", "12%", "27,5"])
+def test_a_column_of_numbers_with_something_else_is_refused_with_its_row(odd: str) -> None:
+    """Each distinct number became an input of its own, 68 of them, without a word."""
+    ages = [str(20 + row % 60) for row in range(400)]
+    ages[3] = odd
+    with pytest.raises(FedStrataError, match=rf"'age' are written like numbers, but '{odd}' in row 4 of the table is"):
+        from_table({"age": ages, "ill": [0, 1] * 200}, label="ill")
+    sites = {"a": {"age": list(range(9)), "ill": [0, 1, 2] * 3}, "b": {"age": ages[:9], "ill": [0, 1, 2] * 3}}
+    with pytest.raises(FedStrataError, match=rf"texts in the table of 'b', such as '{odd}' in row 4, and numbers in"):
+        from_table(sites, label="ill")
+
+
+def test_a_column_of_percentages_is_refused() -> None:
+    shares = [f"{row / 4}%" for row in range(40)]
+    with pytest.raises(
+        FedStrataError, match=r"All of the 40 .* 'share' are .*, but '0\.0%' in row 1 .* and 36 more are"
+    ):
+        from_table({"share": shares, "ill": [0, 1] * 20}, label="ill")
+
+
+def test_few_numbers_beside_texts_are_codes_with_a_word() -> None:
+    codes: dict[str, list[Any]] = {"code": ["1", "2", "A", "1", "2", "A"], "ill": [0, 1] * 3}
+    with pytest.warns(FedStrataWarning, match="'code' is taken as 3 categories, since 'A' in row 3 of the table is no"):
+        table = from_table(codes, label="ill", test_fraction=0).table
+    assert table is not None
+    assert table.inputs == ("code=1", "code=2", "code=A")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_table(frame(codes).astype({"code": "category"}), label="ill", test_fraction=0).table == table
+        wards = {"ward": ["1", "B", "C"] * 2, "ill": [0, 1] * 3}
+        from_table(wards, label="ill", test_fraction=0)
+
+
+def test_many_numbers_that_are_texts_are_told_unless_they_are_categories() -> None:
+    rows = frame({"zip": [str(90000 + row % 12) for row in range(48)], "ill": [0, 1] * 24})
+    with pytest.warns(FedStrataWarning, match="'zip' is taken as 12 categories, since its numbers are texts"):
+        from_table(rows, label="ill")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = from_table(rows.astype({"zip": "category"}), label="ill").table
+    assert table is not None
+    assert len(table.inputs) == 12
+
+
+def test_decimal_commas_are_read_where_semicolons_separate(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("bmi;name;ill\n27,5;a,b;0\n30;c;1\n;c;0\n-1,25;a,b;1\n")
+    data = from_table(tmp_path / "rows.csv", label="ill", features="bmi", test_fraction=0)
+    assert data.inputs.tolist() == [[27.5, 0], [30, 0], [27.5, 1], [-1.25, 0]]
+
+
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "\ufeffsep=;"])
+def test_the_line_by_which_excel_names_the_separator_is_skipped(line: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(f"{line}\r\nage;ill\r\n1;0\r\n2;1\r\n", encoding="utf-8")
+    assert from_table(tmp_path / "rows.csv", label="ill", test_fraction=0).inputs.tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [("Größe,ill\n1,0\n2,1\n", "latin-1"), ("size,ill\nä,0\nö,1\n", "latin-1"), ("size,ill\n1,0\n", "utf-16")],
+)
+def test_a_table_that_is_not_utf8_gets_one_sentence(text: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(text, encoding=encoding)
+    with pytest.raises(FedStrataError, match=r"x.csv' is not UTF-8; save it as UTF-8 \(in Excel: CSV UTF-8\)"):
+        from_table(tmp_path / "x.csv", label="ill")
+
+
+def test_files_of_other_programs_are_named(tmp_path: Path) -> None:
+    frame(many()).to_csv(tmp_path / "north.csv", index=False)
+    (tmp_path / "south.xlsx").write_bytes(b"PK\x03\x04\x14\x00")
+    (tmp_path / "~$south.xlsx").write_bytes(b"")
+    (tmp_path / "readme.txt").write_text("Two sites.")
+    with pytest.warns(FedStrataWarning, match=r"so that 'south.xlsx' is left out; save as one of these"):
+        data = from_table(tmp_path, label="outcome", drop="hospital")
+    assert data.table is not None
+    data.table.write(tmp_path / "columns.json")
+    (tmp_path / "south.xlsx").rename(tmp_path / "south.csv")
+    with pytest.raises(FedStrataError, match=r"south.csv' is neither a CSV file nor a Parquet file; save it as CSV or"):
+        from_table(tmp_path, label="outcome")
+    (tmp_path / "south.csv").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_table(tmp_path, label="outcome", drop="hospital")
+    (tmp_path / "rows.json").write_text("[]")
+    with pytest.raises(FedStrataError, match=r"rows.json' is neither a CSV file nor a Parquet file"):
+        from_table(tmp_path / "rows.json", label="outcome")
+    (tmp_path / "north.csv").unlink()
+    with pytest.raises(FedStrataError, match=r"holds no tables, but 'rows.json'; put a CSV"):
+        from_table(tmp_path, label="outcome")
+
+
+def test_columns_may_be_called_by_numbers() -> None:
+    """A data frame of an array was refused as 'int' has no attribute 'lower'."""
+    rows = pd.DataFrame(np.array([[1, 7, 0, 0, 0], [2, 7, 1, 0, 0], [4, 8, 0, 1, 0], [3, 8, 1, 1, 1]]))
+    data = from_table(rows, label=2, site=1, drop=3, test=4)
+    assert data.inputs[:, 0].tolist() == [1, 2, 4, 3]
+    assert data.test.tolist() == [3]
+    assert data.sites is not None
+    assert data.sites.tolist() == ["7", "7", "8", "8"]
+    assert torch.equal(from_table(rows, label=rows.columns[2], features=[0], test=4).inputs, data.inputs)
+    with pytest.raises(FedStrataError, match="no column of the table called '9'"):
+        from_table(rows, label=9)
+    assert from_clients({"a": rows, "b": rows}, label=2, features=0)[0].input_shape == (1,)
+
+
+def test_numbers_that_models_cannot_hold_get_one_sentence() -> None:
+    with pytest.raises(
+        FedStrataError, match=r"Row 3 of the column 'x' of the table is 1e\+200, more than the 3.4e\+38"
+    ):
+        from_table({**ROWS, "x": [1.0, 2.0, 1e200, 3.0]}, label="ill")
+
+
+def test_labels_that_differ_in_capitals_or_blanks_are_told() -> None:
+    rows = {"age": [1.0, 2.0, 3.0, 5.0, 4.0], "ill": ["yes", "Yes", "no", "no ", "other"]}
+    with pytest.warns(FedStrataWarning, match="'Yes', 'yes' and 'no', 'no ' of the table differ only in capitals or"):
+        assert len(from_table(rows, label="ill", test_fraction=0).class_names) == 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_table(rows, label="ill", test_fraction=0, class_names=["yes", "Yes", "no", "no ", "other"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from fedstrata.data import Dataset, datasets, partitions
 from fedstrata.data.datasets.sentiment140 import FILE
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.testing import check_dataset
 
 REAL = Path(os.environ.get("FEDSTRATA_DATA") or Path(__file__).resolve().parents[2].parent / "shared" / "data")
@@ -75,7 +76,12 @@ def write_tweets(folder: Path, tweets: list[tuple[int, str, str]] = TWEETS) -> N
 @pytest.mark.parametrize("place", ["ag_news", "ag_news/ag_news_csv", "."])
 def test_ag_news_as_published(place: str, tmp_path: Path) -> None:
     write_news(tmp_path / "data" / place)
-    data = load("ag_news(words=6, length=8)", tmp_path / "data")
+    with (
+        pytest.warns(FedStrataWarning, match=r"csv' is taken for a file of 'ag_news'")
+        if place == "."
+        else nullcontext()
+    ):
+        data = load("ag_news(words=6, length=8)", tmp_path / "data")
     assert data.vocabulary is not None
     # oil 3, cup 2, then the signs " " $ , once more often than letters: " stands twice
     assert data.vocabulary.tokens == ("[PAD]", "[UNK]", "oil", '"', "cup", "$")
@@ -110,6 +116,25 @@ def test_ag_news_from_parquet_is_the_same_and_the_test_part_alone_is_divided(tmp
     assert (len(divided.train), divided.test.tolist()) == (6, [4, 5])
     with pytest.raises(FedStrataError, match=r"train\.csv and test\.csv .*ag_news\(part=test\) divides it"):
         load("ag_news", tmp_path / "test")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_files_in_no_folder_of_their_own_are_of_another_set_where_classes_are_missing(
+    kind: str, tmp_path: Path
+) -> None:
+    """Those of AG News and of Sogou News are called alike, and have four classes and five."""
+    if kind == "csv":
+        write_news(tmp_path / "data")
+    else:
+        (tmp_path / "data").mkdir()
+        for part, rows in AG.items():
+            columns = {"text": [text for *_, text in rows], "label": [number - 1 for number, *_ in rows]}
+            pq.write_table(pa.table(columns), tmp_path / "data" / f"{part}-00000-of-00001.parquet")
+    sentence = r"seems to be of another dataset than 'sogou_news', which has 5 classes: .* 'technology'\. Put the files"
+    with pytest.raises(FedStrataError, match=sentence):
+        load("sogou_news", tmp_path / "data")
+    (tmp_path / "data").rename(tmp_path / "sogou_news")
+    assert len(load("sogou_news", tmp_path / "sogou_news").inputs) == 4
 
 
 def test_sogou_news_as_published(tmp_path: Path) -> None:

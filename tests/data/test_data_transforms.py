@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstrata.data import Dataset, apply_transforms, from_arrays, parse_transforms, transforms
-from fedstrata.data.transforms import rotated
+from fedstrata.data.transforms import Normalise, rotated
 from fedstrata.errors import FedStrataError
 from fedstrata.rng import client_keys
 
@@ -43,6 +43,21 @@ def test_normalise_by_hand(dataset: Dataset, keys: Tensor) -> None:
     result = apply("normalise", torch.ones(3, 1, 2, 6, 5), keys, dataset)
     assert result[:, :, 0].unique().tolist() == [3.0]
     assert result[:, :, 1].unique().tolist() == [-1.0]
+
+
+def test_numbers_may_be_written_as_numbers_or_as_texts(dataset: Dataset, keys: Tensor) -> None:
+    """The written form is that of a text, by which runs and recipes know their settings."""
+    [written] = parse_transforms("normalise(mean='0.5', deviation='0.25')")
+    assert str(written) == "normalise(mean='0.5', deviation='0.25')"
+    assert parse_transforms("normalise(mean=0.5, deviation=0.25)") == (written,)
+    assert Normalise(mean=0.5, deviation=0.25) == written
+    assert parse_transforms("normalise(mean='1.0', deviation='2.0')") == parse_transforms(
+        "normalise(mean=1,deviation=2)"
+    )
+    result = apply("normalise(mean=0.5, deviation=0.25)", torch.ones(3, 1, 2, 6, 5), keys, dataset)
+    assert result.unique().tolist() == [2.0]
+    with pytest.raises(FedStrataError, match="must be above 0"):
+        parse_transforms("normalise(mean=0, deviation=0)")
 
 
 def test_normalise_without_statistics_and_on_tables(keys: Tensor) -> None:

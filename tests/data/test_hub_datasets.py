@@ -131,7 +131,11 @@ def test_texts_become_tokens(tmp_path: Path) -> None:
 
 
 def test_texts_beside_other_columns_are_told_what_to_do_about_and_each_way_works(tmp_path: Path) -> None:
-    rows = {"id": list(range(60)), "review": [f"film {number}" for number in range(60)], "label": [0, 1] * 30}
+    rows = {
+        "id": [7 * number % 60 for number in range(60)],
+        "review": [f"film {number}" for number in range(60)],
+        "label": [0, 1] * 30,
+    }
     hub.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "reviews"))
     with pytest.raises(FedStrataError, match=r"'review' of 'acme/reviews' holds 60 different texts in 60 rows") as told:
         load("hub:acme/reviews", tmp_path)
@@ -258,6 +262,72 @@ def test_damaged_folders_get_one_sentence(tmp_path: Path, what: str, sentence: s
         load("hub:owner/animals", tmp_path)
 
 
+def write_pictures(path: Path, sides: list[int], labels: list[Any]) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    images = pa.array([{"bytes": encoded(picture(9, side=side)), "path": "x.png"} for side in sides], kind)
+    pq.write_table(pa.table({"image": images, "label": labels}), path)
+
+
+def test_images_of_another_size_in_the_test_part_get_one_sentence(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train.parquet", [6, 6], [0, 1])
+    write_pictures(tmp_path / "test.parquet", [8, 8], [0, 1])
+    sentence = r"row 0 of the column 'image' \(part 'test' of 'a/b'\) has 8 x 8 pixels, the first image 6 x 6; all must"
+    with pytest.raises(FedStrataError, match=f"{sentence} be of one size: scale them with size="):
+        load("hub:a/b", tmp_path)
+    assert load("hub(a/b, size=6)", tmp_path).inputs.shape == (4, 3, 6, 6)
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_labels_that_only_the_test_part_has_make_no_class(kind: str, tmp_path: Path) -> None:
+    """Rows of a test part whose labels are kept secret are often marked with -1."""
+    for part, labels in (("train", [0, 1]), ("test", [-1, -1])):
+        if kind == "images":
+            write_pictures(tmp_path / f"{part}.parquet", [6, 6], labels)
+        else:
+            pq.write_table(pa.table({"text": ["good", "bad"], "label": labels}), tmp_path / f"{part}.parquet")
+    with pytest.raises(FedStrataError, match=r"The label '-1' is only in the test samples of 'a/b'.* '0', '1'"):
+        load("hub:a/b", tmp_path)
+    named = pa.table({"text": ["good"], "label": [0]}).replace_schema_metadata({"class_names": '["bad", "good"]'})
+    if kind == "texts":
+        pq.write_table(named, tmp_path / "train.parquet")
+        pq.write_table(pa.table({"text": ["good"], "label": [1]}), tmp_path / "test.parquet")
+        with pytest.warns(FedStrataWarning, match="The label 'good' is only in the test samples of 'a/b'"):
+            assert load("hub:a/b", tmp_path).class_names == ("bad", "good")
+
+
+def test_shards_of_unlike_types_become_one_or_get_one_sentence(tmp_path: Path) -> None:
+    def write(number: int, label: pa.Array, **more: Any) -> None:
+        table = pa.table({"text": ["good film", "bad film"], "label": label, **more})
+        pq.write_table(table, tmp_path / f"train-0000{number}-of-00002.parquet")
+
+    write(0, pa.array([0, 1], pa.int64()))
+    write(1, pa.array([1, 0], pa.int32()))
+    assert load("hub(a/b, test_fraction=0)", tmp_path).labels.tolist() == [0, 1, 1, 0]
+    write(1, pa.array(["1", "0"]))
+    sentence = (
+        r"'label' is int64 in one file, string in another of '.*', which do not go together; write all files with"
+    )
+    with pytest.raises(FedStrataError, match=sentence):
+        load("hub:a/b", tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_a_column_that_one_file_lacks_is_named_with_those_that_it_has(ending: str, tmp_path: Path) -> None:
+    tables = {
+        "train": hub.Dataset.from_dict({"text": ["good", "bad"], "label": [0, 1]}),
+        "test": hub.Dataset.from_dict({"number": [7], "words": ["good"]}),
+    }
+    for part, table in tables.items():
+        if ending == "parquet":
+            table.to_parquet(str(tmp_path / f"{part}.parquet"))
+        else:
+            table.save_to_disk(str(tmp_path / part))
+            (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    sentence = r"has no column 'text', 'label', as other files of the dataset have; it has 'number', 'words'\. Fetch"
+    with pytest.raises(FedStrataError, match=sentence):
+        load("hub:a/b", tmp_path)
+
+
 def test_odd_images_and_labels_get_one_sentence(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -267,16 +337,19 @@ def test_odd_images_and_labels_get_one_sentence(tmp_path: Path) -> None:
 
     good = encoded(picture(1))
     write([good, None], [0, 1])
-    with pytest.raises(FedStrataError, match="Image 1 of 'a/b' is not inside of the dataset"):
+    named = r"The image in row {} of the column 'image' \(part 'train' of 'a/b'\)"
+    with pytest.raises(FedStrataError, match=f"{named.format(1)} is not inside of the dataset"):
         load("hub:a/b", tmp_path)
     write([good, b"nothing"], [0, 1])
-    with pytest.raises(FedStrataError, match="Image 1 of 'a/b' is not a readable image"):
+    with pytest.raises(FedStrataError, match=f"^{named.format(1)} is not a readable image: it is none of PNG, "):
         load("hub:a/b", tmp_path)
     write([good, encoded(picture(1, side=7))], [0, 1])
-    with pytest.raises(FedStrataError, match="7 x 7 pixels, the first image 6 x 6"):
+    with pytest.raises(FedStrataError, match=f"{named.format(1)} has 7 x 7 pixels, .* 6 x 6; .* with size=") as told:
         load("hub:a/b", tmp_path)
+    assert "BytesIO" not in str(told.value)
+    assert load("hub(a/b, size=5)", tmp_path).inputs.shape == (2, 3, 5, 5)
     write([encoded(Image.new("I;16", (6, 6)))] * 2, [0, 1])
-    with pytest.raises(FedStrataError, match="Image 0 of 'a/b' has more than 256 shades of grey"):
+    with pytest.raises(FedStrataError, match=f"{named.format(0)} has more than 256 shades of grey"):
         load("hub:a/b", tmp_path)
     unlabelled = pictures([1, 2]).map(lambda row: {"kind": -1})
     unlabelled.to_parquet(str(tmp_path / "train.parquet"))

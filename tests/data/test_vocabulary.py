@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedstrata.data import Vocabulary
 from fedstrata.data.vocabulary import split_like_bert, split_words
-from fedstrata.errors import FedStrataError
+from fedstrata.errors import FedStrataError, FedStrataWarning
 
 MARKS = ("[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]")
 BERT = (*MARKS, "un", "##aff", "##able", "play", "##ing", "a", "!", "caf", "##e")
@@ -72,6 +72,17 @@ def test_a_vocabulary_is_written_one_token_a_line_and_read_again(tmp_path: Path)
     assert Vocabulary.read(path, 4, start=True).tokens == ("[PAD]", "[UNK]", "[CLS]", "good", "bad")
 
 
+def test_a_file_whose_tokens_the_texts_do_not_have_is_named(tmp_path: Path) -> None:
+    """Tokens are in lower case: of "the title, some" a cased list knows the comma alone."""
+    path, texts = tmp_path / "cased.txt", ["The Title, some"]
+    path.write_text("The\nSome\nTitle\n,\n[SEP]\n")
+    with pytest.warns(FedStrataWarning, match=r"Of the 4 tokens .*cased\.txt' does not know 3"):
+        assert Vocabulary.read(path, 6).encode(texts).tolist() == [[1, 1, 5, 1, 6, 0]]
+    path.write_text("the\nsome\n[SEP]\n")
+    assert Vocabulary.read(path, 6).encode(texts).tolist() == [[2, 1, 1, 3, 4, 0]], "half is known, which is no matter"
+    assert Vocabulary.build(["other words"], 4, 4).encode(texts).tolist() == [[1, 1, 1, 1]], "as is what was not read"
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -80,6 +91,8 @@ def test_a_vocabulary_is_written_one_token_a_line_and_read_again(tmp_path: Path)
         (b"a\nb\na\n", "'a' stands twice"),
         (b"a\n[PAD]\n[UNK]\n", r"first token of a vocabulary must be \[PAD\]"),
         (b"[PAD]\na\n", r"\[UNK\] must be"),
+        (b"the 5\na 4\n", "token 'the 5' has a space inside, .* one token a line"),
+        (b"the\t5\n", "has a space inside"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n", "no room for a word"),
     ],
 )

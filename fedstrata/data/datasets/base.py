@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fedstrata.data.channels import channel_statistics
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import download_offer
 from fedstrata.data.formats.samples import Samples
-from fedstrata.errors import FedStrataError, NotHereError
+from fedstrata.errors import FedStrataError, FedStrataWarning, NotHereError
 from fedstrata.spec import Registry, Spec
 
 ROOT_VARIABLE = "FEDSTRATA_DATA"
@@ -58,6 +59,30 @@ def data_roots(root: Path | None) -> list[Path]:
 def search_places(name: str, root: Path | None) -> list[Path]:
     """List the folders that may hold one dataset: each root's sub-folder of that name, then the root itself."""
     return [place for folder in data_roots(root) for place in (folder / name, folder)]
+
+
+def lies_in_folder_of(folder: Path, names: Sequence[str]) -> bool:
+    """Tell whether files of this folder lie in one that is called as their dataset is, or in a folder of that.
+
+    >>> [lies_in_folder_of(Path(place), ("fashion_mnist",)) for place in ("/data/Fashion-MNIST/raw", "/data")]
+    [True, False]
+    """
+    above = [place for path in (folder.absolute(), folder.resolve()) for place in (path.name, path.parent.name)]
+    return bool({_letters(name) for name in names} & set(map(_letters, above)))
+
+
+def warn_of_shared(name: str, file: Path) -> None:
+    """Tell that a file was taken for one of this dataset only because of a name that files of other ones have too."""
+    warnings.warn(
+        f"'{file}' is taken for a file of '{name}', although files of other datasets are called so too; put those of "
+        f"'{name}' into a folder called '{name}' to be sure.",
+        FedStrataWarning,
+        stacklevel=3,
+    )
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def find_own(name: str, path: str | None, root: Path | None, expected: str) -> Path:

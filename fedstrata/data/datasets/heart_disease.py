@@ -32,15 +32,15 @@ class HeartDisease(DatasetSource):
     As in FLamby (du Terrail et al., NeurIPS 2022), the columns slope, ca and thal are left out, then the patients
     with gaps: 303, 261, 46 and 130 remain. Features are standardised with the mean and deviation of all training
     patients. There is no official test set: a part of each diagnosis of each hospital, evenly spaced, is held out. With
-    ``split=player-fl`` they are those of PLayer-FL's released code (gaiters-aerials/player_fl, ``_split_data``), drawn
-    at each hospital once and for all, whatever their diagnosis.
+    ``split=player-fl`` they are drawn at each hospital once and for all, whatever their diagnosis, as in PLayer-FL's
+    released code (gaiters-aerials/player_fl, ``_split_data``); with ``test_fraction=0.2``, as there, they are the same.
     """
 
     classes: int = parameter(5, "5: the severity 0 to 4; 2: disease or none.", choices=(2, 5))
     test_fraction: float = parameter(0.25, "The part of the patients that is held out.", above=0, below=1)
     split: str = parameter(
         "even",
-        "Who is held out: the same part of each diagnosis, or as in PLayer-FL's code.",
+        "Who is held out: the same part of each diagnosis, or drawn as by PLayer-FL's code, which takes a fifth.",
         choices=("even", "player-fl"),
     )
 
@@ -95,6 +95,8 @@ def read_hospital(path: Path) -> np.ndarray:
                 rows.append([float(cell) for cell in kept])
             except ValueError:
                 raise damaged(path, f"line {number} holds something else than numbers") from None
+            if not all(map(math.isfinite, rows[-1])):
+                raise damaged(path, f"line {number} holds a number that is not finite; a gap is written '?'")
             if not rows[-1][-1].is_integer():
                 raise damaged(path, f"the diagnosis of line {number} is {cells[-1]}, and no whole number")
     if not rows:

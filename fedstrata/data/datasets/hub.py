@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedstrata.data.formats.hub_tables import Parts, column_types, features, fin
 from fedstrata.data.formats.images import decode_images, opened_image
 from fedstrata.data.formats.parquet import class_names
 from fedstrata.data.held_out import groups_of, hold_out_for_testing
-from fedstrata.data.labels import number_labels, read_labels
+from fedstrata.data.labels import number_labels, read_labels, refuse_untrained
 from fedstrata.data.objects import LABELS, find_label
 from fedstrata.data.tables import Table, from_table, is_free_text
 from fedstrata.data.vocabulary import Vocabulary
@@ -115,11 +115,15 @@ class Hub(DatasetSource):
         text = None if image is not None else self._text(schema, label)
         self._refuse_unused(image, text)
         if image is not None:
-            decode = partial(self._from_images, train, test, image, label)
-            return kept(str(self._said()), train[0].parent, [*train, *test], decode)
-        if text is not None:
-            return self._from_texts(train, test, text, label, root, known if isinstance(known, Vocabulary) else None)
-        return self._from_values(train, test, label, known if isinstance(known, Table) else None)
+            decode = partial(self._from_images, train, test, image, label, tested)
+            dataset = kept(str(self._said()), train[0].parent, [*train, *test], decode)
+        elif text is not None:
+            dataset = self._from_texts(train, test, text, label, root, known if isinstance(known, Vocabulary) else None)
+        else:
+            return self._from_values(train, test, label, known if isinstance(known, Table) else None)
+        named = class_names(schema.metadata, label) is not None
+        refuse_untrained(dataset.labels, dataset.train, dataset.class_names, f"'{self.repository}'", named)
+        return dataset
 
     def _refuse_unused(self, image: str | None, text: str | None) -> None:
         """Refuse parameters of other kinds of inputs."""
@@ -275,13 +279,19 @@ class Hub(DatasetSource):
         inputs = known.encode(texts)
         return Dataset(str(self._said()), inputs, labels, first, last, classes, sites, vocabulary=known)
 
-    def _from_images(self, train: Sequence[Path], test: Sequence[Path], image: str, label: str) -> Dataset:
+    def _from_images(
+        self, train: Sequence[Path], test: Sequence[Path], image: str, label: str, tested: str | None
+    ) -> Dataset:
         tables = self._read(train, test, label, image)
-        encoded = [_encoded(table.column(image), self.repository) for table in tables]
-        mode = _mode([one for part in encoded for one in part], self.repository)
-        inputs = torch.from_numpy(
-            np.concatenate([decode_images(part, mode, self.size, self.repository) for part in encoded])
-        )
+        first_test = tables[0].num_rows
+
+        def called(number: int) -> str:
+            part, row = (self.train, number) if number < first_test else (tested, number - first_test)
+            return f"The image in row {row} of the column '{image}' (part '{part}' of '{self.repository}')"
+
+        encoded = _encoded([table.column(image) for table in tables], called)
+        mode = _mode(encoded, called)
+        inputs = torch.from_numpy(decode_images(encoded, mode, self.size, self.repository, called=called))
         labels, classes, sites = self._labelled(tables, train, label)
         first, last = self._divided(tables, labels, sites)
         mean, deviation = channel_statistics(inputs[torch.from_numpy(first)])
@@ -339,25 +349,20 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _encoded(column: pa.ChunkedArray, repository: str) -> list[bytes]:
-    blobs = [blob for chunk in column.chunks for blob in chunk.field("bytes").to_pylist()]
+def _encoded(columns: Sequence[pa.ChunkedArray], called: Callable[[int], str]) -> list[bytes]:
+    blobs = [blob for column in columns for chunk in column.chunks for blob in chunk.field("bytes").to_pylist()]
     if None in blobs:
         raise FedStrataError(
-            f"Image {blobs.index(None)} of '{repository}' is not inside of the dataset, which names a file instead; "
-            "save it with its images, as push_to_hub does."
+            f"{called(blobs.index(None))} is not inside of the dataset, which names a file instead; save it with its "
+            "images, as push_to_hub does."
         )
     return blobs
 
 
-def _mode(encoded: Sequence[bytes], repository: str) -> str:
+def _mode(encoded: Sequence[bytes], called: Callable[[int], str]) -> str:
     """Tell whether all images are grey, so that one channel holds them, by what their headers say."""
     for number, one in enumerate(encoded):
-        with opened_image(one, f"Image {number} of '{repository}'") as image:
-            if image.mode.startswith(("I", "F")):
-                raise FedStrataError(
-                    f"Image {number} of '{repository}' has more than 256 shades of grey ({image.mode}), of which "
-                    "little would be left; load the images in Python and give them as data."
-                )
+        with opened_image(one, called(number)) as image:
             if image.mode not in _GREY:
                 return "RGB"
     return "L"

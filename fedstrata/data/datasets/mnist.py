@@ -13,7 +13,15 @@ from typing import ClassVar
 import numpy as np
 
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.datasets.base import DatasetSource, datasets, not_found, pooled, search_places
+from fedstrata.data.datasets.base import (
+    DatasetSource,
+    datasets,
+    lies_in_folder_of,
+    not_found,
+    pooled,
+    search_places,
+    warn_of_shared,
+)
 from fedstrata.data.decoded import kept
 from fedstrata.data.download import HUB_DATASETS
 from fedstrata.data.formats.idx import read_idx
@@ -21,6 +29,8 @@ from fedstrata.data.formats.parquet import choose_shards, find_shards, read_shar
 from fedstrata.data.formats.samples import Samples, damaged
 from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
+
+SIDE = 28
 
 
 def find_idx(place: Path, folders: tuple[str, ...], stem: str) -> Path | None:
@@ -52,6 +62,9 @@ def read_idx_pair(place: Path, folders: tuple[str, ...], prefix: str) -> Samples
     pixels, marks = read_idx(images), read_idx(labels)
     if pixels.ndim != 3:
         raise damaged(images, f"it holds {pixels.ndim} axes, and images have 3")
+    if pixels.shape[1:] != (SIDE, SIDE):
+        size = f"{pixels.shape[2]} x {pixels.shape[1]}"
+        raise damaged(images, f"its images have {size} pixels, and those of this dataset {SIDE} x {SIDE}")
     if marks.shape != pixels.shape[:1]:
         raise damaged(labels, f"its shape is {marks.shape}, and there are {len(pixels)} images")
     return Samples(pixels[:, None], marks.astype(np.int64))
@@ -80,17 +93,23 @@ class MnistLike(DatasetSource, ABC):
         for place in places:
             files = idx_files(place, folders, "train", "t10k")
             if files:
-                return partial(kept, str(self), place, files, partial(self._from_idx, place, folders))
+                return partial(self._kept, place, files, partial(self._from_idx, place, folders))
             train, test = self._find_parquet(place)
             if train and test:
                 decode = partial(self._from_parquet, train, test)
-                return partial(kept, str(self), train[0].parent, [*train, *test], decode)
+                return partial(self._kept, train[0].parent, [*train, *test], decode)
         raise not_found(
             self.name,
             places,
             "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, "
             "each with or without .gz, or Parquet shards (train-*.parquet and test-*.parquet)",
         )
+
+    def _kept(self, place: Path, files: Sequence[Path], decode: Callable[[], Dataset]) -> Dataset:
+        dataset = kept(str(self), place, files, decode)
+        if not lies_in_folder_of(files[0].parent, (self.name, self.folder)):
+            warn_of_shared(self.name, files[0])
+        return dataset
 
     def _from_idx(self, place: Path, folders: tuple[str, ...]) -> Dataset:
         return pooled(str(self), *read_idx_dataset(place, folders, "train", "t10k"), self.class_names)
@@ -103,7 +122,7 @@ class MnistLike(DatasetSource, ABC):
         return [], []
 
     def _from_parquet(self, train: Sequence[Path], test: Sequence[Path]) -> Dataset:
-        first, last = (read_shards(shards, "label", "L", 28) for shards in (train, test))
+        first, last = (read_shards(shards, "label", "L", SIDE) for shards in (train, test))
         return pooled(str(self), first, last, self.class_names)
 
 

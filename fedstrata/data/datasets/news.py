@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedstrata.data.datasets.base import datasets, not_found, search_places
+from fedstrata.data.datasets.base import datasets, lies_in_folder_of, not_found, search_places, warn_of_shared
 from fedstrata.data.datasets.texts import Pool, TextSource, find_parts, one_pool
 from fedstrata.data.formats.texts import (
     Texts,
@@ -24,6 +25,7 @@ from fedstrata.data.formats.texts import (
     with_title,
 )
 from fedstrata.data.held_out import hold_out_for_testing
+from fedstrata.errors import FedStrataError
 from fedstrata.spec import parameter
 
 _NAMES_OF_CLASSES = ("class index", "class", "label")
@@ -46,9 +48,25 @@ class News(TextSource, ABC):
 
     def read(self, root: Path | None) -> Pool:
         """Read the official training and test parts."""
-        found = self.find(root)
-        parts = [self._texts(found[part]) for part in ("train", "test")]
+        parts = self._read_parts(root)
         return one_pool(parts, join_texts(parts))
+
+    def _read_parts(self, root: Path | None) -> list[Texts]:
+        """Read the parts; files in no folder of the set's name are its own only if they hold texts of all classes."""
+        found = self.find(root)
+        parts = [self._texts(found[part]) for part in self.parts]
+        file = found[self.parts[0]][0]
+        if not lies_in_folder_of(file.parent, (self.name, self.folder)):
+            present = np.unique(np.concatenate([part.labels for part in parts]))
+            lacking = [name for number, name in enumerate(self.class_names) if number not in present]
+            if lacking:
+                raise FedStrataError(
+                    f"'{file}' seems to be of another dataset than '{self.name}', which has {len(self.class_names)} "
+                    f"classes: there are no texts of the class '{lacking[0]}'. Put the files of '{self.name}' into a "
+                    f"folder called '{self.name}'."
+                )
+            warn_of_shared(self.name, file)
+        return parts
 
     def find(self, root: Path | None = None) -> dict[str, list[Path]]:
         """Find the files of the parts."""
@@ -110,7 +128,7 @@ class AgNews(News):
         """Read both parts, or divide the test part."""
         if self.part == "all":
             return super().read(root)
-        texts = self._texts(self.find(root)["test"])
+        [texts] = self._read_parts(root)
         return Pool(texts, *hold_out_for_testing(texts.labels, 0.25))
 
 

@@ -17,9 +17,9 @@ from fedstrata.spec import parameter
 class TableFiles(DatasetSource):
     """Your own table: a CSV or Parquet file, with a column for the site or without, or a folder of one file per site.
 
-    Texts, truth values and categories become zeros and ones, missing numbers the median of the training rows. Sites
-    whose tables do not lie on one machine agree on an ``encoding``: the file that ``dataset.table.write`` makes in
-    Python.
+    Files of a folder that are all called as parts, such as train.csv and test.csv, are these parts and no sites. Texts,
+    truth values and categories become zeros and ones, missing numbers the median of the training rows. Sites whose
+    tables do not lie on one machine agree on an ``encoding``: the file that ``dataset.table.write`` makes in Python.
     """
 
     path: str | None = parameter(

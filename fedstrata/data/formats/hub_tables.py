@@ -71,8 +71,9 @@ def column_types(path: Path) -> pa.Schema:
 
 
 def read_columns(paths: Sequence[Path], columns: Sequence[str]) -> pa.Table:
-    """Read some columns of all files of a part."""
-    return pa.concat_tables([_read(path, columns) for path in paths])
+    """Read some columns of all files of a part; types that differ from file to file become one that holds both."""
+    tables = [_read(path, columns) for path in paths]
+    return pa.table({name: _joined(name, tables, paths[0].parent) for name in columns})
 
 
 def features(schema: pa.Schema) -> Mapping[str, Any]:
@@ -84,8 +85,28 @@ def features(schema: pa.Schema) -> Mapping[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
+def _joined(name: str, tables: Sequence[pa.Table], folder: Path) -> pa.ChunkedArray:
+    try:
+        return pa.concat_tables([table.select([name]) for table in tables], promote_options="permissive").column(name)
+    except pa.ArrowException:
+        kinds = dict.fromkeys(str(table.schema.field(name).type) for table in tables)
+        raise FedStrataError(
+            f"The column '{name}' is {' in one file, '.join(kinds)} in another of '{folder}', which do not go "
+            "together; write all files with one type."
+        ) from None
+
+
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:
-    refuse_irregular(path)
+    names = column_types(path).names
+    missing = [column for column in columns if column not in names]
+    if missing:
+        raise FedStrataError(
+            f"'{path}' has no column {', '.join(map(repr, missing))}, as other files of the dataset have; it has "
+            f"{', '.join(map(repr, names))}. Fetch it again, or choose other parts with train=... and test=...."
+        )
+    twice = [column for column in columns if names.count(column) > 1]
+    if twice:
+        raise damaged(path, f"it has several columns '{twice[0]}'")
     try:
         if path.suffix == ".parquet":
             refuse_large_table(path)
@@ -95,9 +116,6 @@ def _read(path: Path, columns: Sequence[str]) -> pa.Table:
                 table = pa.ipc.open_stream(source).read_all().select(list(columns))
             table.validate(full=True)  # offsets of a damaged stream would lead elsewhere in memory
         return table.replace_schema_metadata(None)
-    except KeyError:
-        missing = [column for column in columns if column not in column_types(path).names]
-        raise damaged(path, f"it has no column {', '.join(map(repr, missing))}, as other files have") from None
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, first_line(error)) from None
 

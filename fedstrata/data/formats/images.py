@@ -29,23 +29,28 @@ def decode_images(
     where: str,
     expected: int | None = None,
     prepare: Prepare | None = None,
+    called: Callable[[int], str] | None = None,
 ) -> np.ndarray:
     """Decode images into bytes ``[n, channels, height, width]``.
 
     ``mode`` is Pillow's, ``RGB`` or ``L``. With a ``size`` each image is scaled to that many pixels in both
     directions; without one, all must be of the same size, with an ``expected`` one of so many pixels in both.
-    ``prepare`` changes each image in a dataset's own way instead. ``where`` tells in errors where encoded bytes come
-    from.
+    ``prepare`` changes each image in a dataset's own way instead. ``where`` tells in errors where the images come
+    from, and ``called`` which one is meant, if they are no files.
     """
     pixels: np.ndarray | None = None
     for number, source in enumerate(sources):
-        name = f"'{source}'" if isinstance(source, Path) else f"Image {number} of '{where}'"
+        if isinstance(source, Path):
+            name = f"'{source}'"
+        else:
+            name = f"Image {number} of '{where}'" if called is None else called(number)
         image = _decode(source, mode, size, name, expected, prepare)
         if pixels is None:
             pixels = np.empty((len(sources), *image.shape), dtype=np.uint8)
         elif image.shape != pixels.shape[1:]:
             raise FedStrataError(
-                f"{name} has {_measure(image)} pixels, the first image {_measure(pixels[0])}; all must be of one size."
+                f"{name} has {_measure(image)} pixels, the first image {_measure(pixels[0])}; all must be of one size: "
+                "scale them with size=...."
             )
         pixels[number] = image
     if pixels is None:
@@ -57,7 +62,11 @@ def decode_images(
 
 @contextmanager
 def opened_image(source: bytes | Path, name: str) -> Iterator[Image.Image]:
-    """Open an image whose pixels are still to be decoded; what is no file, or too large, is refused before that."""
+    """Open an image whose pixels are still to be decoded.
+
+    What is no file, too large, or of more shades than a byte holds is refused before that: Pillow would turn all that
+    is above 255 into white, and fractions of one into black.
+    """
     if isinstance(source, Path):
         refuse_irregular(source)
     try:
@@ -65,8 +74,15 @@ def opened_image(source: bytes | Path, name: str) -> Iterator[Image.Image]:
             image = Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
         with image:
             refuse_large_image(image.size, name)
+            if image.mode.startswith(("I", "F")):
+                raise FedStrataError(
+                    f"{name} has more than 256 shades of grey ({image.mode}), of which little would be left; scale the "
+                    "images to 256 shades, all by the same range, or load them in Python and give them as data."
+                )
             yield image
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError:
+        raise FedStrataError(f"{name} is not a readable image: it is none of {', '.join(FORMATS)}.") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise FedStrataError(f"{name} is not a readable image: {error}.") from None
 
 

@@ -76,7 +76,14 @@ def _read_shard(path: Path, label_column: str, mode: str, side: int) -> Samples:
     marks = read_labels(labels.to_numpy(), f"'{path}'").values
     if marks.dtype.kind != "i":
         raise damaged(path, f"its column '{label_column}' does not hold whole numbers")
-    pixels = decode_images(encoded, mode, None, str(path), side)
+    pixels = decode_images(
+        encoded,
+        mode,
+        None,
+        str(path),
+        side,
+        called=lambda row: f"The image in row {row} of the column '{image_column}' of '{path}'",
+    )
     return Samples(pixels, marks.astype(np.int64), class_names(schema.metadata, label_column))
 
 

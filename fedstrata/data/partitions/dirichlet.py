@@ -28,7 +28,8 @@ class Dirichlet(Partitioner):
     The partition of LIPS and FedCAC (Wu et al., ICCV 2023): client i draws q_i ~ Dir(alpha * 1) and takes, without
     replacement, int(n * q_ij + 0.5) samples of class j, the last class taking the rest. Training and test set follow
     the same q_i. Each client draws from the whole training part, independently of the others; a sample is repeated
-    inside a client only where a class has too few.
+    inside a client only where a class has too few. Where ``samples`` or ``test_samples`` are given and more than a
+    tenth of them are such repeats, that is told.
     """
 
     alpha: float = parameter(
