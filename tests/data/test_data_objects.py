@@ -199,7 +199,7 @@ def test_data_that_changed_its_classes_is_not_gone_on_with(tmp_path: Any, monkey
         raise KeyboardInterrupt
 
     settings: dict[str, Any] = {"model": "mlp:4", "partition": "iid", "clients": 2, "epochs": 1, "checkpoint_every": 1}
-    monkeypatch.setattr(fedstrata.api.Driver, "run", stop)
+    monkeypatch.setattr("fedstrata.api.Driver.run", stop)  # whichever module was loaded before
     with pytest.raises(KeyboardInterrupt):
         fedstrata.run(data=data(["a", "b"] * 4), rounds=2, out=tmp_path / "run", **settings)
     monkeypatch.undo()
