@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from rich.console import Console
 from torch import nn
@@ -41,14 +40,16 @@ from fedstrata.report.notes import notes
 from fedstrata.report.results import comparison_table
 from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 from fedstrata.runs.devices import choose_device
-from fedstrata.runs.folder import RunFolder, folder_named
+from fedstrata.runs.folder import RunFolder, folder_named, note_order
 from fedstrata.runs.preparing import Ingredients, NamedData, divide, refuse_unfit
+from fedstrata.runs.recalling import plan_of, same_work
 from fedstrata.runs.signals import Interrupted, noted_stops
 from fedstrata.runs.sweeping import Given as Swept
 from fedstrata.runs.sweeping import Sweep, cells, read_sweeps, swept_methods
+from fedstrata.side_by_side.failures import as_error, describe, warn_of_failure
 from fedstrata.side_by_side.how_many import as_many_as_fit, read_jobs, usable_cores
 from fedstrata.side_by_side.travelling import obstacle
-from fedstrata.side_by_side.workers import Job, warn_of_failure
+from fedstrata.side_by_side.workers import Job
 from fedstrata.side_by_side.workers import perform_what_can_be as side_by_side
 from fedstrata.significance import Estimate
 from fedstrata.spec import split_outside
@@ -67,11 +68,23 @@ class OtherExperimentError(FedStrataError):
 
 
 class RunsFailedError(FedStrataError):
-    """Some of several runs have failed; the others are done. ``failed`` tells why, by the names of the runs."""
+    """Some of several runs have failed; the others are done. ``failed`` tells why, by the names of the runs.
+
+    ``unexplained`` is the first error that is no mistake which a sentence explains, where there is one.
+    """
 
     def __init__(self, message: str, failed: Mapping[str, Exception]) -> None:
         super().__init__(message)
         self.failed = {name: str(error).removeprefix(f"{name}: ") for name, error in failed.items()}
+        self.unexplained = next((error for error in failed.values() if not isinstance(error, FedStrataError)), None)
+
+    def raise_worst(self) -> NoReturn:
+        """Raise what no sentence explains as it is: it comes before the mistakes of a user."""
+        if self.unexplained is None:
+            raise self
+        if len(self.failed) > 1:
+            warnings.warn(str(self), FedStrataWarning, stacklevel=2)
+        raise self.unexplained
 
 
 @dataclass(frozen=True)
@@ -269,7 +282,10 @@ def compare(
     at_a_time = choose_jobs(jobs, planned, called)
     to_do = [run for run in planned if run.state != "finished"]
     with show_if_wanted(progress, len(to_do), sum(run.rounds_left for run in to_do), at_a_time) as shown:
-        return Comparison(tuple(perform(planned, shown, called, at_a_time, kept)))
+        try:
+            return Comparison(tuple(perform(planned, shown, called, at_a_time, kept)))
+        except RunsFailedError as error:
+            error.raise_worst()
 
 
 def make_methods(given: str | Sequence[str | Method | Part]) -> list[Method]:
@@ -308,7 +324,7 @@ def plan(
     be compared. A run that could not be done is refused here, before others have trained for hours.
     """
     _refuse_odd_seeds(seeds)
-    given = given or Ingredients(named=NamedData())
+    given = dataclasses.replace(given or Ingredients(named=NamedData()), plans={})
     experiment = given.describe(experiment)
     there = [] if out is None else [RunFolder.open(path.parent) for path in sorted(out.glob("*/experiment.toml"))]
     if out is not None and (out / "experiment.toml").exists():
@@ -330,7 +346,17 @@ def plan(
                 ingredients = dataclasses.replace(given, method=method)
                 planned.append(dataclasses.replace(found, given=ingredients, setting=words))
     _refuse_unfit(planned)
+    plan_like_those_there(planned)
     return planned
+
+
+def plan_like_those_there(planned: Iterable[PlannedRun]) -> None:
+    """Note how runs that lie there already were planned, so that those beside them will be planned alike."""
+    for run in planned:
+        if run.state != "new" and run.path is not None and run.given.plans is not None:
+            there = plan_of(RunFolder.open(run.path))
+            if there is not None:
+                run.given.plans.setdefault(same_work(run.experiment), there)
 
 
 def _refuse_odd_seeds(seeds: object) -> None:
@@ -398,12 +424,25 @@ def perform(
     Where one of several fails, a warning says so at once, the others are done all the same, and in the end it is raised
     which have failed.
     """
-    if at_a_time == 1:
-        return _one_after_another(planned, shown, callbacks, log)
-    failed = side_by_side(jobs_of(planned, log), at_a_time, shown, planned[0].given)
-    names = {run.path: run.name for run in planned}
-    _raise_failed({names[path]: failed[path] for path in names if path in failed}, len(planned))
-    return [api.read_result(run.path) for run in planned if run.path is not None]
+    with _order_noted(planned):
+        if at_a_time == 1:
+            return _one_after_another(planned, shown, callbacks, log)
+        failed = side_by_side(jobs_of(planned, log), at_a_time, shown, planned[0].given)
+        names = {run.path: run.name for run in planned}
+        _raise_failed({names[path]: failed[path] for path in names if path in failed}, len(planned))
+        return [api.read_result(run.path) for run in planned if run.path is not None]
+
+
+@contextmanager
+def _order_noted(planned: Sequence[PlannedRun]) -> Iterator[None]:
+    """Note in the end in which order several runs are compared, however far they came, so that reports keep to it."""
+    try:
+        yield
+    finally:
+        places = [run.path for run in planned if run.path is not None]
+        if len(places) > 1 and places[0].parent.is_dir():
+            with suppress(OSError, FedStrataError):  # where nothing may be written, the order is that of their making
+                note_order(places[0].parent, [place.name for place in places])
 
 
 def jobs_of(planned: Sequence[PlannedRun], log: Sequence[Logger] = ()) -> list[Job]:
@@ -435,11 +474,12 @@ def _one_after_another(
             try:
                 with _named_warnings(run, told) if len(planned) > 1 else nullcontext():
                     results.append(_do(run, called, shown, log))
-            except FedStrataError as error:
+            except Exception as error:
                 # What the first run does not find on this machine, the others would not find either.
-                if len(planned) == 1 or (isinstance(error, NotHereError) and run is to_do[0]):
+                hopeless = isinstance(error, NotHereError) and run is to_do[0]
+                if len(planned) == 1 or hopeless or isinstance(error, Interrupted | BrokenPipeError):
                     raise
-                failed[run.name] = _named(run, error)
+                failed[run.name] = as_error(run.name, describe(error), beside_others=False)
                 if run is not to_do[-1]:
                     shown.leave(run.rounds_left if shown.current.left is None else shown.current.left.rounds)
                     warn_of_failure(failed[run.name])
@@ -478,29 +518,15 @@ def _named_warnings(run: PlannedRun, told: set[tuple[str, str, str]]) -> Iterato
         yield
 
 
-def _named(run: PlannedRun, error: FedStrataError) -> FedStrataError:
-    """Put the name of the run before its error, which is kept as text: the error itself would hold the run's memory."""
-    named = FedStrataError(f"{run.name}: {error}")
-    named.add_note("".join(traceback.format_exception(error)))
-    return named
-
-
 def _raise_failed(failed: Mapping[str, Exception], of: int) -> None:
-    """Raise which of so many runs have failed, if some have, and why the first did.
-
-    What no sentence explains is raised as it is: it comes before the mistakes of a user.
-    """
+    """Raise which of so many runs have failed, if some have, and why the first did; bugs come before mistakes."""
     if not failed:
         return
     said = f"{len(failed)} of {plural(of, 'run')} {'has' if len(failed) == 1 else 'have'} failed"
     said += ", the others are finished" if len(failed) < of else ""
     said += f": {'; '.join(failed)}" if len(failed) > 1 else ""
-    unexplained = [error for error in failed.values() if not isinstance(error, FedStrataError)]
-    if unexplained:
-        if len(failed) > 1:
-            warnings.warn(f"{said}.", FedStrataWarning, stacklevel=3)
-        raise unexplained[0]
-    first = next(iter(failed.values()))
+    first = next((error for error in failed.values() if not isinstance(error, FedStrataError)), None)
+    first = first or next(iter(failed.values()))
     raise RunsFailedError(f"{said}. {first}", failed) from first
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class FedStrataError(Exception):
@@ -35,6 +38,25 @@ def first_line(error: Exception) -> str:
     ('It failed', 'OSError')
     """
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+
+
+def mistake_of_others(error: BaseException) -> str | None:
+    """Say where somebody's own code failed, such as a method that was imported: in which file and line; else nothing.
+
+    An error that arose in FedStrata's code, or in a library that this has called, is no mistake of others.
+    """
+    own, *libraries = (
+        Path(__file__).parent,
+        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
+    )
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(own):
+            return None
+        if path.is_file() and not any(path.is_relative_to(place) for place in libraries):
+            what = f"{type(error).__name__}: {error}".rstrip(": .")
+            return f"'{path.name}' failed in line {frame.lineno}, in '{frame.name}': {what}."
+    return None
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:

@@ -77,11 +77,16 @@ def _clients_first(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
 
 def differs_documented(tensor: Tensor) -> bool:
     """Do what :data:`differs_between_clients` says: a tensor that ``vmap`` made has no memory of its own."""
+    return not has_memory(tensor)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds numbers, and does not stand for others inside of a transform such as ``grad``."""
     try:
         tensor.data_ptr()
     except RuntimeError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _steps_out_right(way: Callable[..., Tensor]) -> bool:

@@ -173,7 +173,7 @@ def test_a_comparison_with_a_folder_does_nothing_twice(tmp_path: Path, loads: li
     assert seen == ["local", "local"]
     assert again.result("fedavg").metrics.to_tables() == first.result("fedavg").metrics.to_tables()
     assert again.to_rows()[0] == pytest.approx(first.to_rows()[0])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fedavg-seed0", "local-seed0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fedavg-seed0", "local-seed0", "order.json"]
     assert len(loads) == 2
 
 

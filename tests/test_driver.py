@@ -162,7 +162,8 @@ def test_the_reference_survives_an_interruption(unbroken, tmp_path, stop):
 
 
 def test_a_run_without_a_reference_round_has_no_cosines():
-    result = fedstrata.run(EXPERIMENT, rounds=2, reference_round=3)
+    with pytest.warns(FedStrataWarning, match="The reference_round 3 does not come in 2 rounds.* choose one of 1 to 2"):
+        result = fedstrata.run(EXPERIMENT, rounds=2, reference_round=3)
     metrics = set(result.metrics.to_tables()["layers"]["metric"].to_pylist())
     assert metrics == {"update"}
 

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import fedstrata
+from fedstrata import from_arrays
+from fedstrata.data import partitions
+from fedstrata.errors import FedStrataWarning
 from fedstrata.runs.preparing import prepare
 
 QUICK = {"model": "mlp", "rounds": 1, "epochs": 1, "method": "fedavg"}
@@ -89,3 +92,19 @@ def test_a_run_goes_on_with_the_split_that_its_partition_gave(tmp_path):
     assert fedstrata.extend(tmp_path / "run", 2, data=DATA, split=same).split_hash == first.split_hash
     with pytest.raises(fedstrata.FedStrataError, match="its split is not the same any more"):
         fedstrata.extend(tmp_path / "run", 3, data=DATA, split=SPLIT)
+
+
+def test_sites_that_are_left_out_are_told_by_name_and_number():
+    def told(sites, clients):
+        names = [f"site-{site}" for site in range(sites) for _ in range(4)]
+        data = from_arrays(torch.rand(len(names), 1), [0, 1] * (2 * sites), sites=names)
+        with pytest.warns(FedStrataWarning) as caught:
+            split = partitions.make("natural").split(data, clients)
+        [one] = caught
+        left_out = [name for name in dict.fromkeys(names) if name not in split.client_names(data)]
+        return str(one.message).replace(", ".join(left_out[:3]), "NAMES")
+
+    assert told(4, 3) == "3 of 4 sites were drawn to be clients; left out: NAMES. With 4 clients, all take part."
+    assert told(2000, 15) == (
+        "15 of 2,000 sites were drawn to be clients; left out: NAMES and 1,982 more. With 2,000 clients, all take part."
+    )

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedstrata.report.paper_figures import FiguresAsked
 
 PAGE = "report.html"
+PAGE_ENDINGS = (".html", ".htm")
 
 
 def register(app: typer.Typer) -> None:
@@ -180,7 +181,9 @@ def compare(
             autocompletion=completing("methods"),
         ),
     ],
-    seeds: Annotated[int, typer.Option(help="How many seeds to run each method with, from --seed on.")] = 1,
+    seeds: Annotated[
+        str, typer.Option(metavar="N", help="How many seeds to run each method with, from --seed on.")
+    ] = "1",
     sweep: Annotated[
         list[str] | None,
         typer.Option(
@@ -220,6 +223,7 @@ def compare(
     Where a run fails, the others are done all the same, and table and report are of these.
     """
     figures_asked = read_figures(figures, figure_width, figure_font)
+    count = _read_seeds(seeds)
     files = [Path(text) for text in methods if text.endswith(".toml")]
     if len(files) > 1:
         raise FedStrataError(f"A comparison takes the file of one experiment, not of {len(files)}; keep one of them.")
@@ -233,7 +237,7 @@ def compare(
     kept = make_loggers(log)
     texts = comparing.read_methods(", ".join(text for text in methods if not text.endswith(".toml")))
     with telling(f"looking for finished runs and loading the data {experiment.data}", quiet):
-        planned, folder = planned_runs(experiment, texts, seeds, out, sweep)
+        planned, folder = planned_runs(experiment, texts, count, out, sweep)
     at_a_time = comparing.choose_jobs(jobs, planned)
     to_do = [one for one in planned if one.state != "finished"]
     if len(to_do) < len(planned) and not quiet:
@@ -257,7 +261,7 @@ def compare(
         why = {} if failed is None else failed.failed
         show_comparison(folders, page, json, quiet, out=folder, figures=figures_asked, failed=why)
     if failed is not None:
-        raise failed
+        failed.raise_worst()
 
 
 def report(
@@ -276,6 +280,10 @@ def report(
         ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", help="What the others are tested against; by default the first method."),
+    ] = None,
     figures: Figures = None,
     figure_width: FigureWidth = None,
     figure_font: FigureFont = None,
@@ -290,10 +298,25 @@ def report(
         from fedstrata.cli.showing import show_comparison
 
     asked = read_figures(figures, figure_width, figure_font)
+    if output is not None and output.suffix.lower() not in PAGE_ENDINGS:
+        raise FedStrataError(
+            f"The report is a page, which cannot be written to '{output}'; name a file that ends in "
+            f"{' or '.join(PAGE_ENDINGS)}, or give --figures DIR for charts and tables as PDF, SVG, PNG and LaTeX."
+        )
     folders = run_folders(runs)
     beside = len(runs) == 1 and (folders[0] / "experiment.toml").exists()
     page = output or (runs[0] / PAGE if beside else Path(PAGE))
-    show_comparison(folders, page, json, quiet, title=title, figures=asked)
+    show_comparison(folders, page, json, quiet, title=title, figures=asked, reference=reference)
+
+
+def _read_seeds(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise FedStrataError(
+            f"'--seeds {text}' is no number of seeds; say how many each method runs with, counted from --seed on, such "
+            "as --seeds 3."
+        ) from None
 
 
 def read_figures(folder: Path | None, width: str | None, font: str | None) -> FiguresAsked | None:
@@ -338,11 +361,13 @@ def planned_runs(
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Take each path as a run, or as a folder of runs; the page that lies beside runs is named by a shell's ``*``."""
+    """Take each path as a run, or as a folder of runs; what lies beside runs is named by a shell's ``*``, too."""
+    from fedstrata.runs.folder import ORDER_FILE, runs_inside
+
     found: dict[Path, None] = {}
-    for path in [path for path in paths if path.name != PAGE or not path.is_file()] or paths:
-        inside = sorted(path.glob("*/experiment.toml")) if not (path / "experiment.toml").exists() else []
-        found |= dict.fromkeys([file.parent for file in inside] or [path])
+    for path in [path for path in paths if path.name not in (PAGE, ORDER_FILE) or not path.is_file()] or paths:
+        inside = runs_inside(path) if not (path / "experiment.toml").exists() else []
+        found |= dict.fromkeys(inside or [path])
     return list(found)
 
 

@@ -23,7 +23,7 @@ from fedstrata.report.notes import notes
 from fedstrata.report.paper_figures import INDEX, FiguresAsked, write_figures
 from fedstrata.report.ranking import ranks_as_data
 from fedstrata.report.reading import unfinished
-from fedstrata.report.rows import Row, comparison_rows
+from fedstrata.report.rows import ACCURACIES, Row, comparison_rows
 from fedstrata.report.summary import accuracies, took_part
 from fedstrata.report.terminal import BEST
 from fedstrata.runs.summaries import epsilon_spent, everybody_took_part, sites_without_state
@@ -69,18 +69,20 @@ def show_comparison(
     out: Path | None = None,
     figures: FiguresAsked | None = None,
     failed: Mapping[str, str] | None = None,
+    reference: str | None = None,
 ) -> None:
     """Write the report over several runs, which lie in ``out`` if they were made together, and print their table.
 
+    Methods are tested against the ``reference``, if none against the first one.
     In JSON it is told which others have ``failed``, and why; on a terminal the error of the command says so.
     """
     runs = read_runs(folders)
-    rows = comparison_rows(runs)
+    rows = comparison_rows(runs, reference)
     not_finished = unfinished(runs)
-    _write_page(folders, page, title)
+    _write_page(folders, page, title, reference)
     if figures is not None:
         with messages.status("drawing figures"):
-            write_figures(folders, figures, title)
+            write_figures(folders, figures, title, reference)
     if json:
         print_json(
             {
@@ -106,8 +108,13 @@ def comparison_as_data(row: Row) -> dict[str, Any]:
     return {"method": values.pop("label"), **values}
 
 
+_NOTHING_MEASURED = "No client has test samples, so nothing was measured."
+
+
 def explanation(rows: Sequence[Row]) -> list[Text]:
     """Say what the numbers of a comparison mean."""
+    if not any(getattr(row, name) is not None for row in rows for name in ACCURACIES):
+        return [Text(sentence, style="dim") for sentence in ("", _NOTHING_MEASURED, *notes(rows))]
     headlines, everybody = dict.fromkeys(row.headline for row in rows), all(row.everybody for row in rows)
     said = [f"{short_name(headline)}: {meaning(headline, everybody)}" for headline in headlines]
     columns = "Accuracies in percent. worst 10 %: the mean of the worst tenth of the clients in the last round."
@@ -123,12 +130,6 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
         f"{experiment.model}, seed {experiment.seed}, {plural(summary['rounds'], 'round')}: "
         f"{duration(summary['seconds'])}, {data_size(summary['bytes_up'])} up, {data_size(summary['bytes_down'])} down"
     )
-    headings = ("mean", "std over\nclients", "worst 10 %\nof clients")
-    table = new_table("accuracy in the last round, in %", *headings, right=headings)
-    for label, values in accuracies(summary).items():
-        table.add_row(short_name(label), *map(_percent, values), style="bold" if label == summary["headline"] else "")
-    headline = summary["headline"]
-    explained = Text(f"{short_name(headline)}: {meaning(headline, everybody_took_part(summary))}", style="dim")
     spent = epsilon_spent(summary)
     told = [] if spent is None else [Text(f"epsilon spent by the client that took part most often: {spent:.3g}")]
     lost = sites_without_state(summary)
@@ -139,7 +140,28 @@ def summary_of_run(experiment: Experiment, summary: Mapping[str, Any]) -> Render
     chosen = [] if "validated" not in summary else [Text(_chosen(summary))]
     dropped = [] if took_part(summary) is None else [Text(took_part(summary) or "")]
     further = (*_further(summary), *_costs(summary))
-    return Group(head, setting, *stopped, *dropped, *told, *chosen, "", table, *further, "", explained)
+    return Group(
+        head, setting, *stopped, *dropped, *told, *chosen, "", *_measured(summary), *further, *_meaning(summary)
+    )
+
+
+def _measured(summary: Mapping[str, Any]) -> list[RenderableType]:
+    """Set the accuracies of the last round as a table, or say that there are none."""
+    measured = accuracies(summary)
+    if not measured:
+        return [Text(_NOTHING_MEASURED)]
+    headings = ("mean", "std over\nclients", "worst 10 %\nof clients")
+    table = new_table("accuracy in the last round, in %", *headings, right=headings)
+    for label, values in measured.items():
+        table.add_row(short_name(label), *map(_percent, values), style="bold" if label == summary["headline"] else "")
+    return [table]
+
+
+def _meaning(summary: Mapping[str, Any]) -> list[RenderableType]:
+    """Say what the accuracy is that stands for a run, where it has one."""
+    headline = summary["headline"]
+    said = f"{short_name(headline)}: {meaning(headline, everybody_took_part(summary))}"
+    return ["", Text(said, style="dim")] if accuracies(summary) else []
 
 
 def _costs(summary: Mapping[str, Any]) -> list[RenderableType]:
@@ -208,10 +230,12 @@ def next_command(experiment: Experiment) -> str:
     return shlex.join(parts)
 
 
-def _write_page(folders: Sequence[Path], page: Path | None, title: str | None = None) -> None:
+def _write_page(
+    folders: Sequence[Path], page: Path | None, title: str | None = None, reference: str | None = None
+) -> None:
     if page is not None:
         with messages.status("writing the report"):
-            write_report(folders, page, title)
+            write_report(folders, page, title, reference)
 
 
 def _print_places(places: Mapping[str, Path | None]) -> None:

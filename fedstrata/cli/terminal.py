@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TextIO
 
 import typer
@@ -19,7 +17,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.errors import FedStrataError, FedStrataWarning, mistake_of_others
 from fedstrata.waiting import Waiting
 
 results = Console(highlight=False)
@@ -156,25 +154,10 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         where = f"'{error.filename}': " if error.filename else ""
         return f"The system refuses: {where}{(error.strerror or str(error)).lower()}.", 2
+    if mistake := mistake_of_others(error):
+        return f"{mistake} --debug shows the whole traceback.", 2
     what = f"{type(error).__name__}: {error}"
-    if place := _place_of_others(error):
-        return f"{place}: {what.rstrip('.')}. --debug shows the whole traceback.", 2
     return f"This is a bug in FedStrata ({what}); please report it with the traceback that --debug shows.", 1
-
-
-def _place_of_others(error: BaseException) -> str:
-    """Name the file and the line of somebody's own code in which an error arose, such as a method that was imported."""
-    own, *libraries = (
-        Path(__file__).parents[1],
-        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
-    )
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.is_relative_to(own):
-            return ""
-        if path.is_file() and not any(path.is_relative_to(place) for place in libraries):
-            return f"'{path.name}' failed in line {frame.lineno}, in '{frame.name}'"
-    return ""
 
 
 def _warning_printer(debug: bool) -> Any:

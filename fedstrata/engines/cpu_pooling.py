@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstrata.private_torch import differs_between_clients, for_all_clients
+from fedstrata.private_torch import differs_between_clients, for_all_clients, has_memory
 
 Pair = tuple[int, int]
 
@@ -59,11 +59,12 @@ def max_pool2d(
     apart = kernel_size if stride is None or stride == () else stride
     windows = Windows(_pair(kernel_size), _pair(apart), _pair(padding))
     plain = _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if not plain or input.dim() != 4 or not windows.are_usual(input.shape):
-        return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
-    if differs_between_clients(input):
-        return for_all_clients(_pool, (input,), windows)
-    return _pool(input.unsqueeze(0), windows).squeeze(0)
+    if plain and input.dim() == 4 and windows.are_usual(input.shape):
+        if differs_between_clients(input):
+            return for_all_clients(_pool, (input,), windows)
+        if has_memory(input):
+            return _pool(input.unsqueeze(0), windows).squeeze(0)
+    return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
 
 
 def _pool(images: Tensor, windows: Windows) -> Tensor:

@@ -51,6 +51,10 @@ class Plan:
     chunk: int
     threads: int | None = None
 
+    def is_like(self, other: Plan) -> bool:
+        """Whether both take the same way, whatever number of clients fits at once: that follows from the memory."""
+        return (self.engine, self.threads) == (other.engine, other.threads)
+
     def set_threads(self) -> None:
         """Let PyTorch use the threads that were decided on."""
         torch.set_num_threads(self.threads or _THREADS)
@@ -77,13 +81,16 @@ def make_plan(
     declared: Declared,
     free: float | None = None,
     participants: int | None = None,
+    like: Plan | None = None,
 ) -> Plan:
     """Decide how to run: as asked if possible, else what is faster here, with so many participants a round (none: all).
 
     A model that cannot be stacked is looped over, with a warning that names the module. ``free`` is the memory for
-    clients, where it is not to be measured.
+    clients, where it is not to be measured. Where it is possible, it is decided ``like`` for another run beside which
+    this one is to stand: engines, and numbers of threads, differ in last bits, of which training makes more.
     """
     plans = _possible(asked, chunk, setting, model, data, free)
+    plans = [plan for plan in plans if like is not None and plan.is_like(like)] or plans
     if len(plans) == 1:
         return plans[0]
     candidates = _candidates(plans, setting, model, data, declared, participants)
@@ -275,12 +282,15 @@ def _short_rounds(
         side = ClientSide(brief, LoopForward(model, setting.head), data)
         sides, clients = SideBySide(side, plan.chunk), [LoopClient(side, client) for client in ids]
         asked = list(zip(clients, server.messages(ids, 1), strict=True))
+        at_first = [client.state for client in clients]
 
         def answer(side: ClientSide, asked: tuple[LoopClient, bytes]) -> bytes:
             client, message = asked
             return client.answer(message, 1, side=side)[0]
 
         def one_round() -> None:
+            for one, state in zip(clients, at_first, strict=True):
+                one.state = state  # as the messages have it, which are always those of the first round
             for client, reply in zip(ids, sides.map(answer, asked), strict=True):
                 server.decoded(reply, client, 1)
 

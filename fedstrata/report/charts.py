@@ -7,6 +7,7 @@ page. Charts with several methods have a parameter ``chosen``: the methods in co
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedstrata.errors import FedStrataError
+from fedstrata.report.names import fitting
 from fedstrata.report.series import SKEW_CLIENTS, Rows, distinct, skew_rows
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ LIGHT = Theme(
     grid="#e4e7eb",
     muted="#b9c0c8",
     accent="#2c6cb0",
-    methods=("#4c7ac0", "#a43911", "#428351", "#83226c", "#a38427", "#2a45a4", "#1984a4", "#833e27"),
+    methods=("#4c7ac0", "#a43911", "#428351", "#83226c", "#a38427", "#2a45a4", "#1984a4", "#3c3024"),
     parts=("#2c6cb0", "#8fb6de", "#c8551b", "#e9b08f", "#23825c", "#93c7b0", "#8552b0", "#c9aee0"),
     heat=("#17417c", "#3a78b7", "#8fbcdc", "#f3f0ea", "#efb587", "#d6742e", "#9c450a"),
     depth=(0.0, 0.88),
@@ -66,7 +68,7 @@ DARK = Theme(
     grid="#333a42",
     muted="#5b6570",
     accent="#7db3ec",
-    methods=("#1288ee", "#f09c64", "#3b8b6d", "#d0a8f8", "#f1c342", "#ea6081", "#66cfd1", "#cc8923"),
+    methods=("#1288ee", "#f09c64", "#3b8b6d", "#d0a8f8", "#f1c342", "#ea6081", "#66cfd1", "#b45400"),
     parts=("#7db3ec", "#3f6c9c", "#f0935f", "#98583a", "#5fc79b", "#36775c", "#c39ae6", "#735293"),
     heat=("#a6d4ff", "#5b9cd9", "#33618f", "#2b3037", "#8c5428", "#da8541", "#ffc894"),
     depth=(0.25, 1.0),
@@ -269,14 +271,17 @@ def _skew_marks(
 
     shown = min(clients, SKEW_CLIENTS)
     x = alt.X("client:O").title("client").scale(domain=list(range(shown)))
+    left = 0.0
     if len(client_names) == clients <= NAMED_CLIENTS:
         label = f"{json.dumps(list(client_names))}[datum.value]"
         slanted = sum(map(len, client_names)) > _LETTERS_IN_A_LINE
-        x = x.axis(labelAngle=-35 if slanted else 0, labelExpr=label, labelLimit=LABEL_LIMIT, labelOverlap=False)
+        limit = _SLANTED_LIMIT if slanted else LABEL_LIMIT
+        x = x.axis(labelAngle=-_SLANT if slanted else 0, labelExpr=label, labelLimit=limit, labelOverlap=False)
+        left = _left_of_slanted(client_names) if slanted else 0.0
     else:
         x = x.axis(labelAngle=0, labelOverlap="parity", labelSeparation=8)
     y = alt.Y("class:N").title("class").sort(list(class_names)).scale(domain=list(class_names))
-    y = y.axis(labelLimit=LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2)
+    y = y.axis(labelLimit=LABEL_LIMIT, labelOverlap="greedy", labelSeparation=2, minExtent=left)
     tooltip = [
         alt.Tooltip(f"{who}:O", title="client"),
         alt.Tooltip("class:N"),
@@ -294,6 +299,22 @@ def _skew_marks(
         colour = alt.Color("count:Q").scale(zero=True).legend(title="samples", orient="bottom", gradientLength=160)
         marks = base.mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
     return sized(marks, step * len(class_names))
+
+
+_SLANT = 35
+_SLANTED_LIMIT = 150
+
+
+def _left_of_slanted(names: Sequence[str]) -> float:
+    """How many pixels slanted names reach beyond the left end of their axis, which a chart leaves no room for itself.
+
+    Places along the axis are taken as those of a narrow page, so that there is rather too much room than too little.
+    """
+    reach = math.cos(math.radians(_SLANT))
+    return max(
+        0.0,
+        *(min(_SLANTED_LIMIT, 7 * len(name)) * reach - 12 * (2 * place + 1) for place, name in enumerate(names)),
+    )
 
 
 def with_legend(
@@ -315,7 +336,11 @@ def with_legend(
         for encoding in encodings:
             for channel in ("color", "strokeDash"):
                 if encoding.get(channel, {}).get("field") == "method":
-                    encoding[channel]["legend"] = {**METHOD_LEGEND, "columns": legend_columns(chosen, width)}
+                    encoding[channel]["legend"] = {
+                        **METHOD_LEGEND,
+                        "columns": legend_columns(chosen, width),
+                        "labelExpr": fitting(chosen, "datum.label", str(_LABEL_OF_LEGEND)),
+                    }
     heading = {"title": {"text": title, "anchor": "start"}} if title else {}
     return {**specification, **heading, **({"params": params} if params else {})}
 
@@ -360,9 +385,14 @@ IN_COLOUR = "indexof(chosen, datum.method) >= 0"
 IN_GREY = "indexof(chosen, datum.method) < 0"
 """Whether the method of a row stands in front, in its colour, or behind."""
 _FEW_ROUNDS = 6
+NUMBERS = ".6~g"
+"""How numbers are written on an axis. Without digits of its own, a format takes as many as the step between ticks has,
+and 0.0125 beside 0.08 becomes 0.01.
+"""
 TICKS: Mapping[str, str] = {"expr": "ceil(width / 80)"}
 """As many as there is room for."""
-LABEL_LIMIT: Mapping[str, str] = {"expr": "max(80, containerSize()[0] * 0.3 || 200)"}
+_ROOM_FOR_LABELS = "max(80, containerSize()[0] * 0.3 || 200)"
+LABEL_LIMIT: Mapping[str, str] = {"expr": _ROOM_FOR_LABELS}
 """How much of the width names along an axis may take."""
 
 
@@ -384,7 +414,13 @@ def spread_of_seeds(rows: Rows, number_format: str) -> list[alt.Tooltip]:
 
 def number_axis(percent: bool) -> dict[str, Any]:
     """How an axis writes its numbers."""
-    return {"format": "~%" if percent else "~g", "tickCount": 6}
+    return {"format": "~%" if percent else NUMBERS, "tickCount": 6}
+
+
+def name_axis(names: Sequence[str]) -> dict[str, Any]:
+    """How an axis writes names of which some may be too long for it: cut where they stay as different as possible."""
+    label = fitting(names, "datum.value", _ROOM_FOR_LABELS)
+    return {"labelLimit": LABEL_LIMIT, **({} if label == "datum.value" else {"labelExpr": label})}
 
 
 def method_colour(methods: Sequence[str]) -> alt.Color:
@@ -428,7 +464,7 @@ def _bars(rows: Rows, methods: Sequence[str], x: alt.X, part: str, number_format
     quantity = "bytes" if part == "direction" else "seconds"
     colour = alt.Color(f"{part}:N").scale(domain=parts, range=_PARTS).legend(alt.Legend(orient="top", title=None))
     tooltip = [alt.Tooltip("method:N"), alt.Tooltip(f"{part}:N"), alt.Tooltip(f"{quantity}:Q", format=number_format)]
-    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=LABEL_LIMIT)
+    y = alt.Y("method:N").title(None).sort(list(methods)).axis(**name_axis(methods))
     ordered = [{**row, "position": parts.index(row[part])} for row in rows]
     bars = alt.Chart(alt.NamedData("rows")).mark_bar(height={"band": 0.62})
     chart = bars.encode(x=x, y=y, color=colour, order=alt.Order("position:Q"), tooltip=tooltip)

@@ -11,10 +11,12 @@ from fedstrata.report.charts import (
     IN_COLOUR,
     IN_GREY,
     LABEL_LIMIT,
+    NUMBERS,
     TICKS,
     Drawing,
     chosen_methods,
     method_colour,
+    name_axis,
     sized,
     spread_of_seeds,
 )
@@ -26,7 +28,7 @@ def clients(rows: ClientRows, methods: Sequence[str], chosen: Sequence[str], sho
     """Every client as a point, the middle half of the clients as a bar, the median as a stroke; one line per method."""
     import altair as alt
 
-    y = alt.Y("method:N").title(None).sort(list(methods)).axis(labelLimit=LABEL_LIMIT)
+    y = alt.Y("method:N").title(None).sort(list(methods)).axis(**name_axis(methods))
     colour = method_colour(methods)
     points = alt.Chart(alt.NamedData("points")).transform_filter("datum.metric === shown")
     boxes = alt.Chart(alt.NamedData("boxes")).transform_filter("datum.metric === shown")
@@ -85,7 +87,8 @@ def table(rows: Rows, methods: Mapping[str, str], split: str, columns: int) -> D
     samples, classes = "training samples", "effective classes"
     names = [samples, classes, " ", *methods.values()]
     x = alt.X("place:O").title("clients, sorted").axis(labels=False, ticks=False)
-    y = alt.Y("line:N").title(None).scale(domain=names).sort(names).axis(labelLimit=LABEL_LIMIT)
+    y = alt.Y("line:N").title(None).scale(domain=names).sort(names)
+    y = y.axis(**name_axis(list(methods.values())))
     one = "'client ' + datum.first"
     groups: dict[str, Any] = {
         "clients": "count()",
@@ -183,7 +186,9 @@ def by_class(rows: Rows, methods: Sequence[str], chosen: Sequence[str], classes:
     base = alt.Chart(alt.NamedData("rows")).transform_filter("datum.metric === shown")
     y = alt.Y("class:N").title(None).sort(list(classes)).scale(domain=list(classes))
     y = y.axis(labelLimit=LABEL_LIMIT, grid=True)
-    x = alt.X("value:Q").title(None).axis(grid=False, tickCount=TICKS).scale(zero=False, nice=True)
+    follows_the_menu: Any = {"signal": "shown"}  # Vega-Lite hands it on to Vega; its own titles of axes are texts only
+    x = alt.X("value:Q").title(follows_the_menu).scale(zero=False, nice=True)
+    x = x.axis(grid=False, tickCount=TICKS, format=NUMBERS)
     about = [
         alt.Tooltip("class:N", title="class"),
         alt.Tooltip("method:N", title="method"),

@@ -71,11 +71,17 @@ def client_table(groups: Groups) -> ClientTable:
 
 
 def worst_clients(clients: ClientTable) -> Markup | None:
-    """Name the clients that fare worst over all methods, with what may explain it."""
+    """Name the clients that fare worst over all methods, half of them at most, with what may explain it.
+
+    Where all fare alike nobody is named, nor is a method with which another one keeps up.
+    """
     measured = [row for row in clients.rows if row["average"] is not None]
     if len(measured) < 2:
         return None
-    worst = sorted(measured, key=lambda row: float(row["average"]))[:NAMED]
+    by_accuracy = sorted(measured, key=lambda row: float(row["average"]))
+    worst = by_accuracy[: min(NAMED, len(measured) // 2)]
+    if worst[0]["average"] == by_accuracy[-1]["average"]:
+        return None
     several = len(clients.methods) > 1
     columns = [
         Column("Client", numeric=False),
@@ -87,22 +93,36 @@ def worst_clients(clients: ClientTable) -> Markup | None:
     ]
     cells: list[Line] = []
     for row in worst:
-        best = max((name for name in clients.methods if row[name] is not None), key=lambda name: float(row[name]))
-        line: list[Cell | str] = [str(row.get("name", f"client {row['client']}"))]
+        told = {name: float(row[name]) for name in clients.methods if row[name] is not None}
+        best = max(told.values())
+        leading = [clients.methods[name] for name, value in told.items() if value == best]
+        line: list[Cell | str] = [_on_one_line(str(row.get("name", f"client {row['client']}")))]
         line += [str(row["split"])] if len(clients.splits) > 1 else []
         line += [
             Cell(f"{row['size']:,}", float(row["size"])),
             Cell(f"{row['effective']:.1f}", float(row["effective"])),
             _percent(row["average"]),
         ]
-        line += [clients.methods[best], _percent(row[best])] if several else []
+        line += [leading[0] if len(leading) == 1 else formats.ABSENT, _percent(best)] if several else []
         cells.append(line)
-    return table(f"The {formats.plural(len(cells), 'client')} that fare worst", columns, cells)
+    heading = f"The {len(cells)} clients that fare worst" if len(cells) > 1 else "The client that fares worst"
+    if worst[-1]["average"] == by_accuracy[len(worst)]["average"]:
+        heading = f"{len(cells)} of the clients that fare worst"
+    return table(heading, columns, cells)
+
+
+def _on_one_line(client: str) -> str:
+    """Keep a client's number beside its word, at the end of its name or alone."""
+    name, word, number = client.rpartition("client ")
+    return f"{name}client\u00a0{number}" if word else client
 
 
 def fairness_table(rows: Sequence[Row]) -> Markup | None:
-    """Tell how unequally each method serves its clients, and which part of them has a reason to take part."""
-    if all(row.fairness is None for row in rows):
+    """Tell how unequally each method serves its clients, and which part of them has a reason to take part.
+
+    There is a table where methods can be compared, and the incentive in it where some method has one.
+    """
+    if sum(row.fairness is not None for row in rows) < 2:
         return None
     told = [row.incentive.mean for row in rows if row.incentive is not None]
     least = _only_best(min, [row.fairness.mean for row in rows if row.fairness is not None])
@@ -126,18 +146,12 @@ def fairness_table(rows: Sequence[Row]) -> Markup | None:
         "Fairness is the variance of the clients' accuracies in the last round, mean over seeds: less is fairer, which "
         "says nothing of how good they are. "
     )
-    said += (
-        _INCENTIVE
-        if told
-        else f"{_INCENTIVE} It is told where runs of both with the same seeds and split are among these."
-    )
-    return join((table("How equally the clients fare", columns, cells), element("p", said)))
-
-
-_INCENTIVE = (
-    "The incentive is the part of the clients that fare better than with both local (alone) and fedavg, of the same "
-    "seed."
-)
+    if told:
+        said += (
+            "The incentive is the part of the clients that fare better than with both local (alone) and fedavg, of the "
+            "same seed."
+        )
+    return join((table("How equally the clients fare", columns, cells), element("p", said.strip())))
 
 
 def _only_best(choose: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:

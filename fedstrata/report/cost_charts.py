@@ -63,9 +63,9 @@ def front(rows: Pareto, methods: Sequence[str], chosen: Sequence[str]) -> Drawin
         low="datum.value - datum.spread", high="datum.value + datum.spread"
     )
     hollow: dict[str, Any] = {"size": 70, "filled": False, "strokeWidth": 1.25}
-    name: dict[str, Any] = {"dy": -11, "fontSize": 12, "limit": 180, "style": "contrast"}
+    name: dict[str, Any] = {"dy": alt.expr("datum.below ? 17 : -11"), "fontSize": 12, "limit": 180, "style": "contrast"}
     left, right = (
-        leading.transform_filter(side).encode(x=x, y=y, text="method:N") for side in ("!datum.right", "datum.right")
+        leading.transform_filter(side).encode(x=x, y=y, text="name:N") for side in ("!datum.right", "datum.right")
     )
     layers = alt.layer(
         alt.Chart(alt.NamedData("begins")).transform_filter(shown).mark_point(opacity=0).encode(x=x, y=y),

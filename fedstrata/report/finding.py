@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fedstrata.report import formats
 from fedstrata.report.labels import short_name
-from fedstrata.report.markup import element
+from fedstrata.report.markup import Markup, element
+from fedstrata.report.notes import diverged_in
 from fedstrata.report.rows import Row, accuracy_or_nothing, comparison_rows
 from fedstrata.report.view import View
 from fedstrata.significance import Comparison, Estimate
@@ -26,17 +28,25 @@ def finding(view: View) -> list[str]:
     top = max(measured, key=accuracy_or_nothing)
     seeds = f" over {formats.plural(len(top.seeds), 'seed')}" if len(top.seeds) > 1 else ""
     said = ["Accuracy in the last round: " if len(measured) == 1 else "Highest accuracy in the last round: "]
-    said += [element("strong", top.label), f", {_in_percent(top.last)}{seeds}"]
+    tied = [row for row in measured if row is top or (row.last == top.last and row.all_diverged == top.all_diverged)]
+    names = _listed([element("strong", row.label) for row in tied])
+    said += [Markup(names), " alike" if len(tied) > 1 else "", f", {_in_percent(top.last)}{seeds}"]
+    divergent = [
+        f"{'It' if len(tied) == 1 else row.label} {diverged_in(row.diverged, len(row.seeds))}"
+        for row in tied
+        if row.diverged
+    ]
+    lost = f"{formats.listed(divergent)}. " if divergent else ""
     if len(measured) == 1:
-        said.append(f" ({short_name(top.headline).lower()}). ")
+        said.append(f" ({short_name(top.headline).lower()}). {lost}")
         said += [] if seeds else ["One seed: another may give another number. "]
         return said + _worst(view, top)
-    said.append(". ")
+    said.append(f". {lost}")
     if all(len(row.seeds) == 1 for row in measured):
         said.append("One seed each decides nothing: the order of methods may be chance. ")
     else:
         said += _told_apart(view, top)
-    return said + _worst(view, top)
+    return said + _worst(view, top if len(tied) == 1 else None)
 
 
 def _told_apart(view: View, top: Row) -> list[str]:
@@ -75,15 +85,28 @@ def _may_be_equal(comparison: Comparison) -> bool:
     return comparison.adjusted is not None and not _is_told_apart(comparison)
 
 
-def _worst(view: View, top: Row) -> list[str]:
-    measured = [row for row in view.rows if row.worst is not None and (row is top or not row.all_diverged)]
+def _worst(view: View, top: Row | None) -> list[str]:
+    """Say with which method the worst clients fare best; of the leading one, where no other does better for them."""
+    measured = {
+        row.label: row.worst
+        for row in view.rows
+        if row.worst is not None and math.isfinite(row.worst.mean) and (row is top or not row.all_diverged)
+    }
     if not measured:
         return []
-    fairest = max(measured, key=lambda row: row.worst.mean if row.worst else -1.0)
-    if fairest is top:
+    best = _alone(max(measured.values(), key=lambda worst: worst.mean))
+    leading = [label for label, worst in measured.items() if _alone(worst) == best]
+    if top is not None and top.label in leading:
         return [f"The worst 10\u00a0% of its clients reach {_in_percent(top.worst)}."]
-    name = element("strong", fairest.label)
-    return ["The worst 10\u00a0% of clients fare best with ", name, f": {_in_percent(fairest.worst)}."]
+    if len(leading) > 1:
+        return []
+    name = element("strong", leading[0])
+    return ["The worst 10\u00a0% of clients fare best with ", name, f": {_in_percent(measured[leading[0]])}."]
+
+
+def _alone(value: Estimate) -> str:
+    """Write a mean as it is shown, without its spread: means that are written alike are not told apart."""
+    return formats.percent(Estimate(value.mean, None, value.count))
 
 
 def _in_percent(value: Estimate | None) -> str:

@@ -96,6 +96,15 @@ def listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """Name things by their numbers.
+
+    >>> numbered("seed", [3]), numbered("seed", [0, 2])
+    ('seed 3', 'seeds 0 and 2')
+    """
+    return f"{noun}{'s' * (len(numbers) > 1)} {listed([str(number) for number in numbers])}"
+
+
 _UNITS_OF_TIME = ((1, "s", 100), (60, "min", 100), (3600, "h", math.inf))
 
 

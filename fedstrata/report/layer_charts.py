@@ -31,6 +31,7 @@ from fedstrata.report.layer_places import (
 )
 from fedstrata.report.layer_scales import Scale, round_step
 from fedstrata.report.layer_view import ROLES, LayerFacts, LayerView, MetricView
+from fedstrata.report.names import fitting
 
 if TYPE_CHECKING:
     import altair as alt
@@ -286,12 +287,13 @@ def _titles(first_line: alt.Chart, methods: Sequence[str], lines: Lines) -> list
     titled = first_line.transform_calculate(
         above=f"datum.begin + {lines.title}", sign="datum.start + 5", words_start="datum.start + 15"
     )
+    titled = titled.transform_calculate(written=fitting(methods, "datum.method", "panel - 16"))
     title = titled.mark_text(align="left", fontSize=12, fontWeight=600, style="contrast", limit=alt.expr("panel - 16"))
     return [
         titled.mark_point(filled=True, size=55, opacity=1).encode(
             x=pixel("sign"), y=line_of("above"), color=method_colour(methods), shape=method_shape(methods)
         ),
-        title.encode(x=pixel("words_start"), y=line_of("above"), text="method:N", tooltip="method:N"),
+        title.encode(x=pixel("words_start"), y=line_of("above"), text="written:N", tooltip="method:N"),
     ]
 
 

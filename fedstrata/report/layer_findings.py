@@ -18,7 +18,7 @@ _SMALL = 0.05
 
 @dataclass(frozen=True)
 class _Level:
-    """Where some layers of a method are after the last round: the mean over layers, and its deviation over seeds."""
+    """Where some layers of a method are: the mean over layers, and its deviation over seeds."""
 
     method: str
     mean: float
@@ -26,28 +26,38 @@ class _Level:
 
 
 def finding(view: LayerView, metric: MetricView) -> str:
-    """Say which methods differ most in the middle layers after the last round, or that there is nothing to see."""
+    """Say which methods differ most in the middle layers, or that there is nothing to see.
+
+    Methods are compared in the last round that all runs have. In the reference round itself, to which all are equal by
+    definition, there is nothing to say but what is shown.
+    """
+    if metric.name == INERTIA and metric.common_round == metric.columns[0][0]:
+        return metric.quantity.title
     layers, words = _of_role(view, metric, "middle")
     many = words.endswith("s")
     levels = [level for method in metric.tables if (level := _level(metric, method, layers)) is not None]
     if not levels:
-        return f"{metric.quantity.title}: no numbers of the last round."
+        return f"{metric.quantity.title}: no numbers of a last round that all runs have."
     if len(levels) == 1:
         return _within(view, metric, levels[0].method)
     low, high = (choose(levels, key=lambda level: level.mean) for choose in (min, max))
     extent = _number(metric, low.mean)
+    when = _when(metric)
+    verb = ("are" if many else "is") if when else "end" if many else "ends"
     if not _apart(metric, low, high) or _number(metric, high.mean) == extent:
         if _number(metric, high.mean) != extent:
             extent = f"{extent} to {_number(metric, high.mean)}"
-        return f"{_subject(metric)}: {words} {'end' if many else 'ends'} alike in all methods, at {extent}."
+        among = "all methods" if len(levels) == len(view.methods) else "the methods shown"
+        return f"{_subject(metric)}: {when}{words} {verb} alike in {among}, at {extent}."
     if metric.name == INERTIA:
         keep, come = ("keep", "they come") if many else ("keeps", "it comes")
-        return (
-            f"In {high.method} {words} {keep} a cosine of {_number(metric, high.mean)} to round "
+        said = (
+            f"{when}in {high.method} {words} {keep} a cosine of {_number(metric, high.mean)} to round "
             f"{metric.columns[0][0]}; in {low.method} {come} down to {_number(metric, low.mean)}."
         )
+        return said[0].upper() + said[1:]
     return (
-        f"{_subject(metric)}: {words} {'end' if many else 'ends'} at {_number(metric, high.mean)} in {high.method}, "
+        f"{_subject(metric)}: {when}{words} {verb} at {_number(metric, high.mean)} in {high.method}, "
         f"at {_number(metric, low.mean)} in {low.method}."
     )
 
@@ -73,9 +83,10 @@ def _within(view: LayerView, metric: MetricView, method: str) -> str:
     levels = [level for _, level in found]
     low, high = (choose(levels, key=lambda level: level.mean) for choose in (min, max))
     if len(found) == 1 or not _apart(metric, low, high):
-        return f"{_subject(metric)}: all layers of {method} end alike, near {_number(metric, levels[0].mean)}."
+        alike = f"{_when(metric)}all layers of {method} {'are' if _when(metric) else 'end'} alike"
+        return f"{_subject(metric)}: {alike}, near {_number(metric, levels[0].mean)}."
     parts = [f"{words} at {_number(metric, level.mean)}" for words, level in found]
-    return f"{_subject(metric)}: in {method}, after the last round, {listed(parts)}."
+    return f"{_subject(metric)}: in {method}, {_when(metric) or 'after the last round, '}{listed(parts)}."
 
 
 def _of_role(view: LayerView, metric: MetricView, role: str) -> tuple[list[int], str]:
@@ -93,12 +104,21 @@ def _of_role(view: LayerView, metric: MetricView, role: str) -> tuple[list[int],
 
 def _level(metric: MetricView, method: str, lines: Sequence[int]) -> _Level | None:
     table = metric.tables[method]
-    values = table.last[list(lines)]
+    if table.common is None:
+        return None
+    values = table.common[list(lines)]
     known = np.isfinite(values)
     if not known.any():
         return None
-    spreads = np.zeros(1) if table.last_spread is None else table.last_spread[list(lines)][known]
+    spreads = np.zeros(1) if table.common_spread is None else table.common_spread[list(lines)][known]
     return _Level(method, float(values[known].mean()), float(np.nan_to_num(spreads).mean()))
+
+
+def _when(metric: MetricView) -> str:
+    """Name the round in which methods are compared, where it is not the last one of all of them."""
+    if metric.common_round == metric.columns[-1][1]:
+        return ""
+    return f"after round {metric.common_round}, the last that all runs have, "
 
 
 def _apart(metric: MetricView, low: _Level, high: _Level) -> bool:

@@ -49,7 +49,8 @@ def write_layer_picture(
         raise FedStrataError(
             f"A picture cannot be written to '{output}': the name must end in one of {', '.join(FORMATS)}."
         )
-    view = _view(read_runs(runs), methods)
+    found = read_runs(runs)
+    view = _view(found, methods)
     layer_view = LayerView.of(view.groups, view.methods)
     if layer_view is None:
         raise FedStrataError(
@@ -59,6 +60,11 @@ def write_layer_picture(
     if shown not in layer_view.metrics:
         raise unknown_name("metric of the layers in these runs", shown, list(layer_view.metrics))
     if against is not None and against not in view.methods:
+        if against in _view(found, ()).methods:
+            raise FedStrataError(
+                f"'{against}' is not among the methods to show, {', '.join(view.methods)}: add it to them, as in "
+                f"--methods '{', '.join((*view.methods, against))}', or name no methods to show all."
+            )
         raise unknown_name("method in these runs", against, view.methods)
     too_many = len(view.methods) - (against is not None) > COLOURS
     if too_many and suffix != ".html":

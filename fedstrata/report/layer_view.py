@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fedstrata.diagnostics import Quantity, quantity_of
+from fedstrata.errors import FedStrataError
 from fedstrata.report.layer_scales import Scale, difference_scale, scale_of, short
 from fedstrata.report.reading import Run
 from fedstrata.report.series import Groups, Rows
+from fedstrata.runs.sweeping import METHOD, parameters_of
 
 COLUMNS = 120
 """How many columns a heat map has at most."""
@@ -54,6 +56,9 @@ class Table:
     last: np.ndarray
     """In the last round ``[layers]``, not averaged over rounds."""
     last_spread: np.ndarray | None
+    common: np.ndarray | None = None
+    """The same in the last round that all methods and seeds have, by which methods can be compared."""
+    common_spread: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class MetricView:
     """The first and the last round of each column."""
     tables: Mapping[str, Table]
     """By method."""
+    common_round: int | None = None
+    """The last round that all methods and seeds have; runs need not be of one length."""
 
     @cached_property
     def scale(self) -> Scale:
@@ -219,6 +226,11 @@ class _Told:
         chosen = self.metric == self.metrics.index(name)
         return self.layer[chosen], self.round[chosen], self.value[chosen]
 
+    def ever_below(self, name: str, bound: float) -> set[str]:
+        """The layers of which a metric was below a number in some round."""
+        layers, _, values = self.of_metric(name)
+        return {self.layers[layer] for layer in np.unique(layers[values < bound])}
+
     def in_last_round(self, name: str) -> dict[str, float]:
         """The metric of each layer that has it in the last round in which any has."""
         layers, rounds, values = self.of_metric(name)
@@ -313,20 +325,29 @@ def _metric_view(
     rounds = np.unique(np.concatenate([part[1] for parts in found.values() for part in parts]))
     column, columns = bins(rounds, limit)
     lines = {layer: line for line, layer in enumerate(layers)}
+    shared = reduce(np.intersect1d, [part[1] for parts in found.values() for part in parts if len(part[1])])
+    common_round = int(shared[-1]) if len(shared) else None
     tables = {}
     for method, parts in found.items():
-        seeds, lasts = [], []
+        seeds: list[np.ndarray] = []
+        lasts: list[np.ndarray] = []
+        commons: list[np.ndarray] = []
         for one, (layer, noted, values) in zip(told[method], parts, strict=True):
             if not len(noted):
                 continue
             line = np.array([lines.get(layer_name, -1) for layer_name in one.layers])[layer]
             at = column[np.searchsorted(rounds, noted)]
             seeds.append(_means(line, at, values, (len(layers), len(columns))))
-            final = noted == noted.max()
-            lasts.append(_means(line[final], np.zeros(int(final.sum()), int), values[final], (len(layers), 1))[:, 0])
-        spread = with_spread and len(seeds) > 1
-        tables[method] = Table(*_over_seeds(np.stack(seeds), spread), *_over_seeds(np.stack(lasts), len(lasts) > 1))
-    return MetricView(name, plain_quantity(name), layers, columns, tables)
+            for kept, number in ((lasts, noted.max()), (commons, common_round)):
+                then = noted == number
+                kept.append(_means(line[then], np.zeros(int(then.sum()), int), values[then], (len(layers), 1))[:, 0])
+        several = len(seeds) > 1
+        tables[method] = Table(
+            *_over_seeds(np.stack(seeds), with_spread and several),
+            *_over_seeds(np.stack(lasts), several),
+            *_over_seeds(np.stack(commons), several),
+        )
+    return MetricView(name, plain_quantity(name), layers, columns, tables, common_round)
 
 
 def _means(line: np.ndarray, column: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
@@ -363,11 +384,29 @@ def _stays(told: Sequence[_Told], facts: Mapping[str, LayerFacts]) -> frozenset[
 
 
 def _masked(runs: Sequence[Run], told: Sequence[_Told]) -> frozenset[str]:
-    named = {str(layer) for run in runs for layer in run.layer_facts.get("masked", ())}
-    thinned = {
-        layer for one in told for metric in _DENSITIES for layer, kept in one.in_last_round(metric).items() if kept < 1
-    }
-    return frozenset(named | thinned)
+    """The layers that were masked in some round of some run; where no density was noted, those that were to be."""
+    found: set[str] = set()
+    for run, one in zip(runs, told, strict=True):
+        noted = [metric for metric in _DENSITIES if metric in one.metrics]
+        if noted:
+            found = found.union(*(one.ever_below(metric, 1) for metric in noted))
+        elif _had_time_to_mask(run):
+            found |= {str(layer) for layer in run.layer_facts.get("masked", ())}
+    return frozenset(found)
+
+
+def _had_time_to_mask(run: Run) -> bool:
+    """Whether a method that masks every few rounds, which notes nothing of it, came to do so in the rounds there were.
+
+    It acts on the round after a multiple of these; as released, whose rounds count from 0, on the second one first.
+    """
+    try:
+        given = parameters_of(METHOD, str(run.experiment[METHOD]))
+    except FedStrataError:  # a method that is not known here
+        return True
+    parameters = {name.rsplit(".", 1)[-1]: value for name, value in given.items()}
+    before = 1 if parameters.get("schedule") == "released" else parameters.get("every")
+    return not isinstance(before, int) or run.rounds_done > before
 
 
 def _frozen(told: Sequence[_Told]) -> frozenset[str]:

@@ -46,7 +46,7 @@ def breakable(text: str) -> Markup:
     )
 
 
-_BREAKS = re.compile(r"([(\[+,/_]+)")
+_BREAKS = re.compile(r"([(+,/_]+)")
 
 
 def _attribute(key: str, value: str | bool | None) -> str:

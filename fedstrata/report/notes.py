@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedstrata.report.formats import plural
-from fedstrata.report.rows import Row, some_dropped_out
+from fedstrata.report.rows import Row, some_dropped_out, some_validated
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -14,9 +14,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     tested = [comparison for _, comparison in compared if comparison.p_value is not None]
     counts = sorted({len(row.seeds) for row in rows})
     said = []
-    lost = [
-        f"{row.label} diverged in {row.diverged} of {plural(len(row.seeds), 'seed')}" for row in rows if row.diverged
-    ]
+    lost = [f"{row.label} {diverged_in(row.diverged, len(row.seeds))}" for row in rows if row.diverged]
     if lost:
         said.append(f"{_listed(lost)}: the training loss of the last round is not a finite number.")
     if counts == [1]:
@@ -35,6 +33,14 @@ def notes(rows: Sequence[Row]) -> list[str]:
                 reasons.setdefault(comparison.note, []).append(row.label)
         for note, labels in reasons.items():
             said.append(note if len(labels) == len(compared) else f"{_listed(labels)}: {note}")
+    if some_validated(rows):
+        said.append(
+            "chosen: of the models that were best on the validation samples, which is the number to report; best looks "
+            "at the test samples to find its round."
+        )
+    early = [f"{row.label} {_after_rounds(row)}" for row in rows if row.ended]
+    if early:
+        said.append(f"Ended early: {_listed(early)}.")
     if some_dropped_out(rows):
         said.append(
             "took part: of the clients that were asked, those whose replies were merged, in the mean over the rounds."
@@ -55,6 +61,23 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if without:
         said.append(f"Sites that had lost their state and went on without it: {_listed(without)}.")
     return said
+
+
+def diverged_in(seeds: int, of: int) -> str:
+    """Say in how many of a method's seeds training has diverged.
+
+    >>> diverged_in(1, 2)
+    'diverged in 1 of 2 seeds'
+    """
+    return f"diverged in {seeds} of {plural(of, 'seed')}"
+
+
+def _after_rounds(row: Row) -> str:
+    """Say after which rounds the runs of a row ended, and how many they were to have."""
+    first, last = min(row.ended)[0], max(row.ended)[0]
+    after = f"after round {first}" if first == last else f"after rounds {first} to {last}"
+    some = f" with {len(row.ended)} of {len(row.seeds)} seeds" if len(row.ended) < len(row.seeds) else ""
+    return f"{after} of {max(of for _, of in row.ended)}{some}"
 
 
 def reference_name(rows: Sequence[Row]) -> str:

@@ -24,21 +24,24 @@ from fedstrata.report.sweeps import sweeps
 from fedstrata.report.view import Section, View
 
 
-def write_report(runs: Sequence[Path], output: Path, title: str | None = None) -> Path:
+def write_report(runs: Sequence[Path], output: Path, title: str | None = None, reference: str | None = None) -> Path:
     """Write one self-contained page over the runs in the given folders; seeds of one method are taken together.
 
+    Methods are tested against the ``reference``, if none against the first one.
     Without the extra ``report`` the page has its tables but no charts, and says how to get them.
     """
     output = Path(output)
-    content = report(read_runs(runs), title, with_charts=charts.charts_are_possible())
+    content = report(read_runs(runs), title, charts.charts_are_possible(), reference)
     files.make_folder(output.parent)
     files.write_atomically(output, content)
     return output
 
 
-def report(runs: Sequence[Run], title: str | None = None, with_charts: bool = True) -> str:
+def report(
+    runs: Sequence[Run], title: str | None = None, with_charts: bool = True, reference: str | None = None
+) -> str:
     """Build the page as text."""
-    return document(*contents(runs, title, with_charts))
+    return document(*contents(runs, title, with_charts, reference=reference))
 
 
 def contents(
@@ -47,8 +50,9 @@ def contents(
     with_charts: bool = True,
     above: Sequence[Section] = (),
     lead: Sequence[str] = (),
+    reference: str | None = None,
 ) -> Contents:
-    """Build what the page shows: its title, its body, and the charts.
+    """Build what the page shows: its title, its body, and the charts; what methods are tested against may be given.
 
     Sections of others stand ``above`` its own, and what these come to, ``lead``, in the place of the report's finding.
     """
@@ -57,7 +61,7 @@ def contents(
         raise FedStrataError(
             f"None of the {len(runs)} runs given has any numbers yet; give the folder of a run that has begun."
         )
-    view = View.of(started, title)
+    view = View.of(started, title, reference)
     parts = [
         *above,
         results(view),

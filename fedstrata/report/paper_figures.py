@@ -29,7 +29,7 @@ from fedstrata.report.opening import read_runs
 from fedstrata.report.page import contents
 from fedstrata.report.pareto import MEASURES
 from fedstrata.report.series import Rows
-from fedstrata.report.typeset import Typeset, typeset_tables
+from fedstrata.report.typeset import LABEL, Typeset, typeset_tables
 from fedstrata.report.view import View
 
 WIDTHS = {"column": 3.25, "page": 6.75}
@@ -70,7 +70,9 @@ class FiguresAsked:
             raise unknown_name("font of figures", self.font, list(FONTS))
 
 
-def write_figures(runs: Sequence[Path], asked: FiguresAsked, title: str | None = None) -> Path:
+def write_figures(
+    runs: Sequence[Path], asked: FiguresAsked, title: str | None = None, reference: str | None = None
+) -> Path:
     """Write every chart of the page over some runs as PNG, SVG, PDF and CSV, and the results as LaTeX and Markdown.
 
     Returns the index of what was written, ``index.json``.
@@ -78,7 +80,7 @@ def write_figures(runs: Sequence[Path], asked: FiguresAsked, title: str | None =
     started = [run for run in read_runs(runs) if run.series]
     if not started:
         raise FedStrataError("None of these runs has any numbers yet; give the folder of a run that has begun.")
-    view, page = View.of(started, title), contents(started, title)
+    view, page = View.of(started, title, reference), contents(started, title, reference=reference)
     files.make_folder(asked.folder)
     told: dict[str, Any] = {"title": view.title, "font": asked.font, "figures": {}}
     for name, drawing in page.charts.items():
@@ -88,17 +90,19 @@ def write_figures(runs: Sequence[Path], asked: FiguresAsked, title: str | None =
     return asked.folder / INDEX
 
 
-def write_drawings(drawings: Mapping[str, Drawing], table: Typeset, asked: FiguresAsked, title: str) -> Path:
-    """Do the same with charts that have their own legends, and a table of their own."""
+def write_drawings(
+    drawings: Mapping[str, Drawing], table: Typeset, asked: FiguresAsked, title: str, label: str
+) -> Path:
+    """Do the same with charts that have their own legends, and a table of their own, by whose label texts name it."""
     files.make_folder(asked.folder)
     figures = {name: _write_figure(name, drawing, asked) for name, drawing in drawings.items()}
-    told = {"title": title, "font": asked.font, "figures": figures, "tables": _write_tables(table, title, asked)}
+    told = {"title": title, "font": asked.font, "figures": figures, "tables": _write_tables(table, title, asked, label)}
     files.write_atomically(asked.folder / INDEX, files.to_json(told))
     return asked.folder / INDEX
 
 
-def _write_tables(table: Typeset, title: str, asked: FiguresAsked) -> list[str]:
-    texts = typeset_tables(table, title)
+def _write_tables(table: Typeset, title: str, asked: FiguresAsked, label: str = LABEL) -> list[str]:
+    texts = typeset_tables(table, title, label)
     for name, text in texts.items():
         files.write_atomically(asked.folder / name, text)
     return list(texts)

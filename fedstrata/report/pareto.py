@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedstrata.report.names import shortened
 from fedstrata.report.series import Groups, Rows, costs_of, short
 
 MEASURES: Mapping[str, str] = {
@@ -19,6 +20,13 @@ MEASURES: Mapping[str, str] = {
 """What accuracy can be set against."""
 POINTS: Mapping[str, str] = {"last": "last round", "best": "best round, chosen on test data"}
 """Which point of a method's curve stands for it."""
+Place = tuple[float, float]
+NAME = 25
+"""How many letters of a name stand at its point, at most."""
+_WIDTH, _HEIGHT, _LETTER, _LINE, _DOWN = 480.0, 300.0, 7.0, 16.0, 28.0
+"""About how many pixels the points take on a narrow page, across and up, a letter and a line of names; and how far a
+name below its point is from where it would stand above it.
+"""
 LOGARITHMIC_FROM = 30.0
 """How many times the largest cost must be the smallest one that is not zero, for an axis in powers of ten."""
 
@@ -70,6 +78,7 @@ def pareto(groups: Groups) -> Pareto:
     points: Rows = []
     found = {group.label: costs_of(group) for group in groups}
     curves = {label: curve for label, curve in found.items() if curve is not None}
+    names = dict(zip(curves, shortened(list(curves), NAME), strict=True)) if curves else {}
     axes: dict[str, Axis] = {}
     front: Rows = []
     for measure in MEASURES:
@@ -91,6 +100,9 @@ def pareto(groups: Groups) -> Pareto:
                 for label, position in positions.items()
             }
             leading = on_the_front(numbers)
+            places = {label: (axis.place(cost), value) for label, (cost, value) in numbers.items()}
+            turn = axis.zero + 0.6 * (end - axis.zero)
+            low = below({label: places[label] for label in leading}, names, places.values(), turn)
             for label, position in positions.items():
                 cost, value = numbers[label]
                 series = curves[label].series
@@ -99,13 +111,15 @@ def pareto(groups: Groups) -> Pareto:
                         "measure": measure,
                         "point": point,
                         "method": label,
+                        "name": names[label],
                         "round": int(series.rounds[position]),
                         "cost": short(cost),
                         "x": short(axis.place(cost)),
                         "value": short(value),
                         "spread": None if series.std is None else short(float(series.std[position])),
                         "standing": "on the front" if label in leading else "behind",
-                        "right": axis.place(cost) > axis.zero + 0.6 * (end - axis.zero),
+                        "right": axis.place(cost) > turn,
+                        "below": label in low,
                     }
                 )
             steps = sorted((axis.place(numbers[label][0]), numbers[label][1]) for label in leading)
@@ -127,6 +141,26 @@ def on_the_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
             other <= cost and better >= value and (other, better) != (cost, value) for other, better in points.values()
         )
     ]
+
+
+def below(front: Mapping[str, Place], names: Mapping[str, str], points: Iterable[Place], turn: float) -> set[str]:
+    """Choose the points of the front whose names stand below them, since above they would run into an earlier name.
+
+    Names stand above their points, to the right of these up to ``turn``, and to the left beyond it.
+    """
+    across, up = zip(*points, strict=True)
+    width, height = ((max(ends) - min(ends)) or 1.0 for ends in (across, up))
+    taken: list[tuple[float, float, float]] = []
+    found: set[str] = set()
+    for method, (x, value) in sorted(front.items(), key=lambda point: point[1]):
+        at, high = x / width * _WIDTH, value / height * _HEIGHT
+        long = _LETTER * len(names[method])
+        left, right = (at - long, at) if x > turn else (at, at + long)
+        if any(left < end and begin < right and abs(high - other) < _LINE for begin, end, other in taken):
+            found.add(method)
+            high -= _DOWN
+        taken.append((left, right, high))
+    return found
 
 
 def _position(values: np.ndarray, point: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedstrata.ranks import indistinguishable
 from fedstrata.report.charts import Drawing, sized
+from fedstrata.report.names import fitting
 from fedstrata.report.series import Rows
 
 _ROW = 26
@@ -53,7 +54,7 @@ def critical_difference_chart(mean: Mapping[str, float], difference: float) -> D
         "labelPadding": 8,
         "grid": False,
     }
-    label = "indexof(datum.value, 'bar ') === 0 ? '' : datum.value"
+    label = f"indexof(datum.value, 'bar ') === 0 ? '' : ({fitting(order, 'datum.value', str(axis['labelLimit']))})"
     y, top = (
         alt.Y(f"{field}:N").sort(order).scale(domain=order, padding=0).axis(alt.Axis(labelExpr=label, **axis))
         for field in ("row", "begins")

@@ -9,7 +9,7 @@ from fedstrata.report import formats
 from fedstrata.report.labels import LABELS, label_of, meaning, short_name
 from fedstrata.report.markup import Markup, element, join
 from fedstrata.report.notes import notes, reference_name
-from fedstrata.report.rows import Row, highest, lowest, some_dropped_out
+from fedstrata.report.rows import Row, highest, lowest, some_dropped_out, some_validated
 from fedstrata.report.tables import Cell, Column, Line, table
 from fedstrata.report.view import Section, View
 from fedstrata.runs.metrics import POOLED, UNDEFINED
@@ -109,6 +109,9 @@ def _columns(rows: Sequence[Row], headlines: list[str]) -> list[_Shown]:
             (Column("Points", "Difference in the last round, in percentage points", group=group), _difference),
             (Column("p", "Paired t-test over seeds, corrected after Holm", group=group), _p_value),
         ]
+    if some_validated(rows):
+        hint = "Accuracy of the models that were best on validation samples: the number to report"
+        columns.insert(4, (Column("Chosen", hint, group="Accuracy, %"), accuracy("validated")))
     if len(headlines) > 1:
         hint = "After what each client's own model was tested, on its own test set"
         columns.insert(1, (Column("After", hint, numeric=False), lambda row: Cell(_on_one_line(row.headline))))

@@ -26,8 +26,8 @@ MANY_METHODS = 12
 """With more methods than this, a comparison is ordered by rank."""
 _USUAL_REFERENCE = "fedavg"
 _ALONE = "local"
-ACCURACIES = ("last", "last_ten", "best", "worst")
-"""The columns of a :class:`Row` that hold accuracies."""
+ACCURACIES = ("last", "last_ten", "best", "validated", "worst")
+"""The columns of a :class:`Row` that hold accuracies; ``validated`` is shown where some row has it."""
 COSTS = ("bytes_up", "bytes_down", "seconds")
 """The columns of a :class:`Row` that hold what a method costs."""
 
@@ -51,6 +51,7 @@ class Row:
     training with all weights, ``sparse_flops`` those with the weights that are not zero.
     ``settings`` is what differs between the rows beside the method, such as what was swept. ``diverged`` is how many of
     the runs ended with a training loss that is not a finite number; where all did, there is no fairness nor incentive.
+    ``ended`` tells of each run that ended early after which round it did, and how many it was to have.
     """
 
     label: str
@@ -78,6 +79,7 @@ class Row:
     sparse_flops: Estimate | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     diverged: int = 0
+    ended: tuple[tuple[int, int], ...] = ()
 
     @property
     def all_diverged(self) -> bool:
@@ -86,21 +88,22 @@ class Row:
 
 
 def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None) -> list[Row]:
-    """Build the rows of a comparison, one per method, tested against ``reference`` (a label; the first method if none).
+    """Build the rows of a comparison, one per method, tested against ``reference``, which stands first.
 
-    Runs are paired by seed and split: the same clients with the same data, so that only the method differs. Rows stand
-    in the order of the runs; many of them are easier to read by rank, so they follow the reference, which is then
-    FedAvg if it is there, by their accuracy.
+    That is a label or a method, which is then the reference at each setting; if none, the first method. Runs are paired
+    by seed and split: the same clients with the same data, so that only the method differs. Rows stand in the order of
+    the runs; many of them are easier to read by rank, so they follow the reference, which is then FedAvg if it is
+    there, by their accuracy.
     """
     groups = group_runs(runs)
     if not groups:
         return []
     by_label = {group.label: group for group in groups}
-    if reference is not None and reference not in by_label:
-        raise unknown_name("method in this comparison called", reference, by_label)
-    settings = _settings_with_a_reference(groups) if reference is None else None
+    if reference is not None:
+        groups = _with_first(reference, groups)
+    settings = None if reference in by_label else _settings_with_a_reference(groups)
     many = settings is None and len(groups) > MANY_METHODS
-    usual = by_label[reference or (_USUAL_REFERENCE if many and _USUAL_REFERENCE in by_label else groups[0].label)]
+    usual = by_label[_USUAL_REFERENCE] if many and not reference and _USUAL_REFERENCE in by_label else groups[0]
     against = {group.label: usual if settings is None else settings[setting_of(group)] for group in groups}
     comparisons = {
         group.label: _compare(group, against[group.label]) for group in groups if group is not against[group.label]
@@ -116,6 +119,14 @@ def comparison_rows(runs: Sequence[ComparableRun], reference: str | None = None)
         for group, told in zip(groups, differing, strict=True)
     ]
     return sorted(rows, key=lambda row: (row.comparison is not None, -accuracy_or_nothing(row))) if many else rows
+
+
+def _with_first(reference: str, groups: Sequence[Group[R]]) -> list[Group[R]]:
+    """Put first what is to be the reference: a group by its label, or all groups of a method."""
+    labels = [group.label for group in groups]
+    if reference not in labels and reference not in map(_method, groups):
+        raise unknown_name("method in this comparison called", reference, labels)
+    return sorted(groups, key=lambda group: group.label != reference and _method(group) != reference)
 
 
 def _settings_with_a_reference(groups: Sequence[Group[R]]) -> dict[str, Group[R]] | None:
@@ -135,6 +146,11 @@ def accuracy_or_nothing(row: Row) -> float:
 def some_dropped_out(rows: Iterable[Row]) -> bool:
     """Tell whether in some round of some run clients were asked whose replies were not merged."""
     return any(row.took_part is not None and row.took_part.mean < 1 for row in rows)
+
+
+def some_validated(rows: Iterable[Row]) -> bool:
+    """Tell whether some models were chosen by validation samples: what these reach is the number to report."""
+    return any(row.validated is not None for row in rows)
 
 
 def highest(rows: Sequence[Row]) -> dict[str, float]:
@@ -233,4 +249,9 @@ def _row(group: Group[R], comparison: Comparison | None) -> Row:
         flops=total("train_flops"),
         sparse_flops=total("train_sparse_flops"),
         diverged=lost,
+        ended=tuple(
+            (int(run.summary["rounds"]), int(run.experiment["rounds"]))
+            for run in group.runs
+            if "stopped" in run.summary
+        ),
     )

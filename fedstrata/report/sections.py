@@ -7,8 +7,9 @@ import numpy as np
 from fedstrata.report import charts, client_charts, client_view, cost_charts, formats, series
 from fedstrata.report.charts import Drawing
 from fedstrata.report.figures import figure, menu
-from fedstrata.report.labels import metric_title
-from fedstrata.report.markup import Markup, join
+from fedstrata.report.labels import metric_title, short_name
+from fedstrata.report.markup import Markup, element, join
+from fedstrata.report.notes import diverged_in
 from fedstrata.report.pareto import MEASURES, POINTS, Pareto, pareto
 from fedstrata.report.similarity import similarities
 from fedstrata.report.tables import Cell, Column, Line, table
@@ -24,7 +25,9 @@ def curves(view: View, with_charts: bool) -> Section | None:
     for kind, title in (("accuracy", "Accuracy"), ("loss", "Loss")):
         metrics = series.metric_names(view.groups, kind)
         rows = series.curve_rows(view.groups, metrics)
+        lost = _not_drawn(view, metrics, kind)
         if not rows:
+            figures += [element("p", f"{title} over the rounds has no chart. {lost}")] if lost else []
             continue
         headline = view.rows[0].headline
         shown = next(
@@ -42,6 +45,7 @@ def curves(view: View, with_charts: bool) -> Section | None:
                     if any(len(group.runs) > 1 for group in view.groups)
                     else "One seed for each method."
                 )
+                + (f" {lost}" if lost else "")
                 + _thinned(view, metrics),
                 [
                     menu(kind, "shown", "Measured", options, shown, all(row.everybody for row in view.rows)),
@@ -50,6 +54,17 @@ def curves(view: View, with_charts: bool) -> Section | None:
             )
         )
     return Section("curves", "Accuracy and loss", join(figures), drawn) if figures else None
+
+
+def _not_drawn(view: View, metrics: list[str], kind: str) -> str:
+    """Say which numbers are missing from the curves because they are not finite, and of whom; nothing where none is."""
+    counts = {group.label: (series.not_finite(group, metrics), len(group.runs)) for group in view.groups}
+    lost = [f"{label} {diverged_in(seeds, of)}" for label, (seeds, of) in counts.items() if seeds]
+    if not lost:
+        return ""
+    others = any(0 < seeds < of for seeds, of in counts.values())
+    instead = "; a line is then the mean of the other seeds" if others else ""
+    return f"Not drawn: {kind} that is not finite ({formats.listed(lost)}){instead}."
 
 
 def _thinned(view: View, metrics: list[str]) -> str:
@@ -112,6 +127,7 @@ def _client_by_client(view: View, drawn: dict[str, Drawing]) -> list[Markup | No
     caption = (
         "One column per client, last round. Above, how many training samples a client has and how many effective "
         "classes (the exponential of the entropy of its labels: 1 for a single class): the stronger, the more."
+        f" {_measured(view, list(found.methods.values()))}"
     )
     if found.clients > client_view.COLUMNS:
         caption += (
@@ -132,6 +148,19 @@ def _client_by_client(view: View, drawn: dict[str, Drawing]) -> list[Markup | No
         ],
     )
     return [place, client_view.worst_clients(found)]
+
+
+def _measured(view: View, methods: list[str]) -> str:
+    """Say which model's accuracy is shown of each method: the headline's, which need not be the same for all."""
+    by_headline: dict[str, list[str]] = {}
+    for row in view.rows:
+        if row.label in methods:
+            by_headline.setdefault(row.headline, []).append(row.label)
+    told = [
+        short_name(headline).lower() + (f" ({', '.join(labels)})" if len(by_headline) > 1 else "")
+        for headline, labels in by_headline.items()
+    ]
+    return f"Measured: {'; '.join(told)}."
 
 
 def _similarity(view: View, drawn: dict[str, Drawing]) -> Markup | None:

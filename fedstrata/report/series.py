@@ -40,8 +40,11 @@ class Series:
     std: np.ndarray | None
 
 
-def over_seeds(group: Group[Run], metric: str) -> Series | None:
-    """Average a metric over the seeds that have it, at the rounds that all of those have; none without such a round."""
+def over_seeds(group: Group[Run], metric: str, finite: bool = False) -> Series | None:
+    """Average a metric over the seeds that have it, at the rounds that all of those have; none without such a round.
+
+    Of seeds that diverged the mean is no number; if only what is ``finite`` counts, it is that of the other seeds.
+    """
     found = [run.series[metric] for run in group.runs if metric in run.series]
     if not found:
         return None
@@ -51,7 +54,21 @@ def over_seeds(group: Group[Run], metric: str) -> Series | None:
     if not len(common):
         return None
     values = np.stack([values[np.searchsorted(rounds, common)] for rounds, values in found])
+    if finite:
+        return Series(common, *_of_finite(values))
     return Series(common, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None)
+
+
+def _of_finite(values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """The mean and the sample deviation of what is finite in each column; NaN where there is too little of it."""
+    known = np.isfinite(values)
+    count = known.sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(known, values, 0.0).sum(0) / count
+        if len(values) == 1:
+            return mean, None
+        squares = np.where(known, values - mean, 0.0) ** 2
+        return mean, np.sqrt(squares.sum(0) / np.where(count > 1, count - 1, np.nan))
 
 
 def thin(x: np.ndarray, y: np.ndarray, limit: int) -> np.ndarray:
@@ -85,14 +102,15 @@ def metric_names(groups: Groups, kind: str) -> list[str]:
 def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
     """One row per method, metric and round: the mean over seeds, and the standard deviation as its spread.
 
-    Where there are rounds enough, the same value smoothed stands beside it, computed before anything is thinned.
+    Of seeds that diverged what is finite counts; :func:`not_finite` tells where that is not all of them. Where there
+    are rounds enough, the same value smoothed stands beside it, computed before anything is thinned.
     """
     limit = points_of_a_curve(groups, metrics)
     spans = smoothings(groups, metrics)
     rows: Rows = []
     for group in groups:
         for metric in metrics:
-            series = over_seeds(group, metric)
+            series = over_seeds(group, metric, finite=True)
             if series is None:
                 continue
             smooth = {smoothed_column(span): running_mean(series.rounds, series.mean, span) for span in spans}
@@ -110,6 +128,14 @@ def curve_rows(groups: Groups, metrics: Sequence[str]) -> Rows:
                     }
                 )
     return rows
+
+
+def not_finite(group: Group[Run], metrics: Sequence[str]) -> int:
+    """Count the seeds of which curves leave something out, because it is not finite."""
+    return sum(
+        any(not np.isfinite(run.series[metric][1]).all() for metric in metrics if metric in run.series)
+        for run in group.runs
+    )
 
 
 def points_of_a_curve(groups: Groups, metrics: Sequence[str]) -> int:

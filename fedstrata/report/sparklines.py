@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fedstrata.diagnostics import quantity_of
-from fedstrata.report.terminal import shortened
+from fedstrata.report.names import shortened
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LAYERS = 12

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.errors import FedStrataError
-from fedstrata.report.charts import Drawing
+from fedstrata.report.charts import NUMBERS, Drawing, number_axis
 from fedstrata.report.figures import figure
 from fedstrata.report.groups import NOT_DISTINGUISHING, Group
 from fedstrata.report.labels import short_name
 from fedstrata.report.markup import Markup, join
+from fedstrata.report.names import fitting
 from fedstrata.report.reading import Run
 from fedstrata.report.series import Groups, Rows
 from fedstrata.report.view import Section, View
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 AXES = 4
 """How many swept settings get charts of their own; a table tells of more."""
 _DECADE = 10
+_LABEL_LIMIT = 400
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,12 @@ def axes(groups: Groups) -> list[Axis]:
         for group, settings in zip(groups, flat, strict=True):
             value = settings.get(name)
             if isinstance(value, int | float) and not isinstance(value, bool):
-                others = {key: settings.get(key) for key in varying if key != name}
+                alike = [one for one in flat if one.get(METHOD) == settings.get(METHOD)]
+                others = {
+                    key: settings.get(key)
+                    for key in varying
+                    if key != name and (key == METHOD or len(_values(alike, key)) > 1)
+                }
                 lines.setdefault(_label(group, name, others), {})[float(value)] = group
         along = {label: dict(sorted(points.items())) for label, points in lines.items() if len(points) > 1}
         if along:
@@ -98,7 +105,7 @@ def _values(flat: Iterable[Mapping[str, Any]], key: str) -> set[str]:
 
 
 def _label(group: Group[Run], axis: str, others: Mapping[str, Any]) -> str:
-    """Name a line: its method, without what the axis shows, and what else differs."""
+    """Name a line: its method, without what the axis shows, and what else differs between runs of this method."""
     method = str(group.runs[0].experiment.get(METHOD))
     shown = str(others[METHOD]) if axis.startswith(f"{METHOD}.") and METHOD in others else method
     if axis.startswith(f"{METHOD}.") and METHOD not in others:
@@ -157,12 +164,19 @@ def _chart(rows: Rows, axis: Axis, measure: str) -> Drawing:
     wide = places[0] > 0 and places[-1] / places[0] >= _DECADE
     percent = measure == "accuracy"
     base = alt.Chart(alt.NamedData("rows"))
-    x = alt.X("at:Q").title(axis.name).axis(values=places, format="~g", grid=False)
+    x = alt.X("at:Q").title(axis.name).axis(values=places, format=NUMBERS, grid=False)
     x = x.scale(**({"type": "log"} if wide else {"zero": False}), nice=False, padding=16)
-    y = alt.Y("value:Q").title("accuracy" if percent else "cosine").axis(format="~%" if percent else "~g", tickCount=6)
+    y = alt.Y("value:Q").title("accuracy" if percent else "cosine").axis(**number_axis(percent))
     y = y.scale(zero=False)
     names = list(dict.fromkeys(str(row["line"]) for row in rows))
-    legend = alt.Legend(orient="bottom", title=None, columns=_columns(alt, names), symbolType="stroke", labelLimit=400)
+    legend = alt.Legend(
+        orient="bottom",
+        title=None,
+        columns=_columns(alt, names),
+        symbolType="stroke",
+        labelLimit=_LABEL_LIMIT,
+        labelExpr=fitting(names, "datum.label", f"min({_LABEL_LIMIT}, width - 30)"),
+    )
     colour = alt.Color("line:N").sort(names).scale(domain=names).legend(legend)
     tooltip = [
         alt.Tooltip("line:N", title="method"),

@@ -58,12 +58,15 @@ class Typeset:
         return cls(*comparison_cells(rows), comparison_notes(rows))
 
 
-def typeset_tables(table: Typeset, caption: str) -> dict[str, str]:
+LABEL = "tab:results"
+
+
+def typeset_tables(table: Typeset, caption: str, label: str = LABEL) -> dict[str, str]:
     """Set a table in both languages: the texts by the names of their files."""
-    return {"results.tex": latex_table(table, caption), "results.md": markdown_table(table)}
+    return {"results.tex": latex_table(table, caption, label), "results.md": markdown_table(table)}
 
 
-def latex_table(table: Typeset, caption: str, label: str = "tab:results") -> str:
+def latex_table(table: Typeset, caption: str, label: str = LABEL) -> str:
     """Set a table in LaTeX, with the packages booktabs and textcomp; the best of each column is bold."""
     columns, lines = table.columns, table.lines
     heads = " & ".join(escape_latex(column.title) for column in columns)

@@ -29,9 +29,9 @@ class View:
     chosen: list[str]
 
     @classmethod
-    def of(cls, runs: Sequence[Run], title: str | None) -> View:
+    def of(cls, runs: Sequence[Run], title: str | None, reference: str | None = None) -> View:
         """Group the runs and decide on title and colours."""
-        rows = comparison_rows(runs)
+        rows = comparison_rows(runs, reference)
         if len(rows) > charts.COLOURS:
             # The reference stays the first, whatever its rank: everything is compared with it.
             rows = [rows[0], *sorted(rows[1:], key=accuracy_or_nothing, reverse=True)]

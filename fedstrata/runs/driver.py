@@ -37,7 +37,14 @@ from fedstrata.runs.metrics import AGGREGATE, ANSWERED, EVERYBODY, MetricLog, Ti
 from fedstrata.runs.models import client_model, global_card, global_model, models_of_clients
 from fedstrata.runs.noting import note_scores
 from fedstrata.runs.pacing import Pace
-from fedstrata.runs.preparing import Ingredients, note_exact_statistics, note_untested_clients, prepare
+from fedstrata.runs.preparing import (
+    Ingredients,
+    note_exact_statistics,
+    note_late_reference,
+    note_untested_clients,
+    prepare,
+)
+from fedstrata.runs.recalling import same_work
 from fedstrata.runs.signals import Interrupted, stop_requests
 from fedstrata.runs.summing_up import summarise
 from fedstrata.stack import Stack, Tensors, clone, take, take_first, under
@@ -168,14 +175,26 @@ class Driver:
         ready = prepare(experiment, ingredients, tell)
         note_exact_statistics(ready)
         note_untested_clients(ready)
+        note_late_reference(experiment)
         diagnosis = Diagnosis.of(experiment.diagnose, ready.setting)
         tell("choosing an engine")
         setting, model, data, declared = ready.setting, ready.model, ready.data, ready.declared
         free = None if shared is None else shared.free
         participants = max(1, int(experiment.participation * setting.clients + 0.5))
+        known, work = (None if ingredients is None else ingredients.plans), same_work(experiment)
         plan = plan or make_plan(
-            experiment.engine, experiment.chunk, setting, model, data, declared, free, participants
+            experiment.engine,
+            experiment.chunk,
+            setting,
+            model,
+            data,
+            declared,
+            free,
+            participants,
+            like=None if known is None else known.get(work),
         )
+        if known is not None:
+            known.setdefault(work, plan)
         if shared is not None:
             tell("waiting for memory")
             shared.take(memory_of(plan, participants, setting, model, data))

@@ -26,7 +26,7 @@ Every file appears whole or not at all, and a checkpoint is one folder that appe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
@@ -64,6 +64,8 @@ BEFORE_A_RUN = {"status.json", "deployment.log", "audit.jsonl"}
 """What a server of real sites writes while it waits for them, before it can begin a run."""
 LAYERS_FILE = "layers.json"
 """What is known of the layers of the model."""
+ORDER_FILE = "order.json"
+"""Beside the runs of a comparison: the names of their folders, in the order in which they are compared."""
 _CLIENTS_FILE = "clients.safetensors"
 _LAST = "last-{}"
 _DIAGNOSIS = "diagnosis"
@@ -74,6 +76,30 @@ def folder_named(given: object) -> Path:
     if not isinstance(given, str | PathLike):
         raise FedStrataError(f"{given!r} is no name of a folder; give a text or a Path, such as 'runs/first'.")
     return Path(given)
+
+
+def runs_inside(path: Path) -> list[Path]:
+    """List the runs in a folder, in the order of their comparison; where none is noted, in which they were made."""
+    places = {name: place for place, name in enumerate(_noted_order(path))}
+
+    def place_of(run: Path) -> tuple[int, int]:
+        split = run / "split.parquet"  # which is never written again
+        return places.get(run.name, len(places)), split.stat().st_mtime_ns if split.exists() else 0
+
+    return sorted(sorted(file.parent for file in path.glob("*/experiment.toml")), key=place_of)
+
+
+def note_order(path: Path, names: Sequence[str]) -> None:
+    """Note in which order runs are compared, beside them; those of comparisons before that are in no other follow."""
+    before = _noted_order(path)
+    order = list(dict.fromkeys((*names, *before)))
+    if order != before:
+        files.write_atomically(path / ORDER_FILE, files.to_json({"runs": order}))
+
+
+def _noted_order(path: Path) -> list[str]:
+    file = path / ORDER_FILE
+    return list(files.from_json(files.read_bytes(file), file).get("runs", ())) if file.is_file() else []
 
 
 class RunFolder:
@@ -139,6 +165,8 @@ class RunFolder:
         """Open a run for reading."""
         with files.explained(path, "read"):
             missing = [name for name in DESCRIPTION if not (path / name).exists()]
+        if path.is_file():
+            raise FedStrataError(f"'{path}' is a file, not the folder of a run; give the --out folder of a run.")
         if not path.is_dir():
             raise FedStrataError(f"There is no run folder '{path}'; 'fedstrata run --out {path}' would make one.")
         if "experiment.toml" in missing:

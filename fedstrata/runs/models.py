@@ -216,8 +216,8 @@ def _say_it_is_shared(method: str) -> None:
 
 def _refuse_half(method: str, lacking: Sequence[str]) -> None:
     if lacking:
+        rest = f" and {len(lacking) - 1} more tensors stay" if len(lacking) > 1 else " stays"
         raise FedStrataError(
-            f"With '{method}' there is no global model: '{lacking[0]}'"
-            f"{f' and {len(lacking) - 1} more tensors' if len(lacking) > 1 else ''} stay at the clients. "
-            "Take the model of a client."
+            f"With '{method}' there is no global model: '{min(lacking)}'{rest} at the clients. Take the model of a "
+            "client: --client 0, or client=0 in Python."
         )

@@ -272,6 +272,18 @@ def note_untested_clients(ready: Prepared) -> None:
         )
 
 
+def note_late_reference(experiment: Experiment) -> None:
+    """Say that the layers' inertia will not be measured, where the round that was chosen for it does not come."""
+    chosen = experiment.reference_round
+    if chosen > experiment.rounds and chosen != Experiment().reference_round:
+        warnings.warn(
+            f"The reference_round {chosen} does not come in {experiment.rounds} rounds, so that the layers' inertia is "
+            f"not measured; choose one of 1 to {experiment.rounds}.",
+            FedStrataWarning,
+            stacklevel=2,
+        )
+
+
 def note_trained_tests(split: Split, dataset: Dataset) -> None:
     """Say of a split in which somebody trains on samples on which models are tested that its accuracies tell less."""
     both = split.trained_and_tested(dataset)

@@ -18,6 +18,18 @@ def experiment_as_run(folder: RunFolder) -> Experiment:
     return import_experiment(folder).with_changes({"device": folder.environment()["device"]})
 
 
+def same_work(experiment: Experiment) -> Experiment:
+    """Take from an experiment what two runs of a comparison differ in: their method, their seed, and what is learned.
+
+    What is left says how much work a round is.
+    """
+    defaults = Experiment()
+    return experiment.with_changes({key: getattr(defaults, key) for key in _NO_WORK})
+
+
+_NO_WORK = ("method", "seed", "rounds", "optimiser", "schedule", "loss", "diagnose", "evaluate_every")
+
+
 def plan_of(folder: RunFolder) -> Plan | None:
     """Read how the run was planned, so that its numbers stay the same; none where real sites have done the work."""
     environment = folder.environment()

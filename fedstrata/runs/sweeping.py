@@ -60,8 +60,12 @@ class Sweep:
             return experiment.with_changes({self.key: value})
         text = getattr(experiment, self.key)
         changed = None if text is None else with_parameter(self.key, text, self.path, value)
+        if text is None:
+            raise FedStrataError(
+                f"'{self.name}' is to be swept, but the experiment names no {self.key}; name it, beside the sweep."
+            )
         if changed is None:
-            raise FedStrataError(f"There is no '{self.path[-1]}' to sweep in the {self.key} '{text}'.")
+            raise unknown_name(f"parameter of the {self.key} '{text}' called", self.name, parameters_of(self.key, text))
         return experiment.with_changes({self.key: changed})
 
     def value_in(self, experiment: Experiment) -> Value:
@@ -145,9 +149,8 @@ def swept_methods(methods: Sequence[str], sweeps: Iterable[Sweep]) -> list[str]:
             changed = [with_parameter(METHOD, text, sweep.path, value) for value in sweep.values]
             made += [text] if changed[0] is None else [one for one in changed if one is not None]
         if made == list(methods):
-            raise FedStrataError(
-                f"None of the methods has the parameter '{sweep.path[-1]}' of the sweep '{sweep.name}'."
-            )
+            known = {name for text in methods for name in parameters_of(METHOD, text)}
+            raise unknown_name("parameter of these methods called", sweep.name, known)
         methods = made
     return list(dict.fromkeys(methods))
 

@@ -9,9 +9,8 @@ import os
 import signal
 import sys
 import threading
-import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,13 +21,14 @@ import torch
 from fedstrata import api
 from fedstrata.callbacks import RoundView
 from fedstrata.engines.planning import Plan, SharedMemory
-from fedstrata.errors import FedStrataError, FedStrataWarning
+from fedstrata.errors import FedStrataWarning
 from fedstrata.experiment import Experiment
 from fedstrata.loggers import make_loggers
 from fedstrata.plugins import load_imports, loaded_packages
 from fedstrata.progress import ACCURACIES, Progress
 from fedstrata.runs.preparing import Ingredients, NamedData
 from fedstrata.runs.signals import Interrupted, ask_to_stop, noted_stops
+from fedstrata.side_by_side.failures import describe
 from fedstrata.side_by_side.travelling import COMPONENTS
 
 Message = dict[str, Any]
@@ -176,17 +176,6 @@ def load_packages_of(wanted: Sequence[str]) -> None:
     for registry in COMPONENTS.values():
         if not set(wanted) <= set(loaded_packages()):
             registry.names()
-
-
-def describe(error: Exception) -> Mapping[str, Any]:
-    """Write an error down: of what kind it is, its message, and where it came from."""
-    kinds = {"mistake": FedStrataError, "memory": MemoryError, "system": OSError}
-    kind = next((name for name, cls in kinds.items() if isinstance(error, cls)), "bug")
-    if type(error).__name__ == "OutOfMemoryError":
-        kind = "memory"
-    text = str(error) if kind == "mistake" else f"{type(error).__name__}: {error}"
-    system = [error.errno, error.strerror, error.filename] if isinstance(error, OSError) else None
-    return {"kind": kind, "text": text, "trace": "".join(traceback.format_exception(error)), "system": system}
 
 
 @contextmanager

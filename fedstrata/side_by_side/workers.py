@@ -30,14 +30,11 @@ from fedstrata.runs.devices import choose_device
 from fedstrata.runs.driver import Driver
 from fedstrata.runs.preparing import Ingredients
 from fedstrata.runs.signals import Interrupted, stop_requests
+from fedstrata.side_by_side.failures import as_error, warn_of_failure
 
 _SECONDS_TO_END = 10.0
 _NO_MEMORY = "there is not enough memory for so many runs at a time"
 _KILLED = "its process was ended by the signal 9, as where memory is short"
-
-
-class RunFailedError(Exception):
-    """A run in another process has met an error that no sentence explains."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +113,8 @@ def _plan(job: Job, shared: SharedMemory, shown: Progress, given: Ingredients, t
         warnings.simplefilter("always", FedStrataWarning)
         try:
             plan = Driver.prepare(job.experiment, replace(given, method=None), None, shown.show_doing, shared).plan
-        except FedStrataError:
-            return None  # the worker meets the same mistake
+        except Exception:
+            return None  # the worker meets the same, and tells of it
     for one in caught:
         if issubclass(one.category, FedStrataWarning):
             _warn_once(job.name, str(one.message), told)
@@ -128,11 +125,6 @@ def _warn_once(name: str, text: str, told: set[str]) -> None:
     if text not in told:
         told.add(text)
         warnings.warn(f"{name}: {text}", FedStrataWarning, stacklevel=3)
-
-
-def warn_of_failure(error: Exception) -> None:
-    """Say at once that a run has failed beside which there are others; its error names it."""
-    warnings.warn(f"A run has failed, and the others go on. {error}", FedStrataWarning, stacklevel=3)
 
 
 class Worker:
@@ -363,24 +355,6 @@ class Workers:
             self.stopping = number
             for worker in self.active:
                 worker.send(stop=number)
-
-
-def as_error(name: str, told: Mapping[str, Any]) -> Exception:
-    """Make an error of what a worker tells of its own."""
-    match told["kind"]:
-        case "mistake":
-            return FedStrataError(f"{name}: {told['text']}")
-        case "memory":
-            return FedStrataError(
-                f"{name}: there is not enough memory; do fewer runs at a time with --jobs, train fewer clients at once "
-                "with --chunk, or use a smaller --batch-size."
-            )
-        case "system" if told["system"][0] is not None:
-            number, reason, path = told["system"]
-            return OSError(number, f"{name}: {reason}", path)
-    error = RunFailedError(f"{name}: {told['text']}")
-    error.add_note(told["trace"])
-    return error
 
 
 def _ended(name: str, code: int) -> FedStrataError:

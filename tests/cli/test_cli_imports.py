@@ -198,3 +198,23 @@ def test_a_mistake_in_one_s_own_file_is_told_with_its_line_and_called_no_bug(cal
     expected = f"'hooked.py' failed in line {line}, in 'keeps': NameError: name 'heads' is not defined. --debug shows"
     assert expected in outcome.err
     assert "bug in FedStrata" not in outcome.err
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_mistake_in_one_s_own_file_keeps_no_other_run_of_a_comparison_from_being_done(call: Call, jobs: str) -> None:
+    kept = "        return Kept(personal=layers.head_names)\n"
+    Path("own.py").write_text(
+        COMPONENTS.replace(kept, f"{kept}\n    def metrics(self, server):\n        return heads\n")
+    )
+    line = 1 + Path("own.py").read_text().splitlines().index("        return heads")
+    outcome = call("compare", "local, mine, fedavg", "--import", "own.py", *TINY, "--rounds", "1", "--jobs", jobs)
+    why = f"mine, seed 0: 'own.py' failed in line {line}, in 'metrics': NameError: name 'heads' is not defined."
+    assert outcome.code == 2
+    if jobs == "1":  # side by side it may be the last to be done, beside which there are no others
+        assert f"Warning: A run has failed, and the others go on. {why}" in outcome.err
+    assert f"Error: 1 of 3 runs has failed, the others are finished. {why}" in outcome.err
+    assert "bug in FedStrata" not in outcome.err
+    assert [text.split()[0] for text in outcome.out.splitlines() if text.startswith(("local ", "fedavg "))] == [
+        "local",
+        "fedavg",
+    ]

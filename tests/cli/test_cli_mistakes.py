@@ -59,6 +59,8 @@ from fedstrata.errors import FedStrataError
         ("compare fedavg,fedprx", "Did you mean 'fedprox'?"),
         ("compare ,", "There is no method to compare"),
         ("compare fedavg --seeds 0", "use at least 1"),
+        ("compare fedavg --seeds 1,2", "how many each method runs with, counted from --seed on, such as --seeds 3."),
+        ("compare fedavg,fedprox --sweep method.nu=1,2", "Did you mean 'method.mu'? Known: method.mu."),
         ("resume nowhere", "There is no run folder 'nowhere'"),
         ("report nowhere", "There is no run folder 'nowhere'"),
         ("partition --partition dirichlet:-1", "more than 0"),
@@ -108,6 +110,13 @@ def test_a_nan_in_the_data_is_refused() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_missing_gpu_is_told(call: Call) -> None:
     assert "no usable CUDA GPU" in call("run", "--device", "cuda").sentence
+
+
+def test_a_file_is_no_run_and_no_place_for_one(call: Call) -> None:
+    Path("README.md").write_text("mine")
+    assert call("resume", "README.md").sentence == (
+        "'README.md' is a file, not the folder of a run; give the --out folder of a run."
+    )
 
 
 def test_a_folder_with_other_things_is_left_alone(call: Call, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_metric_methods_title_and_difference(call: Call, tmp_path: Path) -> None
         (("--metric", "cosin"), "'cosine'"),
         (("--methods", "lisp"), "'lips'"),
         (("--against", "local"), "local"),
+        (("--methods", "lips", "--against", "fedbn"), "add it to them, as in --methods 'lips, fedbn'"),
     ],
 )
 def test_mistakes_are_sentences(call: Call, tmp_path: Path, given: tuple[str, ...], said: str) -> None:

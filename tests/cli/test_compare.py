@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedstrata import comparing
+from fedstrata.api import Result
 from fedstrata.callbacks import RoundView
 from fedstrata.errors import FedStrataError, FedStrataWarning, NotHereError
 from fedstrata.experiment import Experiment
@@ -14,6 +16,7 @@ from fedstrata.progress import Silence
 from fedstrata.runs import preparing
 from fedstrata.runs.preparing import load_data
 from fedstrata.runs.signals import Interrupted, ask_to_stop
+from fedstrata.side_by_side import failures
 
 TINY = Experiment(model="mlp(hidden=8)", clients=3, epochs=1, rounds=4, engine="stacked", checkpoint_every=1)
 
@@ -145,13 +148,46 @@ def test_what_the_first_run_does_not_find_here_ends_the_comparison(tmp_path: Pat
     assert [run.state for run in comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path)] == ["unfinished", "new"]
 
 
-def test_a_bug_ends_a_comparison_at_once(tmp_path: Path) -> None:
-    def break_down(view: RoundView) -> None:
-        raise ZeroDivisionError
+def test_a_bug_keeps_no_other_run_from_being_done_and_is_raised_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do = comparing.api.carry_out
 
-    with pytest.raises(ZeroDivisionError):
-        comparing.perform(comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path), Silence(2, 8), [break_down])
-    assert [run.state for run in comparing.plan(TINY, ["fedavg", "local"], 1, tmp_path)] == ["unfinished", "new"]
+    def break_down(experiment: Experiment, *arguments: Any, **more: Any) -> Result:
+        if experiment.method == "local":
+            raise KeyError("weights")
+        return do(experiment, *arguments, **more)
+
+    monkeypatch.setattr(comparing.api, "carry_out", break_down)
+    monkeypatch.setattr(failures, "mistake_of_others", lambda error: None)  # as if the test were in FedStrata's code
+    planned = comparing.plan(TINY, ["local", "fedavg"], 1, tmp_path)
+    with (
+        pytest.raises(
+            comparing.RunsFailedError, match=r"^1 of 2 runs has failed.*local, seed 0: KeyError: 'w"
+        ) as failed,
+        pytest.warns(FedStrataWarning, match="local, seed 0: KeyError: 'weights'"),
+    ):
+        comparing.perform(planned, Silence(2, 8))
+    assert [run.state for run in comparing.plan(TINY, ["local", "fedavg"], 1, tmp_path)] == ["new", "finished"]
+    with pytest.raises(failures.RunFailedError, match=r"^local, seed 0: KeyError: 'weights'") as raised:
+        failed.value.raise_worst()
+    assert "in break_down\n" in raised.value.__notes__[0]
+
+
+def test_what_fails_in_somebody_s_own_code_keeps_no_other_run_from_being_done(tmp_path: Path) -> None:
+    def break_down(view: RoundView) -> None:
+        if view.method == "local":
+            raise ZeroDivisionError("none")
+
+    with (
+        pytest.raises(comparing.RunsFailedError, match=r"local, seed 0: 'test_compare\.py' failed in line \d+, in "
+                      r"'break_down': ZeroDivisionError: none\.$") as failed,
+        pytest.warns(FedStrataWarning, match="A run has failed, and the others go on. local, seed 0"),
+    ):  # fmt: skip
+        comparing.perform(comparing.plan(TINY, ["local", "fedavg"], 1, tmp_path), Silence(2, 8), [break_down])
+    assert failed.value.unexplained is None
+    states = [run.state for run in comparing.plan(TINY, ["local", "fedavg"], 1, tmp_path)]
+    assert states == ["unfinished", "finished"]
 
 
 def test_what_a_run_warns_of_comes_with_its_name_once_for_each_method(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from fedstrata.engines import cpu_pooling
 from fedstrata.engines.cpu_pooling import MaxPooling, Windows, largest, max_pool2d
@@ -140,6 +140,13 @@ def test_gradients_have_gradients():
     given = torch.randn(2, 3, 2, 4, 4, dtype=torch.float64, requires_grad=True)
     for windows in (Windows((2, 2), (2, 2), (0, 0)), Windows((3, 3), (1, 1), (1, 1))):
         assert torch.autograd.gradgradcheck(lambda one, windows=windows: MaxPooling.apply(one, windows), given)
+
+
+def test_inside_of_other_transforms_it_is_left_to_pytorch():
+    given = torch.randn(2, 3, 4, 6, 6, dtype=torch.float64)
+    ours, theirs = (vmap(grad(lambda one, pool=pool: pool(one, 2).square().sum()))(given) for pool in
+                    (max_pool2d, F.max_pool2d))  # fmt: skip
+    assert torch.equal(ours, theirs)
 
 
 def test_clients_one_by_one_are_pooled_so_too(monkeypatch):

@@ -218,6 +218,61 @@ def test_the_sentence_is_honest(tmp_path: Path, values: Mapping[str, Sequence[fl
     assert finding(view, view.metrics["cosine"]) == said
 
 
+BODY = {"stem": [1, 1], "head": [1, 1]}
+
+
+def test_runs_of_unequal_length_are_compared_in_a_round_that_all_have(tmp_path: Path) -> None:
+    short = run_with(tmp_path / "a", {"cosine": {**BODY, "body": [1, 0.9, 0.8, 0.7]}}, FACTS)
+    long = run_with(tmp_path / "b", {"cosine": {**BODY, "body": [1, 0.5, 0.4, 0.3, 0.2, 0.1]}}, FACTS, method="lips")
+    view = view_of(short, long)
+    assert finding(view, view.metrics["cosine"]) == (
+        "After round 4, the last that all runs have, in fedavg the middle layer keeps a cosine of 0.70 to round 1; "
+        "in lips it comes down to 0.30."
+    )
+    alike = run_with(tmp_path / "c", {"cosine": {**BODY, "body": [1, 0.9, 0.8, 0.7, 0.1]}}, FACTS, method="fedbn")
+    view = view_of(short, alike)
+    assert finding(view, view.metrics["cosine"]).endswith(
+        ": after round 4, the last that all runs have, the middle layer is alike in all methods, at 0.70."
+    )
+
+
+def test_in_the_reference_round_there_is_nothing_to_find(tmp_path: Path) -> None:
+    runs = [
+        run_with(tmp_path / method, {"cosine": {"stem": [1.0], "body": [1.0]}}, FACTS, method=method)
+        for method in ("fedavg", "fedbn")
+    ]
+    for view in (view_of(*runs), view_of(runs[0])):
+        assert finding(view, view.metrics["cosine"]) == "Inertia: cosine to the reference round"
+
+
+def test_methods_that_are_not_shown_are_not_spoken_for(tmp_path: Path) -> None:
+    shown = [
+        run_with(tmp_path / method, {"cosine": {**BODY, "body": [1, 0.5]}}, FACTS, method=method)
+        for method in ("fedavg", "fedbn")
+    ]
+    lost = run_with(tmp_path / "lost", {"cosine": {"body": [math.inf, math.inf]}}, FACTS, method="lips")
+    view = view_of(*shown, lost)
+    assert finding(view, view.metrics["cosine"]).endswith("ends alike in the methods shown, at 0.50.")
+
+
+def test_only_what_was_masked_in_some_round_is_marked(tmp_path: Path) -> None:
+    planned = {**FACTS, "masked": ["stem", "body"]}
+    noted = {"density": {"stem": [1.0, 0.5, 1.0], "body": [1.0, 1.0, 1.0]}}
+    assert view_of(run_with(tmp_path / "a", noted, planned)).masked["fedavg"] == {"stem"}
+    # It masks after each second round, of which a run of two has none to come: made-up runs have two rounds.
+    moved = {"update": {"stem": [0.1, 0.1], "body": [0.1, 0.1]}}
+    for place, (method, masked) in enumerate(
+        {
+            "lips(every=2)": set(),
+            "lips(every=1)": {"stem", "body"},
+            "lips(every=2, schedule=released)": {"stem", "body"},
+            "of-another-time(every=9)": {"stem", "body"},
+        }.items()
+    ):
+        run = run_with(tmp_path / f"{place}", moved, planned, method=method)
+        assert view_of(run).masked[method] == masked
+
+
 def test_seeds_that_differ_more_than_methods_give_no_finding(tmp_path: Path) -> None:
     bodies = {("fedavg", 0): 0.2, ("fedavg", 1): 0.8, ("fedbn", 0): 0.3, ("fedbn", 1): 0.9}
     runs = [

@@ -33,7 +33,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     folder = tmp_path_factory.mktemp("layers")
     runs = []
     for place, method in enumerate(("fedavg", "fedbn", "lips")):
-        (run,) = read_runs([write_run(folder / method, method=method, rounds=4, clients=2, samples=120)])
+        (run,) = read_runs([write_run(folder / method, method=method, rounds=6, clients=2, samples=120)])
         rows = [
             (number, layer, metric, 1 - 0.1 * number * (place + 1) / 2)
             for metric in ("cosine", "update")

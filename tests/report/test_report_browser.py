@@ -232,3 +232,25 @@ def test_a_single_chart_is_a_page_of_its_own(browser: Browser, tmp_path: Path) -
     page = browser.open(path.as_uri())
     assert chart(page, "chart").count('aria-roledescription="circle"') == 3
     assert page.complaints == []
+
+
+def test_a_comparison_of_four_methods_fits_a_laptop(browser: Browser, tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, level=0.7 + 0.1 * seed, seconds=8.0)
+        for method in ("fedavg", "ssfl", "fedbn", "lips")
+        for seed in (0, 1, 2)
+    ]
+    page = browser.open(write_report(runs, tmp_path / "report.html").as_uri(), width=1280)
+    box = "document.querySelector('#results .table-box')"
+    assert page.evaluate(f"{box}.scrollWidth <= {box}.clientWidth")
+
+
+def test_names_along_an_axis_differ_on_a_narrow_page(browser: Browser, tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{alpha}", method="fedavg", partition=f"dirichlet(alpha={alpha})")
+        for alpha in (0.05, 0.1, 0.5)
+    ]
+    page = browser.open(write_report(runs, tmp_path / "report.html").as_uri(), width=360)
+    labels = re.findall(r">(fed[^<]*)</text>", chart(page, "clients"))
+    assert len(set(labels)) == len(labels) == 3
+    assert all("alpha=0.…" not in label for label in labels)

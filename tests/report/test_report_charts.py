@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,16 @@ import pytest
 from made_up_runs import MakeRun
 
 from fedstrata.errors import FedStrataError
-from fedstrata.report import read_run, skew_chart, write_chart
+from fedstrata.report import charts, read_run, skew_chart, write_chart
 from fedstrata.report.charts import DARK, LIGHT, Theme, with_legend
+from fedstrata.report.client_charts import by_class
 from fedstrata.report.document import compact
+from fedstrata.report.groups import group_runs
 from fedstrata.report.layer_section import layers
+from fedstrata.report.names import fitting, shortened
+from fedstrata.report.pareto import below, pareto
 from fedstrata.report.sections import clients, costs, curves, data
+from fedstrata.report.sweeps import axes, sweeps
 from fedstrata.report.view import View
 
 pytest.importorskip("altair")
@@ -46,10 +52,86 @@ def test_a_chart_that_leaves_the_page_names_its_methods(make_run: MakeRun) -> No
     assert all("legend" not in json.dumps(one) or '"legend": null' in json.dumps(one) for one in along_an_axis["layer"])
 
 
-def _texts(specification: dict[str, Any]) -> set[str]:
+def _texts(specification: dict[str, Any], width: int = 400) -> set[str]:
     """Draw a chart, and read what stands written in it."""
-    picture = vl_convert.vegalite_to_svg(json.dumps({**specification, "width": 400}))
+    picture = vl_convert.vegalite_to_svg(json.dumps({**specification, "width": width}))
     return set(re.findall(r">([^<>]+)</text>", picture))
+
+
+def test_numbers_along_an_axis_keep_their_digits(make_run: MakeRun) -> None:
+    rates = ("0.0125", "0.0375", "0.08")
+    runs = [read_run(make_run(rate, optimiser=f"sgd(learning_rate={rate})")) for rate in rates]
+    section = sweeps(View.of(runs, None), True)
+    assert section is not None
+    assert _texts(section.charts["sweep-0-accuracy"].specification()) >= set(rates)
+    rows = [
+        {"method": "fedavg", "metric": "loss", "round": at, "value": loss, "spread": None}
+        for at, loss in ((1, 33.0), (2, 10.0))
+    ]
+    losses = charts.curves(rows, ["fedavg"], ["fedavg"], "loss", "loss", percent=False)
+    assert _texts(losses.specification()) >= {"10", "30"}
+
+
+def test_a_line_over_a_setting_is_named_by_what_differs_within_its_method(make_run: MakeRun) -> None:
+    magnitude, random = ({"method": f"lips(criterion={one}, every={{}})"} for one in ("magnitude", "random"))
+    made = [*(magnitude["method"].format(every) for every in (1, 2)), "fedavg"]
+    runs = [read_run(make_run(f"{place}", method=method)) for place, method in enumerate(made)]
+    (axis,) = axes(group_runs(runs))
+    assert (axis.name, list(axis.lines)) == ("method.every", ["lips"])
+    made = [random["method"].format(every) for every in (1, 2)]
+    runs += [read_run(make_run(f"r{place}", method=method)) for place, method in enumerate(made)]
+    every = next(axis for axis in axes(group_runs(runs)) if axis.name == "method.every")
+    assert list(every.lines) == ["lips [criterion=magnitude]", "lips [criterion=random]"]
+
+
+LONG = [f"fedprox(mu=0.1) [alpha={alpha}, learning_rate=0.1]" for alpha in (0.05, 0.1, 0.5)]
+
+
+def test_long_names_stay_different_where_there_is_little_room() -> None:
+    rows = [{"method": name, "direction": "up", "bytes": 10.0} for name in (*LONG, "fedavg")]
+    shown = _texts(charts.traffic(rows, [*LONG, "fedavg"]).specification())
+    # Of 200 pixels, those that an axis has where its page is not known.
+    assert {name for name in shown if name.startswith("fedprox")} == set(shortened(LONG, 26))
+    assert "fedavg" in shown
+    assert fitting(["fedavg", "fedbn"], "datum.value", "100") == "datum.value"
+
+
+def test_heat_maps_of_layers_have_titles_that_differ(make_run: MakeRun) -> None:
+    methods = [f"lips(every=1, tau0=0.25, refill=init, criterion={one})" for one in ("magnitude", "random", "update")]
+    runs = [read_run(make_run(f"{place}", method=method, layers=True)) for place, method in enumerate(methods)]
+    view = View.of(runs, None)
+    section = layers(view, True)
+    assert section is not None
+    titles = {text for text in _texts(section.charts["layers"].specification(), 900) if text.startswith("lips")}
+    assert len(titles) == 3
+
+
+def test_names_on_the_pareto_front_do_not_run_into_each_other(make_run: MakeRun) -> None:
+    near = {"fedrep": (100.0, 0.90), "fedrod": (110.0, 0.905), "ditto": (250.0, 0.95)}
+    names = {name: name for name in near}
+    points = [(0.0, 0.5), *near.values(), (1000.0, 0.99)]
+    # Six letters are some 42 pixels and the first two points 5 apart; the third has its place further right and up.
+    assert below(near, names, points, 600.0) == {"fedrod"}
+    runs = [read_run(make_run(method, method=method)) for method in ("fedavg", "fedbn")]
+    assert {row["below"] for row in pareto(group_runs(runs)).points} <= {True, False}
+
+
+def test_the_first_slanted_name_has_room_beside_the_axis() -> None:
+    names = ["University hospital of the north", *(f"site {one}, of the others" for one in "abc")]
+    chart = skew_chart([[1, 2]] * 4, ["cat", "dog"], names).to_dict()
+    # 150 pixels at an angle of 35 degrees, from the middle of a place of 24 pixels.
+    assert chart["encoding"]["y"]["axis"]["minExtent"] == pytest.approx(150 * math.cos(math.radians(35)) - 12)
+    assert skew_chart([[1, 2]] * 4, ["cat", "dog"]).to_dict()["encoding"]["y"]["axis"]["minExtent"] == 0
+
+
+def test_a_chart_of_classes_names_its_metric() -> None:
+    rows = [
+        {"metric": name, "method": "fedavg", "class": own, "value": value, "spread": None}
+        for name, value in (("recall", 0.5), ("f1", 0.25))
+        for own in ("cat", "dog")
+    ]
+    drawing = by_class(rows, ["fedavg"], ["fedavg"], ["cat", "dog"], "recall")
+    assert "recall" in _texts(drawing.specification())
 
 
 @pytest.mark.parametrize(
@@ -100,8 +182,9 @@ PROTANOPIA = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (
 def test_methods_are_told_apart_by_all_eyes(theme: Theme, seen: np.ndarray) -> None:
     colours = _lab(np.clip(_linear(theme.methods) @ seen.T, 0, 1))
     apart = np.linalg.norm(colours[:, None] - colours[None], axis=-1) + 1000 * np.eye(len(colours))
-    # In CIELAB, where 2.3 can just be seen side by side; the colours that most comparisons use are further apart.
-    assert apart.min() > 12
+    # In CIELAB, where 2.3 can just be seen side by side. The lines of all of these are solid: nothing else tells
+    # them apart; the colours that most comparisons use are further apart.
+    assert apart.min() > (25 if (seen == np.eye(3)).all() else 15)
     assert apart[:4, :4].min() > 20
 
 

@@ -9,7 +9,7 @@ from made_up_runs import MakeRun
 
 from fedstrata.report import client_view, read_run, skew_chart
 from fedstrata.report.charts import NAMED_CLIENTS
-from fedstrata.report.client_view import client_table, fairness_table, worst_clients
+from fedstrata.report.client_view import ClientTable, client_table, fairness_table, worst_clients
 from fedstrata.report.groups import group_runs
 from fedstrata.report.reading import Run
 from fedstrata.report.rows import comparison_rows
@@ -39,10 +39,37 @@ def test_the_worst_clients_are_named(make_run: MakeRun) -> None:
     named = worst_clients(found)
     assert named is not None
     worst = min(found.rows, key=lambda row: row["average"])
-    assert named.index(f"client {worst['client']}<") < min(
-        named.index(f"client {row['client']}<") for row in found.rows if row is not worst
-    )
+    by_accuracy = sorted(found.rows, key=lambda row: row["average"])
+    assert re.findall("client\u00a0([0-9])<", named) == [str(row["client"]) for row in by_accuracy[:4]]  # half of 8
+    assert by_accuracy[0] is worst
+    assert "The 4 clients that fare worst" in named
     assert worst_clients(client_table([])) is None
+
+
+def told_of(*accuracies: tuple[float, ...]) -> str | None:
+    """The table of the worst clients: for each client its accuracies with the methods a, b and so on."""
+    methods = {f"m{place}": "abc"[place] for place in range(len(accuracies[0]))}
+    rows = [
+        {"split": "s", "client": client, "size": 5, "effective": 1.0, "average": float(np.mean(own))}
+        | dict(zip(methods, own, strict=True))
+        for client, own in enumerate(accuracies)
+    ]
+    return worst_clients(ClientTable(rows, ("s",), methods, 0, len(rows)))
+
+
+def test_nobody_is_named_where_all_are_alike() -> None:
+    assert told_of((0.5, 0.5), (0.5, 0.5), (0.5, 0.5)) is None
+    named = told_of((0.2, 0.2), (0.1, 0.3), (0.9, 0.9), (0.8, 0.8))
+    assert named is not None
+    assert "2 clients that fare worst" in named
+    assert re.findall("client\u00a0([0-9])<", named) == ["0", "1"]
+    assert re.findall(r"<td( class=\"absent\")?>(a|b|–)</td>", named) == [(' class="absent"', "–"), ("", "b")]
+    named = told_of((0.0, 0.1), (0.0, 0.1), (0.0, 0.1), (0.8, 0.9))
+    assert named is not None
+    assert "2 of the clients that fare worst" in named  # the third fares as badly
+    alone = told_of((0.0, 0.1), (0.5, 0.1))
+    assert alone is not None
+    assert "The client that fares worst" in alone
 
 
 def with_names(run: Run, names: list[str]) -> Run:
@@ -60,7 +87,7 @@ def test_clients_that_have_names_are_called_by_them(make_run: MakeRun) -> None:
     worst = min(found.rows, key=lambda row: row["average"])["client"]
     named = worst_clients(found)
     assert named is not None
-    assert f"&lt;site {names[worst][6]}&gt; (client {worst})<" in named.replace("<wbr>", "")
+    assert f"&lt;site {names[worst][6]}&gt; (client\u00a0{worst})<" in named.replace("<wbr>", "")
     assert {row["client"] for row in client_rows(groups, ["client_after.accuracy"]).points} == {
         f"{name} (client {one})" for one, name in enumerate(names)
     }
@@ -129,14 +156,23 @@ def test_how_equally_clients_fare_is_told_method_by_method(make_run: MakeRun) ->
     assert best == [f"{min(means.values()):.4f}"]  # of a single incentive there is no best
 
 
-def test_without_local_and_fedavg_it_is_said_what_an_incentive_needs(make_run: MakeRun) -> None:
-    told = fairness_table(
-        comparison_rows([read_run(make_run(method, method=method)) for method in ("fedavg", "fedbn")])
-    )
+def test_of_an_incentive_and_of_fairness_is_told_only_where_there_is_something_to_tell(make_run: MakeRun) -> None:
+    runs = [read_run(make_run(method, method=method)) for method in ("fedavg", "fedbn")]
+    told = fairness_table(comparison_rows(runs))
     assert told is not None
-    assert "Incentive, %" not in told
-    assert "It is told where runs of both with the same seeds and split are among these." in told
+    assert "ncentive" not in told
+    assert fairness_table(comparison_rows(runs[:1])) is None
     assert fairness_table([]) is None
+
+
+def test_the_clients_one_by_one_say_which_model_was_measured(make_run: MakeRun) -> None:
+    plain = read_run(make_run("plain"))
+    tuned = read_run(make_run("tuned", method="fedavg-ft", headline="client_adapted", adapted=True))
+    one, both = (clients(View.of(runs, None), with_charts=True) for runs in ([plain], [plain, tuned]))
+    assert one is not None
+    assert both is not None
+    assert "Measured: own model after aggregation." in one.body
+    assert "own model after aggregation (fedavg); own model after fine-tuning (fedavg-ft)." in both.body
 
 
 def test_too_many_numbers_leave_splits_out(make_run: MakeRun, monkeypatch) -> None:

@@ -95,3 +95,28 @@ def test_what_was_not_tested_is_not_said_to_be_as_good() -> None:
 def test_where_no_test_is_possible_the_reason_is_told() -> None:
     said = sentence(fedavg=(0.5, 0.6), fedbn=(0.5, 0.6))
     assert said.endswith("Not tested against fedbn: Equal to fedavg for every seed.")
+
+
+def test_a_leading_method_that_diverged_in_some_seeds_is_not_told_of_as_if_it_had_not() -> None:
+    runs = [Told(method, seed, accuracy) for method, accuracy in (("fedavg", 0.5), ("fedbn", 0.9)) for seed in (0, 1)]
+    runs[3].summary["final"]["train.loss"] = None
+    assert "fedbn, 90.0 ± 0.0 % over 2 seeds. It diverged in 1 of 2 seeds. " in said_of(runs)
+    equal = [Told(method, 0, 0.5) for method in ("fedavg", "fedbn")]
+    equal[0].summary["final"]["train.loss"] = None
+    assert "round: fedbn, 50.0 %." in said_of(equal)
+    equal[1].summary["final"]["train.loss"] = None
+    assert "alike, 50.0 %. fedavg diverged in 1 of 1 seed and fedbn diverged in 1 of 1 seed." in said_of(equal)
+    alone = said_of(runs[2:])
+    assert "(own model after aggregation). It diverged in 1 of 2 seeds." in alone
+
+
+def test_a_tie_has_no_winner() -> None:
+    runs = [Told("fedavg", 0, 0.5, worst=0.0), Told("fedbn", 0, 0.9, worst=0.0001), Told("local", 0, 0.7, worst=0.0)]
+    assert said_of(runs).endswith("The worst 10 % of its clients reach 0.0 %.")
+    runs = [Told("fedavg", 0, 0.5, worst=0.3), Told("fedbn", 0, 0.9, worst=0.2), Told("local", 0, 0.7, worst=0.3)]
+    assert "worst" not in said_of(runs)
+    runs = [Told("fedavg", 0, 0.5, worst=0.3), Told("fedbn", 0, 0.5, worst=0.3)]
+    assert said_of(runs).startswith("Highest accuracy in the last round: fedavg and fedbn alike, 50.0 %.")
+    assert "worst" not in said_of(runs)
+    runs = [Told("fedavg", 0, 0.5, worst=0.3), Told("fedbn", 0, 0.9, worst=0.2)]
+    assert said_of(runs).endswith("The worst 10 % of clients fare best with fedavg: 30.0 %.")

@@ -8,7 +8,7 @@ import pytest
 from fedstrata.errors import FedStrataError
 from fedstrata.report.groups import group_runs
 from fedstrata.report.notes import notes
-from fedstrata.report.results import comparison_table
+from fedstrata.report.results import comparison_cells, comparison_table
 from fedstrata.report.rows import accuracy_or_nothing, comparison_rows, highest, lowest
 from fedstrata.report.terminal import rich_table
 from fedstrata.significance import Estimate
@@ -95,9 +95,15 @@ def test_another_split_is_not_paired() -> None:
 def test_the_reference_can_be_chosen_and_must_exist() -> None:
     runs = [run("fedavg", 0, 0.5), run("fedbn", 0, 0.6)]
     first, second = comparison_rows(runs, reference="fedbn")
-    assert second.comparison is None
-    assert first.comparison is not None
-    assert first.comparison.reference == "fedbn"
+    assert (first.label, first.comparison) == ("fedbn", None)
+    assert second.comparison is not None
+    assert second.comparison.reference == "fedbn"
+    many = [*(run(f"method-{number:02}", 0, 0.5) for number in range(15)), *runs]
+    assert comparison_rows(many)[0].label == "fedavg"
+    assert comparison_rows(many, reference="fedbn")[0].label == "fedbn"
+    swept = [run(method, 0, 0.5, clients=clients) for clients in (3, 5) for method in ("fedavg", "fedbn")]
+    references = [row.comparison and row.comparison.reference for row in comparison_rows(swept, reference="fedbn")]
+    assert references == [None, None, "fedbn [clients=3]", "fedbn [clients=5]"]
     with pytest.raises(FedStrataError, match="Did you mean 'fedbn'"):
         comparison_rows(runs, reference="fedbm")
     assert comparison_rows([]) == []
@@ -278,3 +284,28 @@ def test_a_method_that_diverged_is_not_bold_where_it_equals_the_best():
     shown = rich_table(rows)
     styles = [str(cell.style) for cell in list(shown.columns[1].cells)]
     assert styles == ["bold", "", ""]
+
+
+def test_what_validation_samples_have_chosen_and_what_ended_early_stand_in_the_table_and_below() -> None:
+    runs = [run("fedavg", seed, 0.5, rounds=30) for seed in range(3)]
+    chosen = [
+        replace(one, summary={**one.summary, "validated": {"client_after.accuracy.mean": 0.625}, **more})
+        for one, more in zip(
+            (run("fedbn", seed, 0.5, rounds=30) for seed in range(3)),
+            ({"stopped": "no better", "rounds": 7}, {"rounds": 30}, {"stopped": "no better", "rounds": 9}),
+            strict=True,
+        )
+    ]
+    rows = comparison_rows([*runs, *chosen])
+    assert rows[1].ended == ((7, 30), (9, 30))
+    assert "Ended early: fedbn after rounds 7 to 9 of 30 with 2 of 3 seeds." in notes(rows)
+    assert highest(rows)["validated"] == 0.625
+    columns, [first, second] = comparison_cells(rows)
+    titles = [column.title for column in columns]
+    place = titles.index("Chosen")
+    assert titles[place - 1 : place + 2] == ["Best round", "Chosen", "Worst 10 %"]
+    assert (first[place].text, second[place].text) == ("–", "62.5 ± 0.0")  # type: ignore[union-attr]
+    assert any(note.startswith("chosen: of the models that were best on the validation") for note in notes(rows))
+    without = comparison_rows(runs)
+    assert "Chosen" not in [column.title for column in comparison_cells(without)[0]]
+    assert not any(note.startswith(("chosen", "Ended early")) for note in notes(without))

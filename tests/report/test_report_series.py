@@ -9,6 +9,8 @@ from made_up_runs import MakeRun
 from fedstrata.report import charts, read_run, series
 from fedstrata.report.groups import Group, group_runs
 from fedstrata.report.reading import Run
+from fedstrata.report.sections import curves
+from fedstrata.report.view import View
 
 
 def one_group(*paths: Path) -> Group[Run]:
@@ -125,3 +127,40 @@ def test_a_few_rounds_have_a_tick_each(rounds: list[int], values: list[int] | No
     drawing = charts.curves(rows, ["fedavg"], ["fedavg"], "global.accuracy", "accuracy", percent=True)
     axis = drawing.specification()["layer"][0]["encoding"]["x"]["axis"]
     assert (axis.get("values"), axis["format"]) == (values, "d")
+
+
+def diverging(run: Run, metric: str, after: int) -> Run:
+    rounds, values = run.series[metric]
+    run.series[metric] = (rounds, np.where(rounds > after, np.nan, values))  # type: ignore[index]
+    return run
+
+
+def test_a_seed_that_diverged_leaves_the_curve_of_the_others_and_is_told_of(make_run: MakeRun) -> None:
+    pytest.importorskip("altair")
+    runs = [read_run(make_run(f"a{seed}", seed=seed, rounds=4)) for seed in (0, 1)]
+    metric = "client_after.loss.mean"
+    first, second = (run.series[metric][1] for run in runs)
+    view = View.of([runs[0], diverging(runs[1], metric, after=2)], None)
+    rows = series.curve_rows(view.groups, [metric])
+    expected = [*(first[:2] + second[:2]) / 2, *first[2:]]
+    np.testing.assert_allclose([row["value"] for row in rows], expected, rtol=1e-3)
+    assert [row["spread"] is None for row in rows] == [False, False, True, True]
+    assert series.not_finite(view.groups[0], [metric]) == 1
+    section = curves(view, with_charts=True)
+    assert section is not None
+    said = "Not drawn: loss that is not finite (fedavg diverged in 1 of 2 seeds); a line is then the mean of the other"
+    assert said in section.body
+    assert "accuracy that is not finite" not in section.body
+
+
+def test_where_nothing_is_finite_a_sentence_stands_for_the_chart(make_run: MakeRun) -> None:
+    pytest.importorskip("altair")
+    run = read_run(make_run("a", rounds=4))
+    for metric in run.series:
+        if ".loss" in metric:
+            diverging(run, metric, after=0)
+    section = curves(View.of([run], None), with_charts=True)
+    assert section is not None
+    assert list(section.charts) == ["accuracy"]
+    said = "Loss over the rounds has no chart. Not drawn: loss that is not finite (fedavg diverged in 1 of 1 seed)."
+    assert said in section.body

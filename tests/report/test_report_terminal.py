@@ -1,5 +1,6 @@
 import io
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,8 @@ from rich.console import Console
 
 from fedstrata.report import rich_table
 from fedstrata.report.formats import data_size, duration, p_value, percent, points
+from fedstrata.report.names import shortened
 from fedstrata.report.rows import Row
-from fedstrata.report.terminal import shortened
 from fedstrata.significance import Comparison, Estimate
 
 
@@ -103,3 +104,15 @@ def test_bold_and_a_star_mark_the_highest_of_several() -> None:
     assert styles == ["", "bold"]
     assert [line.count("*") for line in rendered([row("a", 0.5), row("b", 0.7)])[-2:]] == [0, 4]
     assert not any("*" in line for line in rendered([row("a", 0.5)]))
+
+
+def test_what_validation_samples_have_chosen_has_a_column_which_fits_eighty_columns() -> None:
+    compared = Comparison("fedavg", Estimate(-0.1234, 0.02, 3), 0.0123, 0.0456, "")
+    plain = [row("fedavg", 0.8), *(row(f"fedprox(mu={n / 1000})", 1.0, compared, seconds=86_000) for n in range(9))]
+    rows = [replace(plain[0], validated=Estimate(0.777, 0.01, 3)), *plain[1:]]
+    narrow, wide = rendered(rows), rendered(rows, width=120)
+    assert max(map(len, narrow)) <= 80
+    assert not any("…" in line.split(maxsplit=1)[1] for line in narrow[3:])
+    assert "77.7" in narrow[3]
+    assert ["chosen" in line[1] for line in (narrow, wide, rendered(plain))] == [True, True, False]
+    assert ["last" in line[0].replace("last %", "") for line in (narrow, wide)] == [False, True]

@@ -26,7 +26,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, *experiments: Experiment, new: bool
     def prepare(experiment: Experiment, *given: Any) -> Any:
         prepared.append(f"{experiment.method}, seed {experiment.seed}")
         if experiment.method not in PLANS:
-            raise FedStrataError("No.")
+            raise FedStrataError("No.") if experiment.method == "fedbn" else KeyError("weights")
         warnings.warn("Mind the gap.", FedStrataWarning, stacklevel=1)
         return SimpleNamespace(plan=PLANS[experiment.method])
 
@@ -40,14 +40,16 @@ def planned(monkeypatch: pytest.MonkeyPatch, *experiments: Experiment, new: bool
 
 def test_each_method_is_measured_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     experiments = [
-        Experiment(method=method, seed=seed, device="cpu") for seed in (0, 1) for method in ("fedavg", "local", "fedbn")
+        Experiment(method=method, seed=seed, device="cpu")
+        for seed in (0, 1)
+        for method in ("fedavg", "local", "fedbn", "own")
     ]
     with pytest.warns(FedStrataWarning) as caught:
         plans, prepared = planned(monkeypatch, *experiments)
     assert [str(one.message) for one in caught] == ["fedavg, seed 0: Mind the gap."]
-    assert prepared == ["fedavg, seed 0", "local, seed 0", "fedbn, seed 0"]
+    assert prepared == ["fedavg, seed 0", "local, seed 0", "fedbn, seed 0", "own, seed 0"]
     # What cannot be prepared fails where it is to be run, with its sentence.
-    assert plans == [PLANS["fedavg"], PLANS["local"], None] * 2
+    assert plans == [PLANS["fedavg"], PLANS["local"], None, None] * 2
 
 
 def test_nothing_is_measured_where_nothing_is_left_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import fedstrata
+from fedstrata.comparing import RunsFailedError
 from fedstrata.engines.planning import threads_of_this_process
 from fedstrata.errors import FedStrataWarning
-from fedstrata.side_by_side.workers import RunFailedError
 
 TINY: dict[str, Any] = {"model": "mlp(hidden=8)", "clients": 3, "epochs": 1, "rounds": 3, "checkpoint_every": 1}
 
@@ -89,7 +89,7 @@ def contents(folder: Path) -> dict[str, Any]:
             return {**manifest, "sha256": None, "files": {**manifest["files"], "timings.parquet": None}}
         return path.read_bytes()
 
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "timings.parquet")
+    files = (path for path in sorted(folder.glob("*/**/*")) if path.is_file() and path.name != "timings.parquet")
     return {str(path.relative_to(folder)): without_times(path) for path in files}
 
 
@@ -110,11 +110,15 @@ def test_side_by_side_gives_the_same_bytes_and_a_failing_run_takes_no_other_with
         fedstrata.compare("local", out=tmp_path / "two", callbacks=[interrupt_in_round_two], **given)
     capsys.readouterr()
     with (
-        pytest.raises(RunFailedError, match="breaks, seed 0: ZeroDivisionError: division by zero") as failed,
-        pytest.warns(FedStrataWarning, match="A run has failed, and the others go on. breaks, seed 0: ZeroDivision"),
+        pytest.raises(
+            RunsFailedError,
+            match=r"breaks, seed 0: 'breaks\.py' failed in line \d+, in 'metrics': "
+            "ZeroDivisionError: division by zero",
+        ) as failed,
+        pytest.warns(FedStrataWarning, match="A run has failed, and the others go on. breaks, seed 0: 'breaks.py' "),
     ):
         fedstrata.compare(["fedavg", "breaks", "local"], out=tmp_path / "two", jobs=2, progress=True, **given)
-    assert "in metrics\n" in failed.value.__notes__[0]
+    assert "in metrics\n" in failed.value.__cause__.__notes__[0]
     err = capsys.readouterr().err
     assert all(f"{name}, seed 0: hello from the first round" in err for name in ("fedavg", "breaks"))
     assert "local, seed 0: accuracy " in err

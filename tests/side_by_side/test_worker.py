@@ -14,8 +14,8 @@ from fedstrata.callbacks import RoundView
 from fedstrata.errors import FedStrataError, FedStrataWarning
 from fedstrata.runs.signals import Interrupted, ask_to_stop, noted_stops, stop_requests
 from fedstrata.side_by_side import worker
-from fedstrata.side_by_side.worker import Told, _Printed, _telling, as_message, describe
-from fedstrata.side_by_side.workers import as_error
+from fedstrata.side_by_side.failures import as_error, describe
+from fedstrata.side_by_side.worker import Told, _Printed, _telling, as_message
 
 
 class Heard:

@@ -17,7 +17,8 @@ from fedstrata.experiment import Experiment
 from fedstrata.progress import Progress
 from fedstrata.runs.signals import Interrupted
 from fedstrata.side_by_side import workers
-from fedstrata.side_by_side.workers import Job, RunFailedError, Workers, as_error, environment_of_worker
+from fedstrata.side_by_side.failures import RunFailedError, as_error
+from fedstrata.side_by_side.workers import Job, Workers, environment_of_worker
 
 Message = dict[str, Any]
 Script = Callable[[str, Message], Sequence[Message | None]]
@@ -281,6 +282,7 @@ def test_errors_keep_their_kind() -> None:
     assert isinstance(full, OSError)
     assert (full.errno, full.filename, full.strerror) == (28, "x", "a: No space left")
     assert "fewer runs at a time with --jobs" in str(as_error("a", {**told, "kind": "memory"}))
+    assert "--jobs" not in str(as_error("a", {**told, "kind": "memory"}, beside_others=False))
     bug = as_error("a", {**told, "kind": "bug", "text": "ValueError: x", "trace": "in line 3"})
     assert isinstance(bug, RunFailedError)
     assert (str(bug), bug.__notes__) == ("a: ValueError: x", ["in line 3"])

@@ -91,9 +91,15 @@ def test_a_saved_model_is_of_use_in_plain_pytorch(tmp_path: Path) -> None:
 
 def test_where_something_stays_at_clients_there_is_no_global_model(tmp_path: Path) -> None:
     result = fedstrata.run(method="fedbn", out=tmp_path / "run", **SMALL)
+    told = set()
     for ask in (result.global_model, lambda: fedstrata.load(tmp_path / "run")):
-        with pytest.raises(FedStrataError, match=r"With 'fedbn' there is no global model: .* stay at the clients"):
+        with pytest.raises(
+            FedStrataError, match=r"With 'fedbn' there is no global model: .* stay at the clients"
+        ) as no:
             ask()
+        told.add(str(no.value))
+    assert len(told) == 1
+    assert told.pop().endswith("--client 0, or client=0 in Python.")
     with pytest.raises(FedStrataError, match="There is no client 3; the run has 3, from 0 to 2"):
         result.client_model(3)
     with pytest.raises(FedStrataError, match="There is no client 3"):
