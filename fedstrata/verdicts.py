@@ -28,7 +28,7 @@ __all__ = [
     "rank_correlation",
 ]
 
-CellWord = Literal["agrees", "above", "below", "not run"]
+CellWord = Literal["agrees", "undecided", "above", "below", "diverged", "not run"]
 ClaimWord = Literal["shown", "not shown", "undecided"]
 Spread = Literal["deviation", "interval95", "error", "layers"]
 """What a paper writes behind ±: the standard deviation over runs, half of the 95 % confidence interval of the number
@@ -38,6 +38,8 @@ Middle = Literal["mean", "median"]
 
 PRACTICAL = 1.0
 """The size below which a difference is none in practice: one point of a percentage."""
+TELLING = 5.0
+"""In multiples of that, the longest reach within which to agree says something: five points of a percentage."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ def reach_of_difference(
         return 0.0
     degrees = float(known[0][1] - 1)
     if len(known) == 2:
-        degrees = variance**2 / sum(part**2 / (runs - 1) for part, (_, runs) in zip(parts, known, strict=True))
+        shares = zip((part / variance for part in parts), known, strict=True)  # whose squares are never too small
+        degrees = 1 / sum(share**2 / (runs - 1) for share, (_, runs) in shares)
     return t_quantile(max(degrees, 2)) * math.sqrt(variance)
 
 
@@ -171,9 +174,11 @@ def cell_verdict(
     """Tell whether our runs agree with a published mean, or lie above or below it.
 
     They agree where the means differ by no more than the 95 % interval of such a difference between two groups of runs
-    of the same thing (:func:`reach_of_difference`), or by no more than ``margin``. Where the paper has a ``median``,
-    ours is one too. ``std`` is a standard deviation over runs: see :func:`deviation_of` where a paper gives something
-    else, and ``published_seeds`` is the number of these runs.
+    of the same thing (:func:`reach_of_difference`), or by no more than ``margin``. Where that interval reaches farther
+    than :data:`TELLING` margins, runs are too few or differ too much to say so, and it is ``undecided``; numbers that
+    differ by more than that are above or below all the same. Where the paper has a ``median``, ours is one too.
+    ``std`` is a standard deviation over runs: see :func:`deviation_of` where a paper gives something else, and
+    ``published_seeds`` is the number of these runs.
 
     The margin is there because two correct programs (other libraries, preprocessing, splits) differ by about a point
     with spreads over seeds that are much smaller; it alone decides where neither side has a spread. It is in the unit
@@ -183,12 +188,15 @@ def cell_verdict(
     'agrees'
     >>> cell_verdict(71.2, 0.5, [74.9])
     'above'
+    >>> cell_verdict(71.2, None, [61.0, 75.2])
+    'undecided'
     >>> cell_verdict(71.2, None, [])
     'not run'
     """
     if not ours:
         return "not run"
-    return number_verdict(mean, middle_of(ours, middle), allowed_difference(std, ours, published_seeds, margin, middle))
+    within = allowed_difference(std, ours, published_seeds, margin, middle)
+    return number_verdict(mean, middle_of(ours, middle), within, TELLING * margin)
 
 
 def reach_of_statistic(error: float | None, runs: int, published_runs: int = 3) -> float:
@@ -203,26 +211,32 @@ def reach_of_statistic(error: float | None, runs: int, published_runs: int = 3) 
     return 0.0 if error is None else _NORMAL_95 * error * math.sqrt(1 + runs / published_runs)
 
 
-def number_verdict(published: float, ours: float, within: float) -> CellWord:
-    """Tell whether a number of ours is, but for so much, the published one; that of runs which diverged is below.
+def number_verdict(published: float, ours: float, within: float, telling: float = math.inf) -> CellWord:
+    """Tell whether a number of ours is, but for so much, the published one; ``telling`` is how much that may be.
+
+    A number of runs that diverged is neither above nor below.
 
     >>> number_verdict(0.084, 0.089, 0.0069), number_verdict(0.08, 0.089, 0.0069)
     ('agrees', 'above')
+    >>> number_verdict(95.0, 66.3, 57.0, 5.0), number_verdict(0.6, math.nan, 0.1)
+    ('undecided', 'diverged')
     """
     if not math.isfinite(ours):
-        return "below"
+        return "diverged"
     # Published numbers are rounded: what equals the reach but for the last bit is within it.
     if abs(ours - published) <= within + 1e-9:
-        return "agrees"
+        return "agrees" if within <= telling else "undecided"
     return "above" if ours > published else "below"
 
 
 def middle_of(values: Sequence[float], middle: Middle) -> float:
-    """Take the mean or the median of some runs, as a paper does.
+    """Take the mean or the median of some runs, as a paper does; there is none of runs of which one is no number.
 
     >>> middle_of([1.0, 2.0, 6.0], "mean"), middle_of([1.0, 2.0, 6.0], "median")
     (3.0, 2.0)
     """
+    if any(map(math.isnan, values)):
+        return math.nan
     return statistics.median(values) if middle == "median" else sum(values) / len(values)
 
 

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.errors import FedStrataError
-from fedstrata.verdicts import cell_verdict, claim_verdict, deviation_of, difference_of_groups, variance_of_middle
+from fedstrata.verdicts import (
+    cell_verdict,
+    claim_verdict,
+    deviation_of,
+    difference_of_groups,
+    middle_of,
+    number_verdict,
+    variance_of_middle,
+)
 
 numbers = st.floats(-100, 100)
 
@@ -20,7 +28,7 @@ def test_a_cell_without_runs_was_not_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "word"), [(71.0, "agrees"), (69.0, "agrees"), (71.01, "above"), (68.99, "below"), (math.nan, "below")]
+    ("ours", "word"), [(71.0, "agrees"), (69.0, "agrees"), (71.01, "above"), (68.99, "below"), (math.nan, "diverged")]
 )
 def test_without_any_spread_a_point_decides(ours: float, word: str) -> None:
     assert cell_verdict(70.0, None, [ours]) == word
@@ -48,14 +56,36 @@ def test_runs_of_the_same_thing_disagree_in_one_case_of_twenty(published, ours) 
     for _ in range(tries):
         theirs = chance.normal(0, *published)
         word = cell_verdict(theirs.mean(), theirs.std(ddof=1), chance.normal(0, *ours).tolist(), len(theirs), 0.0)
-        apart += word != "agrees"
+        apart += word in ("above", "below")
     assert 0.02 < apart / tries < 0.08
+
+
+def test_spreads_may_be_as_small_as_numbers_can_be() -> None:
+    assert cell_verdict(0.0, 0.0, [0.0, 5.25e-135]) == "agrees"
 
 
 def test_two_seeds_without_a_published_spread_do_not_agree_with_everything() -> None:
     # std of (0, 2) is sqrt(2): 4.3027 * sqrt(2) * sqrt(1/3 + 1/2) = 5.5547, not 12.706 * ... = 16.4.
-    assert cell_verdict(70.0, None, [74.5, 76.5]) == "agrees"
+    # Nor is that much to go by: it takes a margin of more than a fifth of that to say that they agree.
+    assert cell_verdict(70.0, None, [74.5, 76.5]) == "undecided"
+    assert cell_verdict(70.0, None, [74.5, 76.5], margin=1.2) == "agrees"
     assert cell_verdict(70.0, None, [74.6, 76.6]) == "above"
+
+
+def test_to_agree_says_something_within_five_margins_only() -> None:
+    # Of one seed beside 70 +- 1 over three the reach is 4.968, beside 70 +- 1.01 it is 5.018.
+    assert [cell_verdict(70.0, std, [70.0]) for std in (1.0, 1.01)] == ["agrees", "undecided"]
+    assert [cell_verdict(70.0, std, [75.1]) for std in (1.0, 1.01)] == ["above", "above"]
+    assert number_verdict(70.0, 71.0, 5.0, telling=5.0) == "agrees"
+    assert number_verdict(70.0, 71.0, 5.1, telling=5.0) == "undecided"
+    assert number_verdict(70.0, 71.0, 5.1) == "agrees"
+
+
+def test_runs_of_which_one_diverged_have_no_middle() -> None:
+    for values in ([60.0, math.nan, 40.0, 41.0], [math.nan, 60.0, 41.0, 40.0]):
+        assert math.isnan(middle_of(values, "median"))
+        assert math.isnan(middle_of(values, "mean"))
+        assert cell_verdict(42.0, 1.0, values, middle="median") == "diverged"
 
 
 def test_a_margin_in_another_unit() -> None:
@@ -83,7 +113,7 @@ def test_an_interval_is_not_taken_for_a_deviation() -> None:
     wide = deviation_of(1.4, "interval95", 50)
     assert wide == pytest.approx(4.9262, abs=1e-3)
     # t_49 x 4.9262 x sqrt(1/50 + 1) = 9.998.
-    assert cell_verdict(79.3, wide, [89.2], 50) == "agrees"
+    assert cell_verdict(79.3, wide, [89.2], 50) == "undecided"
     assert cell_verdict(79.3, wide, [89.4], 50) == "above"
 
 
@@ -93,7 +123,7 @@ def test_medians_are_compared_with_medians() -> None:
     ours, std = [70.0, 70.0, 79.0], math.sqrt(27)
     assert variance_of_middle("median", 3) == pytest.approx(math.pi / (4 + math.pi))
     for middle, published, word in (
-        ("median", 83.5, "agrees"), ("median", 83.6, "below"), ("mean", 84.7, "agrees"), ("mean", 84.8, "below"),
+        ("median", 83.5, "undecided"), ("median", 83.6, "below"), ("mean", 84.7, "undecided"), ("mean", 84.8, "below"),
     ):  # fmt: skip
         assert cell_verdict(published, std, ours, 3, middle=middle) == word, (middle, published)
 
@@ -108,8 +138,8 @@ def test_what_published_numbers_say_of_their_own_difference() -> None:
 
 @given(numbers, st.none() | st.floats(0, 10), st.lists(numbers, min_size=1, max_size=5))
 def test_above_and_below_mirror_each_other(mean: float, std: float | None, ours: list[float]) -> None:
-    mirrored = {"agrees": "agrees", "above": "below", "below": "above"}
-    assert cell_verdict(-mean, std, [-value for value in ours]) == mirrored[cell_verdict(mean, std, ours)]
+    mirrored, word = {"above": "below", "below": "above"}, cell_verdict(mean, std, ours)
+    assert cell_verdict(-mean, std, [-value for value in ours]) == mirrored.get(word, word)
 
 
 def test_a_claim_is_shown_where_the_interval_lies_above_nothing() -> None:

@@ -15,7 +15,6 @@ from fedstrata.cli.options import FigureFont, Figures, FigureWidth, Json, NoRepo
 from fedstrata.cli.running import PAGE, read_figures, stoppable
 from fedstrata.cli.terminal import messages, print_json, telling, telling_all
 from fedstrata.errors import FedStrataError
-from fedstrata.spec import split_outside
 
 if TYPE_CHECKING:
     from fedstrata.papers.at_hand import RunsAtHand
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from fedstrata.report.paper_figures import FiguresAsked
 
 PAGE_SUFFIX = ".html"
+DOCUMENT_SUFFIX = ".md"
 _WHERE = ("data_root", "device", "engine", "chunk")
 """Keys of an experiment that decide where and how it runs, and no number of a paper."""
 _OF_A_PLACE = ("--out", "--runs", "--known", "--data-root", "--jobs", "--figures", "--figure-width", "--figure-font")
@@ -147,6 +147,7 @@ def paper(
     }  # fmt: skip
     if write is not None:
         _refuse_idle(of_a_part, "--write writes of kept results")
+        _refuse_to_write(write, named)
         make = write_overview if write.suffix == PAGE_SUFFIX else write_reproduction
         make(write, papers, [Path(name) for name in named])
         papers_shown.show_places({"written": write}, json, quiet)
@@ -169,7 +170,7 @@ def paper(
     if not recipe.runs:
         raise FedStrataError(f"Nothing is run for '{recipe.name}': {(recipe.note or recipe.title).rstrip('.')}.")
     smaller = Smaller(rounds, scale)
-    choice = Choice(*map(_listed, (only, method, columns)))
+    choice = Choice.read(recipe, only, method, columns)
     folder = out or Path("runs") / f"{recipe.paper}-{recipe.part}"
     results = _known(known or [], folder)
     if finished and seeds is None:
@@ -185,7 +186,31 @@ def paper(
         raise FedStrataError(f"Nothing that was asked for of '{recipe.name}' can be run here. {reasons}")
     failed = {} if finished else _perform(planned, jobs, folder, quiet)
     at_hand = RunsAtHand.among(known or [], planned.folder)
-    _show(chosen[named[0]], recipe, planned, failed, at_hand, smaller, folder, no_report, json, quiet, drawn)
+    missing = planned.changed if finished else {**planned.problems, **failed}
+    _show(chosen[named[0]], recipe, planned, failed, missing, at_hand, smaller, folder, no_report, json, quiet, drawn)
+    if failed:
+        raise FedStrataError(_failed_in_words(failed, planned))
+
+
+def _failed_in_words(failed: Mapping[str, str], planned: Planned) -> str:
+    """Say how many of the runs that were to be done have failed, and why the first did."""
+    from fedstrata.report.formats import plural
+
+    settings, why = next(iter(failed.items()))
+    of = plural(len(planned.to_do), "run")
+    others = ", the others are finished" if len(failed) < len(planned.to_do) else ""
+    said = f"{len(failed)} of {of} {'has' if len(failed) == 1 else 'have'} failed{others}."
+    return f"{said} {planned.runs[settings].name}: {why}"
+
+
+def _refuse_to_write(file: Path, results: Sequence[str]) -> None:
+    """Refuse to write of nothing, over what was written of something, and what is neither a document nor a page."""
+    if not results:
+        raise FedStrataError(f"'--write {file}' is of kept results; name their files or folders behind it.")
+    if file.suffix not in (PAGE_SUFFIX, DOCUMENT_SUFFIX):
+        raise FedStrataError(
+            f"'{file}' is neither a document nor a page; its name has to end in {DOCUMENT_SUFFIX} or {PAGE_SUFFIX}."
+        )
 
 
 def _refuse_idle(options: Mapping[str, object], why: str) -> None:
@@ -193,10 +218,6 @@ def _refuse_idle(options: Mapping[str, object], why: str) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise FedStrataError(f"{', '.join(given)} is for a table or a figure, and {why}.")
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return () if text is None else tuple(part.strip() for part in split_outside(text, ",") if part.strip())
 
 
 def _known(known: Sequence[Path], folder: Path) -> list[Kept]:
@@ -278,8 +299,9 @@ def command_to_keep(words: Sequence[str]) -> str:
 
 
 def _show(
-    paper: Paper, recipe: Recipe, planned: Planned, failed: dict[str, str], at_hand: RunsAtHand, smaller: Smaller,
-    folder: Path, no_report: bool, json: bool, quiet: bool, figures: FiguresAsked | None,
+    paper: Paper, recipe: Recipe, planned: Planned, failed: Mapping[str, str], missing: Mapping[str, str],
+    at_hand: RunsAtHand, smaller: Smaller, folder: Path, no_report: bool, json: bool, quiet: bool,
+    figures: FiguresAsked | None,
 ) -> None:  # fmt: skip
     from fedstrata.cli import papers_shown
     from fedstrata.papers.deriving import judge_part
@@ -287,20 +309,26 @@ def _show(
     from fedstrata.papers.keeping import RESULTS, write_csv
     from fedstrata.papers.page import write_page, write_part_figures
 
+    remark = smaller.words(planned.cells)
     kept = _keep(planned, folder)
-    judged = judge_part(paper, recipe, planned.cells, kept, {**planned.problems, **failed})
+    judged = judge_part(paper, recipe, planned.cells, kept, missing)
     write_csv(folder / "cells.csv", LINE, judged.lines())
     places = {"cells": folder / "cells.csv", "results": folder / RESULTS}
     if not no_report:
         with telling("writing the page", quiet):
-            places["report"] = write_page(paper, judged, planned.cells, at_hand, folder / PAGE, smaller.words())
+            places["report"] = write_page(paper, judged, planned.cells, at_hand, folder / PAGE, remark)
     if figures is not None:
         with telling("drawing figures", quiet):
             places["figures"] = write_part_figures(paper, judged, planned.cells, at_hand, figures)
     if json:
         print_json(
-            {**judged.told(), "remark": smaller.words(), "files": {key: str(path) for key, path in places.items()}}
+            {
+                **judged.told(),
+                "remark": remark,
+                "failed": {planned.runs[settings].name: why for settings, why in failed.items()},
+                "files": {key: str(path) for key, path in places.items()},
+            }
         )
     elif not quiet:
-        papers_shown.show_judged(judged, smaller.words())
+        papers_shown.show_judged(judged, remark)
         papers_shown.show_places(places, json, quiet)

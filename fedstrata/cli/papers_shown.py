@@ -30,7 +30,9 @@ from fedstrata.papers.words import (
 )
 from fedstrata.report.formats import data_size, duration, plural
 
-_STYLES = {"agrees": "green", "shown": "green", "above": "yellow", "below": "yellow", NOT_RUN: "dim"}
+_STYLES = {
+    "agrees": "green", "shown": "green", "above": "yellow", "below": "yellow", "diverged": "red", NOT_RUN: "dim",
+}  # fmt: skip
 
 
 def describe(papers: Mapping[str, Paper], changes: Mapping[str, Any], here: Here) -> list[dict[str, Any]]:
@@ -149,7 +151,7 @@ def show_judged(judged: Judged, remark: str) -> None:
     """Show the published numbers beside ours, and the claims."""
     recipe = judged.recipe
     results.print(Text(f"{recipe.name}: {recipe.title}", style="bold"), soft_wrap=True)
-    results.print(Text(f"{reported_line(recipe)}. {remark}".strip(), style="dim"))
+    results.print(Text(f"{reported_line(judged)}. {remark}".strip(), style="dim"))
     if recipe.published and not recipe.is_derived:
         results.print(Text(f"Published: {statistics_line(recipe)}. {ours_line(recipe)}", style="dim"), soft_wrap=True)
     heads = [head.replace("difference", "diff") for head in CELL_HEADS]  # a line has little room

@@ -14,9 +14,12 @@ from typing import Any
 from fedstrata.data import partitions
 from fedstrata.errors import FedStrataError, unknown_name
 from fedstrata.experiment import Experiment
-from fedstrata.papers.reading import Changes, Paper, Recipe
+from fedstrata.papers.of_clients import BEFORE
+from fedstrata.papers.reading import VALIDATED, Changes, Paper, Recipe
+from fedstrata.plugins import load_imports
+from fedstrata.report.formats import plural
 from fedstrata.runs.sweeping import METHOD, canonical, with_parameter
-from fedstrata.spec import format_value, parse
+from fedstrata.spec import format_value, parse, split_outside
 
 NOT_DECISIVE = frozenset(
     {"data_root", "checkpoint_every", "replay", "device", "engine", "chunk", "deterministic", "evaluate_trained"}
@@ -94,14 +97,27 @@ class Smaller:
     def _part(self, count: int) -> int:
         return max(1, round(self.scale * count))
 
-    def words(self) -> str:
-        """Say what is done; nothing where nothing is."""
-        told = []
-        if self.scale < 1:
-            told.append(f"{100 * self.scale:g} % of the samples" + ("" if self.rounds else " and of the rounds"))
-        if self.rounds is not None:
-            told.append(f"{self.rounds} rounds")
-        return f"Smaller than in the paper: {' and '.join(told)}." if told else ""
+    def words(self, cells: Iterable[Cell]) -> str:
+        """Say in what these cells are smaller than the paper's, or longer; nothing where nothing is."""
+        others = [cell for cell in cells if not cell.comparable]
+        further = {cell.experiment.rounds - _of_paper(cell).rounds for cell in others}
+        fewer, more = any(count < 0 for count in further), any(count > 0 for count in further)
+        smaller = []
+        if self.scale < 1 and others:
+            rounds = " and of the rounds" if self.rounds is None and fewer else ""
+            smaller.append(f"{100 * self.scale:g} % of the samples{rounds}")
+        if self.rounds is None:
+            longer = ""
+        elif fewer and more:
+            longer = (
+                f"{plural(self.rounds, 'round')} are fewer than some cells have in the paper, and more than others."
+            )
+        else:
+            smaller += [plural(self.rounds, "round")] if fewer else []
+            longer = f"Longer than in the paper: {plural(self.rounds, 'round')}." if more else ""
+        return " ".join(
+            filter(None, (f"Smaller than in the paper: {' and '.join(smaller)}." if smaller else "", longer))
+        )
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,11 @@ class Choice:
     only: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, recipe: Recipe, only: str | None, methods: str | None, columns: str | None) -> Choice:
+        """Read what is asked for of a recipe, each a list of words with commas between them."""
+        return cls(_listed(only, recipe.columns), _listed(methods, recipe.rows), _listed(columns, recipe.columns))
 
     def takes(self, cell: Cell) -> bool:
         """Tell whether a cell is asked for."""
@@ -140,6 +161,22 @@ class Choice:
     def words(self) -> str:
         """Say what is asked for."""
         return ", ".join((*self.only, *self.methods, *self.columns))
+
+
+def _listed(text: str | None, names: Iterable[str]) -> tuple[str, ...]:
+    """Split a list at its commas, but for those in the names that there are.
+
+    >>> _listed("C10 .1, C10 .5, 300 samples", ["C10 .1", "C10 .5", "C10 .5, 300 samples"])
+    ('C10 .1', 'C10 .5, 300 samples')
+    """
+    known, found = {name.lower() for name in names}, []
+    pieces = [] if text is None else split_outside(text, ",")
+    while pieces:
+        joined = [",".join(pieces[:count]).strip() for count in range(1, len(pieces) + 1)]
+        count = max((count for count, name in enumerate(joined, start=1) if name.lower() in known), default=1)
+        found.append(joined[count - 1])
+        del pieces[:count]
+    return tuple(filter(None, found))
 
 
 def _data_of(cell: Cell) -> str:
@@ -195,6 +232,8 @@ def cells_of(
         return []
     _refuse_idle(recipe)
     first = [_cell(recipe, row, column) for row, column in pairs]
+    for cell in first:
+        _refuse_without_held_out(cell)
     choice = choice or Choice()
     choice.refuse_unknown(recipe, first)
     columns = {cell.column for cell in first if choice.takes(cell)}
@@ -253,10 +292,12 @@ def _experiment(recipe: Recipe, row: str, column: str) -> tuple[Experiment, str]
     given = {key: value for changes in layers for key, value in changes.items()}
     values = {key: value for key, value in given.items() if "." not in key}
     problem = ""
-    for name, value in given.items():
-        if "." in name and not problem:
-            values, problem = _with_parameter(values, name, value)
     try:
+        if "imports" in values:  # which register what the other keys name
+            values["imports"] = load_imports(Experiment(imports=values["imports"])).imports
+        for name, value in given.items():
+            if "." in name and not problem:
+                values, problem = _with_parameter(values, name, value)
         return Experiment.from_mapping(values), problem
     except FedStrataError as error:
         raise FedStrataError(f"In '{recipe.name}', row '{row}', column '{column}': {error}") from None
@@ -266,13 +307,29 @@ def _with_parameter(values: dict[str, Any], name: str, value: Any) -> tuple[dict
     """Set a parameter inside a text; where its components do not exist here, or have no such one, say so."""
     key, *path = name.replace("-", "_").split(".")
     text = values.get(key, _DEFAULTS[key])
+    if key in values:
+        Experiment.from_mapping({key: text})  # which refuses what is no text where there has to be one
     try:
-        changed = None if text is None else with_parameter(key, text, tuple(path), value)
+        changed = with_parameter(key, text, tuple(path), value) if isinstance(text, str) else None
     except FedStrataError as error:
         return values, str(error)
     if changed is not None:
         return {**values, key: changed}, ""
     return values, "" if _names_component(name) else f"There is no '{path[-1]}' to change in the {key} '{text}'."
+
+
+def _refuse_without_held_out(cell: Cell) -> None:
+    """Refuse numbers of models that are chosen on samples held out, where none are."""
+    at, experiment = cell.recipe.at, cell.experiment
+    if at not in (VALIDATED, BEFORE) or experiment.validation_fraction is not None:
+        return
+    if at == BEFORE or experiment.validation is None:
+        of_all = "" if at == BEFORE else ", or validation = 1000 of all samples"
+        raise FedStrataError(
+            f"In '{cell.recipe.name}', row '{cell.row}', column '{cell.column}': at = \"{at}\" reports models that are "
+            "chosen on samples held out, and none are held out; write validation_fraction = 0.2 of each client's "
+            f"samples{of_all} in [experiment], or another at."
+        )
 
 
 def _names_component(name: str) -> bool:
@@ -325,8 +382,12 @@ def changes_in_words(cell: Cell) -> str:
     """Say in which settings a cell is not the paper's; nothing where it is."""
     if cell.comparable:
         return ""
-    paper = _experiment(cell.recipe, cell.row, cell.column)[0].with_changes({"seed": cell.seed})
-    return "; ".join(f"{key}={value}" for key, value in differences(cell.experiment, paper).items())
+    return "; ".join(f"{key}={value}" for key, value in differences(cell.experiment, _of_paper(cell)).items())
+
+
+def _of_paper(cell: Cell) -> Experiment:
+    """The experiment of a cell as the paper has it."""
+    return changed(_experiment(cell.recipe, cell.row, cell.column)[0], {"seed": cell.seed})
 
 
 @cache

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedstrata.papers.keeping import Kept
-from fedstrata.report.formats import data_size, duration, plural
+from fedstrata.report.formats import data_size, duration, numbered, plural
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,16 @@ def _by(values: Sequence[tuple[str, Kept]]) -> str:
     if len(having) == 1:
         return next(iter(having))
     cells = [(one.row, one.column) for _, one in values]
-    names = {
-        value: cells_named(list(dict.fromkeys((one.row, one.column) for one in ones)), cells)
-        for value, ones in having.items()
-    }
-    return " and ".join(f"{value} for {names[value]}" for value in sorted(names))
+    there = {value: dict.fromkeys((one.row, one.column) for one in ones) for value, ones in having.items()}
+    many = {cell for cell, count in Counter(cell for own in there.values() for cell in own).items() if count > 1}
+    told = []
+    for value in sorted(having):
+        alone, shared = ([cell for cell in there[value] if (cell in many) is also] for also in (False, True))
+        seeds = sorted({one.seed for one in having[value] if (one.row, one.column) in many})
+        named = [cells_named(alone, cells)] if alone else []
+        named += [f"{cells_named(shared, cells)}, {numbered('seed', seeds)}"] if shared else []
+        told.append(f"{value} for {'; '.join(named)}")
+    return " and ".join(told)
 
 
 def cells_named(cells: Sequence[tuple[str, str]], among: Sequence[tuple[str, str]]) -> str:

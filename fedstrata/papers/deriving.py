@@ -24,6 +24,8 @@ from fedstrata.significance import Estimate
 
 RANKS_AGREE = 1.0
 """Mean ranks agree where they differ by less than a place: two rows that change places do not."""
+ROUNDING = 0.06
+"""By how much a printed mean of numbers may differ from what these make: papers have one or two decimals."""
 
 
 def judge_part(
@@ -64,6 +66,8 @@ def _means(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
         whole = source is not None and columns and len(columns) == _columns_with_runs(source.recipe, row)
         value = sum(_table(source, [row], columns)[row]) / len(columns) if source is not None and whole else None
         published = recipe.published_at(row, column)
+        if source is not None and (theirs := _published(source.recipe, [row], columns)):
+            published = _as_computed(published, sum(theirs[row]) / len(columns) if whole else None)
         word, within = (NOT_RUN, None) if value is None else verdict_on(recipe, published, [value])
         cells.append(_cell(row, column, value, source, published, word, within))
     return cells
@@ -77,7 +81,7 @@ def _ranks(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
     """The mean rank of each row over the columns that were run for all rows.
 
     Where these are not all columns and rows of the paper, ours is held against the mean rank of the published numbers
-    in the same columns and among the same rows, and the note says so.
+    in the same columns and among the same rows, and the note says so; a rank in one column is held against nothing.
     """
     rows = _rows(recipe, column, source)
     columns = [] if source is None else _common_columns(source, rows)
@@ -88,14 +92,16 @@ def _ranks(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
     published = {row: recipe.published_at(row, column) for row in rows}
     fewer_columns = len(columns) < max(_columns_with_runs(source.recipe, row) for row in rows)
     fewer_rows = len(rows) < sum((row, column) in recipe.published for row in recipe.rows)
-    if fewer_columns or fewer_rows:
+    theirs = mean_ranks(known, best_is_high) if (known := _published(source.recipe, rows, columns)) else {}
+    if not fewer_columns and not fewer_rows:
+        published = {row: _as_computed(one, theirs.get(row)) for row, one in published.items()}
+    elif fewer_columns and len(columns) == 1:
+        note = f"The rank in {columns[0]} alone, which is no mean rank."
+        published = {row: Published(None, None, note) for row in rows}
+    else:
         over, among = f" over {', '.join(columns)}" * fewer_columns, f" among {', '.join(rows)}" * fewer_rows
         note = f"Mean rank{over}{among} alone, in our numbers and in the published ones."
-        numbers = {row: [source.recipe.published_at(row, one).mean for one in columns] for row in rows}
-        known = {row: [number for number in ones if number is not None] for row, ones in numbers.items()}
-        whole = all(len(ones) == len(columns) for ones in known.values())
-        there = mean_ranks(known, best_is_high) if whole else {}
-        published = {row: Published(there.get(row), None, note) for row in rows}
+        published = {row: Published(theirs.get(row), None, note) for row in rows}
     if uneven := _uneven(source, rows, columns):
         published = {
             row: replace(one, note=" ".join(filter(None, (one.note, uneven)))) for row, one in published.items()
@@ -104,6 +110,21 @@ def _ranks(recipe: Recipe, column: str, source: Judged | None) -> list[JudgedCel
         _cell(row, column, ours[row], source, published[row], _rank_verdict(published[row].mean, ours[row]))
         for row in rows
     ]
+
+
+def _published(recipe: Recipe, rows: Sequence[str], columns: Sequence[str]) -> dict[str, list[float]]:
+    """The published numbers of some rows in some columns; nothing where one of them is missing."""
+    found = {row: [recipe.published_at(row, column).mean for column in columns] for row in rows}
+    known = {row: [number for number in numbers if number is not None] for row, numbers in found.items()}
+    return known if columns and all(len(numbers) == len(columns) for numbers in known.values()) else {}
+
+
+def _as_computed(printed: Published, computed: float | None) -> Published:
+    """Take what the paper's own numbers make instead of what is printed, where these differ by more than rounding."""
+    if printed.mean is None or computed is None or abs(printed.mean - computed) < ROUNDING:
+        return printed
+    note = printed.note or f"Printed is {printed.mean:g}; the paper's own numbers make {computed:.2f}."
+    return replace(printed, mean=computed, note=note)
 
 
 def _rank_verdict(published: float | None, ours: float) -> str:

@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedstrata.errors import FedStrataError
 from fedstrata.papers.cells import Cell, cells_behind
 from fedstrata.papers.deriving import judge_part
 from fedstrata.papers.judging import Judged, judge_pairs
 from fedstrata.papers.keeping import Kept, asked
 from fedstrata.papers.reading import Paper, Recipe
+from fedstrata.report.formats import listed
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,13 @@ class Gathered:
 
 
 def papers_told(papers: Mapping[str, Paper], kept: Sequence[Kept]) -> dict[str, Paper]:
-    """The papers of which anything is kept; all, where nothing is."""
+    """The papers of which anything is kept; all, where nothing is. Results of a paper that there is not are refused."""
     names = {one.paper for one in kept}
+    if unknown := sorted(names - papers.keys()):
+        raise FedStrataError(
+            f"There are results of the paper '{unknown[0]}', which is none of {listed(sorted(papers))}; name the "
+            "folder of its recipes with --recipes."
+        )
     return {name: paper for name, paper in papers.items() if name in names or not names}
 
 

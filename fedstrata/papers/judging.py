@@ -13,9 +13,11 @@ from fedstrata.papers.keeping import Kept
 from fedstrata.papers.over_clients import number_over_clients
 from fedstrata.papers.reading import INCENTIVE, SECONDS, Published, Recipe, StatedClaim
 from fedstrata.ranks import RankCorrelation, rank_correlation
+from fedstrata.report.formats import numbered
 from fedstrata.runs.metrics import higher_is_better
 from fedstrata.significance import Estimate, estimate
 from fedstrata.verdicts import (
+    TELLING,
     Claim,
     allowed_difference,
     cell_verdict,
@@ -43,7 +45,7 @@ class JudgedCell:
     ours: Estimate | None
     verdict: str
     problem: str = ""
-    """Why it was not run."""
+    """Why it was not run, or not with all seeds that were asked for."""
     within: float | None = None
     """By how much the two may differ and agree; none where there is nothing to compare."""
 
@@ -66,7 +68,8 @@ class JudgedClaim:
 
     ``published`` is the difference of the published numbers and half of its 95 % interval by their own spreads; none of
     the latter where they have none. ``single`` tells that each is a single number, without any deviation over runs.
-    ``own_setting`` tells that the paper has no number at all in these columns, so that they are settings of ours.
+    ``own_setting`` tells that these columns are settings of ours, ``reading`` that it is of another reading of a row,
+    beside that row's own claim.
     """
 
     stated: StatedClaim
@@ -76,6 +79,7 @@ class JudgedClaim:
     published: tuple[float, float | None] | None = None
     single: bool = False
     own_setting: bool = False
+    reading: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ class Judged:
                 "published": claim.published,
                 "published_without_deviation": claim.single,
                 "own_setting": claim.own_setting,
+                "reading": claim.reading,
                 **({} if claim.found is None else {"found": asdict(claim.found)}),
             }
             for claim in self.claims
@@ -180,8 +185,23 @@ def judge(
     """Judge the cells that were asked for; only runs with the paper's own settings are called what they show."""
     pairs = list(dict.fromkeys((cell.row, cell.column) for cell in cells))
     smaller = {(cell.row, cell.column) for cell in cells if not cell.comparable}
-    why = {(cell.row, cell.column): text for cell in cells if (text := (problems or {}).get(cell.settings))}
-    return judge_pairs(recipe, pairs, kept, smaller, why)
+    return judge_pairs(recipe, pairs, kept, smaller, _reasons(cells, problems or {}))
+
+
+def _reasons(cells: Sequence[Cell], problems: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """Say why cells have no number; the seeds are named where it is not the same with all that were asked for."""
+    asked: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    having: defaultdict[tuple[str, str], defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        asked[cell.row, cell.column].add(cell.seed)
+        if cell.settings in problems:
+            having[cell.row, cell.column][problems[cell.settings]].append(cell.seed)
+    return {
+        pair: " ".join(
+            text if set(seeds) == asked[pair] else f"{numbered('Seed', seeds)}: {text}" for text, seeds in texts.items()
+        )
+        for pair, texts in having.items()
+    }
 
 
 def judge_pairs(
@@ -209,8 +229,8 @@ def judge_pairs(
         return _judge_cell(own, pair, list(values[pair].values()), pair in smaller, problem)
 
     judged = tuple(map(of_cell, pairs))
-    claims = tuple(_judge_claim(recipe, claim, pairs, values, smaller) for claim in recipe.claims)
-    return Judged(recipe, judged, tuple(claim for claim in claims if claim.columns))
+    claims = (claim for stated in recipe.claims for claim in _judge_claim(recipe, stated, pairs, values, smaller))
+    return Judged(recipe, judged, tuple(claims))
 
 
 def _judge_cell(
@@ -220,9 +240,9 @@ def _judge_cell(
     if found is None:
         return JudgedCell(*pair, published, None, NOT_RUN, problem)
     if smaller:
-        return JudgedCell(*pair, published, found, NOT_COMPARABLE)
+        return JudgedCell(*pair, published, found, NOT_COMPARABLE, problem)
     verdict, within = verdict_on(recipe, published, ours)
-    return JudgedCell(*pair, published, found, verdict, within=within)
+    return JudgedCell(*pair, published, found, verdict, problem, within)
 
 
 def verdict_on(recipe: Recipe, published: Published, ours: Sequence[float]) -> tuple[str, float | None]:
@@ -249,9 +269,11 @@ def _judge_over_clients(
     if ours is None:
         return JudgedCell(*pair, published, None, NOT_RUN, problem)
     if smaller or published.mean is None:
-        return JudgedCell(*pair, published, ours, NOT_COMPARABLE if smaller else NOT_PUBLISHED)
-    within = max(_margin(recipe, published.mean), reach_of_statistic(ours.std, ours.count, recipe.published_seeds))
-    return JudgedCell(*pair, published, ours, number_verdict(published.mean, ours.mean, within), within=within)
+        return JudgedCell(*pair, published, ours, NOT_COMPARABLE if smaller else NOT_PUBLISHED, problem)
+    margin = _margin(recipe, published.mean)
+    within = max(margin, reach_of_statistic(ours.std, ours.count, recipe.published_seeds))
+    word = number_verdict(published.mean, ours.mean, within, TELLING * margin)
+    return JudgedCell(*pair, published, ours, word, problem, within)
 
 
 def published_deviation(recipe: Recipe, published: Published) -> float | None:
@@ -267,7 +289,7 @@ def _summed_up(recipe: Recipe, ours: Sequence[float]) -> Estimate | None:
 
 def _margin(recipe: Recipe, mean: float) -> float:
     """A point of a percentage, or a hundredth of a number that is none."""
-    return {"percent": 1.0, "fraction": 0.01}.get(recipe.unit, 0.01 * abs(mean))
+    return {"percent": 1.0, "percent of dense": 1.0, "fraction": 0.01}.get(recipe.unit, 0.01 * abs(mean))
 
 
 def more_is_better(recipe: Recipe) -> bool:
@@ -292,26 +314,43 @@ def _judge_claim(
     pairs: Sequence[tuple[str, str]],
     values: defaultdict[tuple[str, str], dict[int, float]],
     smaller: Collection[tuple[str, str]],
-) -> JudgedClaim:
+) -> list[JudgedClaim]:
     """Judge a claim by the differences of the same seed, each the mean over the claim's columns.
 
-    They are by how much the one row is better than the other, whichever way the number should go.
+    They are by how much the one row is better than the other, whichever way the number should go. Where columns have
+    numbers of their own, such as accuracies and bytes, the claim is one of each.
     """
     named = claim.columns or tuple(recipe.columns)
-    columns = tuple(one for one in named if (claim.row, one) in pairs and (claim.over, one) in pairs)
+    alike: defaultdict[tuple[str, str, bool], list[str]] = defaultdict(list)
+    for column in named:
+        if (claim.row, column) in pairs and (claim.over, column) in pairs:
+            own = recipe.of_cell(claim.row, column)
+            alike[own.number, own.unit, more_is_better(own)].append(column)
+    return [_judge_alike(recipe, claim, tuple(columns), values, smaller) for columns in alike.values()]
+
+
+def _judge_alike(
+    recipe: Recipe,
+    claim: StatedClaim,
+    columns: tuple[str, ...],
+    values: defaultdict[tuple[str, str], dict[int, float]],
+    smaller: Collection[tuple[str, str]],
+) -> JudgedClaim:
+    """Judge a claim over columns of the same number."""
+    own = recipe.of_cell(claim.row, columns[0])
     of_columns = [(values[claim.row, one], values[claim.over, one]) for one in columns]
-    seeds = [
-        seed for seed in (of_columns[0][0] if columns else ()) if all(seed in a and seed in b for a, b in of_columns)
-    ]
+    seeds = [seed for seed in of_columns[0][0] if all(seed in a and seed in b for a, b in of_columns)]
     published, single = _published_claim(recipe, claim, columns)
-    in_ours = bool(recipe.published) and not any(column in columns for _, column in recipe.published)
+    in_ours = all(column in recipe.own_settings for column in columns)
+    reading = any(recipe.read_as(row) != row for row in (claim.row, claim.over))
     if not seeds:
-        return JudgedClaim(claim, columns, None, NOT_RUN, published, single, in_ours)
-    sign = _sign(recipe)
+        return JudgedClaim(claim, columns, None, NOT_RUN, published, single, in_ours, reading)
+    sign = _sign(own)
     differences = [sign * sum(a[seed] - b[seed] for a, b in of_columns) / len(columns) for seed in seeds]
-    found = claim_verdict(differences, claim.by, practical=1.0 if recipe.unit == "percent" else 0.01)
+    found = claim_verdict(differences, claim.by, practical=1.0 if own.unit == "percent" else 0.01)
     other = any((row, column) in smaller for row in (claim.row, claim.over) for column in columns)
-    return JudgedClaim(claim, columns, found, NOT_COMPARABLE if other else found.word, published, single, in_ours)
+    word = NOT_COMPARABLE if other else found.word
+    return JudgedClaim(claim, columns, found, word, published, single, in_ours, reading)
 
 
 def _published_claim(
@@ -327,7 +366,8 @@ def _published_claim(
     if not found:
         return None, False
     reaches = [reach for _, reach in found if reach is not None]
-    mean = _sign(recipe) * sum(difference for difference, _ in found) / len(found)
+    sign = _sign(recipe.of_cell(claim.row, columns[0]))
+    mean = sign * sum(difference for difference, _ in found) / len(found)
     whole = len(reaches) == len(found)
     return (mean, math.hypot(*reaches) / len(found) if whole else None), not whole
 

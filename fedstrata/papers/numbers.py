@@ -63,6 +63,8 @@ def _find(recipe: Recipe, summary: Mapping[str, Any], folder: RunFolder) -> floa
     rounds = {"last": "final"}.get(recipe.at, recipe.at)
     values = {**summary, **_seconds(folder, summary), **summary.get(rounds, {})}
     value = values.get(recipe.number)
+    if recipe.number in values and value is None:
+        return math.nan  # as JSON has what is no number: the run diverged
     if not isinstance(value, int | float):
         value = _of_layers(recipe.number, folder)
     if value is None:

@@ -24,6 +24,7 @@ from fedstrata.papers.words import (
     order_line,
     ours_line,
     reported_line,
+    seeds_line,
 )
 from fedstrata.report.charts import charts_are_possible
 from fedstrata.report.document import document
@@ -75,7 +76,9 @@ def write_part_figures(
     """
     sections = sections_of(paper, judged, cells, at_hand, "", with_charts=True)
     drawn = {name: chart for one in sections for name, chart in one.charts.items()}
-    return write_drawings(drawn, _as_in_the_paper(judged), asked, f"{paper.title}: {judged.recipe.part}")
+    recipe = judged.recipe
+    title, label = f"{paper.title}: {recipe.part}", f"tab:{recipe.paper}-{recipe.part}"
+    return write_drawings(drawn, _as_in_the_paper(judged), asked, title, label)
 
 
 def _as_in_the_paper(judged: Judged) -> Typeset:
@@ -87,7 +90,8 @@ def _as_in_the_paper(judged: Judged) -> Typeset:
         [row, *(text for name in names for text in words.get((row, name), (ABSENT, ABSENT)))]
         for row in dict.fromkeys(one.row for one in judged.cells)
     ]
-    notes = [f"{reported_line(judged.recipe)}. {ours_line(judged.recipe)}".rstrip(), *note_lines(judged.cells)]
+    notes = [f"{reported_line(judged)}. {ours_line(judged.recipe)} {seeds_line(judged)}".rstrip()]
+    notes += note_lines(judged.cells)
     return Typeset([Column("", numeric=False), *columns], lines, notes)
 
 
@@ -106,7 +110,7 @@ def published_section(paper: Paper, judged: Judged, remark: str = "", with_chart
     picture, drawn = glance(judged, with_charts)
     said = [
         element("p", f"{recipe.title}. {paper.citation}"),
-        element("p", " ".join(filter(None, (f"Reported is {reported_line(recipe)}.", ours_line(recipe), remark)))),
+        element("p", " ".join(filter(None, (f"Reported is {reported_line(judged)}.", ours_line(recipe), remark)))),
         picture,
         cell_table(judged),
         _list("Claims", [claim_line(claim) for claim in judged.claims]),

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from fedstrata import scores
 from fedstrata.errors import FedStrataError, unknown_name
-from fedstrata.experiment import Experiment
+from fedstrata.experiment import Experiment, read_pinned
 from fedstrata.papers.figures.asked import Asked, read_charts
 from fedstrata.papers.inheriting import (
     ENTRIES,
@@ -31,7 +33,9 @@ from fedstrata.papers.inheriting import (
     flat,
     laid_over_cells,
 )
+from fedstrata.papers.of_clients import BEFORE, WEIGHTED
 from fedstrata.report.labels import LABELS
+from fedstrata.runs.metrics import describe_clients
 from fedstrata.verdicts import Middle, Spread
 
 PAPERS = Path(__file__).parent
@@ -39,7 +43,8 @@ RECIPES = "recipes"
 PUBLISHED = "published.csv"
 PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
-WHEN = ("last", "last_ten", "best", "validated", "validated_before")
+VALIDATED = "validated"
+WHEN = ("last", "last_ten", "best", VALIDATED, BEFORE)
 UNITS = ("percent", "fraction", "plain", "seconds", "MB", "TFLOPs a client", "percent of dense")
 UNIT_WORDS: Mapping[str, str] = {
     "percent": "%",
@@ -64,7 +69,8 @@ _INHERITED = (
     "number", "at", "unit", "over_clients", "against", "seeds", "experiment", "rows", "columns", "cells", *_STATISTICS,
 )  # fmt: skip
 _REPORTED = ("number", "at", "unit", *_STATISTICS)
-_OWN_KEYS = (*_REPORTED, "runs", "columns", "derived", "of", "reading_of")
+_OWN_SETTING = "own_setting"
+_OWN_KEYS = (*_REPORTED, "runs", "columns", "derived", "of", "reading_of", _OWN_SETTING)
 """What rows, columns and cells may say beside changes of the experiment: their own number, and where there are none."""
 DERIVED = ("mean", "mean_rank")
 """What a column may be made of, instead of runs: the other columns of its part, or those ``of`` another part."""
@@ -74,12 +80,25 @@ OVER_CLIENTS = (VARIANCE, INCENTIVE)
 PLayer-FL), or which part of them fares better than in the rows ``against`` which this is measured (Eq. A.6)."""
 _ALWAYS_MEASURED = ("accuracy", "loss")
 _CLAIM_KEYS = ("row", "over", "by", "columns", "note", "main")
+_TEXTS = ("title", "citation", "link", "note", "like", "number", "over_clients", "of", "reading_of")
+_COUNTS = ("seeds", "published_seeds")
+_FLAGS = ("runs", "main", _OWN_SETTING)
+_LISTS = ("against",)
+_LISTS_OF_ENTRIES = ("columns",)
+"""Keys by the kind of their values: texts, whole numbers, true or false, and lists, some of which are so in entries."""
 _COLUMNS_OF_CSV = ("paper", "part", "row", "column", "mean", "std", "note")
 SECONDS = ".seconds"
 """With what the name of a number ends that is the mean time of a phase of rounds."""
+_NOT_OF_CLIENTS = ("train", "global", "validation")
+"""What is measured of one model, and has no statistics over clients."""
+_METRIC = re.compile(r"(?P<name>[^.(]*)(?:\(.*\))?(?:\.(?P<statistic>.*))?")
 _FRACTIONS = ("accuracy", "f1", "auc", "recall", "precision")
 
 Name = TypeVar("Name", bound=str)
+_NAMES: Mapping[str, Sequence[str]] = {
+    "kind": KINDS, "at": WHEN, "unit": UNITS, "spread": SPREADS, "middle": MIDDLES, "derived": DERIVED,
+}  # fmt: skip
+"""Keys whose values are names, and which these are."""
 Changes = Mapping[str, Any]
 """Keys of an experiment, or parameters inside one of its texts (``partition.alpha``), and their values."""
 
@@ -131,7 +150,7 @@ class Recipe:
     own: Mapping[tuple[str, str], Changes] = field(default_factory=dict)
     """What rows ``(row, "")``, columns ``("", column)`` and cells say of themselves, such as a number of their own."""
     published_seeds: int = 1
-    """How many runs are behind each published number."""
+    """How many runs are behind each published number; where nobody says so, it is the single number that it is."""
     spread: Spread = "deviation"
     """What the paper writes behind ±."""
     middle: Middle = "mean"
@@ -140,6 +159,8 @@ class Recipe:
     """What is computed over clients, of their own numbers over all runs; nothing where each run has a number."""
     against: tuple[str, ...] = ()
     """The rows than which clients fare better that have a reason to take part."""
+    place: Path | None = None
+    """The folder of somebody's own recipes that it is from; none of those that come along."""
 
     def has_run(self, row: str, column: str) -> bool:
         """Tell whether a cell is a run: not where rows and columns do not meet, and not what is derived from others."""
@@ -171,6 +192,11 @@ class Recipe:
         """The other parts that columns are derived from."""
         told = (self.told("", column) for column in self.columns)
         return tuple(dict.fromkeys(one["of"] for one in told if "derived" in one and "of" in one))
+
+    @property
+    def own_settings(self) -> frozenset[str]:
+        """The columns that the paper does not have, such as another model: what shows in them is not its claim."""
+        return frozenset(column for column in self.columns if self.own.get(("", column), {}).get(_OWN_SETTING))
 
     @property
     def is_derived(self) -> bool:
@@ -219,6 +245,8 @@ def read_papers(place: Path = PAPERS) -> dict[str, Paper]:
     numbers = read_published(place / PUBLISHED)
     folders = sorted(path.parent for path in (place / RECIPES).glob(f"*/{PAPER_FILE}"))
     papers = {folder.name: _read_paper(folder, numbers) for folder in folders}
+    if place != PAPERS:
+        papers = {name: _placed(paper, place) for name, paper in papers.items()}
     known = {(paper.name, part) for paper in papers.values() for part in paper.parts}
     for paper, part in dict.fromkeys((paper, part) for paper, part, *_ in numbers):
         if (paper, part) not in known:
@@ -227,6 +255,12 @@ def read_papers(place: Path = PAPERS) -> dict[str, Paper]:
                 "write one, with runs = false where nothing is run for it."
             )
     return papers
+
+
+def _placed(paper: Paper, place: Path) -> Paper:
+    """Note of a paper's recipes where they are from."""
+    parts = {name: dataclasses.replace(recipe, place=place) for name, recipe in paper.parts.items()}
+    return dataclasses.replace(paper, parts=parts)
 
 
 def find_paper(papers: Mapping[str, Paper], name: str) -> Paper:
@@ -239,34 +273,67 @@ def find_paper(papers: Mapping[str, Paper], name: str) -> Paper:
 def read_published(path: Path) -> dict[tuple[str, str, str, str], Published]:
     """Read the published numbers, by paper, part, row and column."""
     numbers: dict[tuple[str, str, str, str], Published] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = csv.DictReader(file)
-        if tuple(lines.fieldnames or ()) != _COLUMNS_OF_CSV:
-            raise FedStrataError(f"'{path.name}' does not begin with the columns {', '.join(_COLUMNS_OF_CSV)}.")
-        for line in lines:
-            where = f"line {lines.line_num} of '{path.name}'"
-            key = (line["paper"], line["part"], line["row"], line["column"])
-            if key in numbers:
-                raise FedStrataError(f"{where} repeats {' / '.join(key)}; a cell has one number.")
-            mean, std = (_number(line[name], name, where) for name in ("mean", "std"))
-            numbers[key] = Published(mean, std, line["note"] or "")
+    for where, line in _lines(path):
+        key = (line["paper"], line["part"], line["row"], line["column"])
+        if key in numbers:
+            raise FedStrataError(f"{where} repeats {' / '.join(key)}; a cell has one number.")
+        mean, std = (_number(line[name], name, where) for name in ("mean", "std"))
+        if std is not None and std < 0:
+            raise FedStrataError(f"The std '{line['std']}' in {where} is below 0; write what stands behind the ±.")
+        numbers[key] = Published(mean, std, line["note"])
     return numbers
 
 
-def _number(text: str | None, name: str, where: str) -> float | None:
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Read the lines of a CSV, each with where it stands; a byte-order mark, as Excel writes it, is passed over."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file)
+            head = next(lines, [])
+            if tuple(head) != _COLUMNS_OF_CSV:
+                raise FedStrataError(
+                    f"'{path.name}' does not begin with the columns {','.join(_COLUMNS_OF_CSV)}, but with "
+                    f"'{','.join(head)[:100]}'; commas stand between them."
+                )
+            for values in filter(None, lines):
+                where = f"line {lines.line_num} of '{path.name}'"
+                if len(values) != len(_COLUMNS_OF_CSV):
+                    raise FedStrataError(
+                        f"There are {len(values)} values in {where}, not {len(_COLUMNS_OF_CSV)}; {_HOW_TO_WRITE}."
+                    )
+                line = dict(zip(_COLUMNS_OF_CSV, values, strict=True))
+                if _is_number(line["note"]):
+                    raise FedStrataError(
+                        f"The note '{line['note']}' in {where} is a number, and so none; {_HOW_TO_WRITE}."
+                    )
+                yield where, line
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FedStrataError(f"'{path}' cannot be read as a CSV in UTF-8: {error}.") from None
+
+
+_HOW_TO_WRITE = "numbers have a decimal point, as in 95.0, and a text with a comma stands in double quotes"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(text: str, name: str, where: str) -> float | None:
     if not text:
         return None
-    try:
-        return float(text)
-    except ValueError:
-        raise FedStrataError(
-            f"The {name} '{text}' in {where} is no number; leave it empty where none is given."
-        ) from None
+    if not _is_number(text) or not math.isfinite(float(text)):
+        raise FedStrataError(f"The {name} '{text}' in {where} is no number; leave it empty where none is given.")
+    return float(text)
 
 
 def _read_paper(folder: Path, numbers: Mapping[tuple[str, str, str, str], Published]) -> Paper:
     content, where = _read_toml(folder / PAPER_FILE)
     _refuse_unknown(content, _PAPER_KEYS, where)
+    _refuse_odd_values(content, where)
     content["experiment"] = _changes(content.get("experiment", {}), where)
     entries = _checked(entries_of_paper(content, where), where)
     name = folder.name
@@ -285,7 +352,8 @@ def _checked(entries: Entries, where: str) -> Entries:
     """Refuse what is misspelt in the rows and columns of a paper, with the name of its own file."""
     for kind, one in ENTRIES.items():
         for name, entry in entries[kind].items():
-            _changes(_without_own(entry, {}, (name, ""), where), where, f"{one} '{name}'")
+            of = (name, "") if kind == "rows" else ("", name)
+            _changes(_without_own(entry, {}, of, where), where, f"{one} '{name}'")
     return entries
 
 
@@ -328,7 +396,7 @@ def _read_part(
         for column, given in of_row.items()
         if row in rows and column in columns
     }
-    number, over_clients = str(content.get("number", Recipe.number)), str(content.get("over_clients", ""))
+    number, over_clients = content.get("number", Recipe.number), content.get("over_clients", "")
     # A figure that draws a table shows that table's numbers.
     drawn = content["like"] if content.get("kind") == "figure" and "like" in content else file.stem
     published = {key[2:]: one for key, one in numbers.items() if key[:2] in ((paper, file.stem), (paper, drawn))}
@@ -340,45 +408,57 @@ def _read_part(
         number,
         _one_of(content.get("at", "last"), WHEN, "at", where),
         _one_of(content.get("unit", _unit_of(number, over_clients)), UNITS, "unit", where),
-        int(content.get("seeds", 1)),
-        bool(content.get("runs", True)),
-        str(content.get("note", "")),
+        content.get("seeds", 1),
+        content.get("runs", True),
+        content.get("note", ""),
         {**shared, **experiment},
         rows or {"": {}},
         columns or {"": {}},
-        tuple(claim for given in content.get("claims", ()) for claim in _claims(given, rows, columns, where)),
+        tuple(claim for given in _tables(content, "claims", where) for claim in _claims(given, rows, columns, where)),
         read_charts(content.get("charts", {}), list(rows), list(columns), where),
         published,
         cells,
         own,
-        int(content.get("published_seeds", content.get("seeds", 1))),
+        content.get("published_seeds", 1),
         _one_of(content.get("spread", "deviation"), SPREADS, "spread", where),
         _one_of(content.get("middle", "mean"), MIDDLES, "middle", where),
         over_clients,
-        tuple(map(str, content.get("against", ()))),
+        tuple(content.get("against", ())),
     )
     _refuse_odd_clients(recipe, where)
-    _refuse_unknown_metric(recipe, where)
+    _refuse_unknown_metrics(recipe, where)
+    _refuse_unknown_columns(recipe, where)
     if recipe.runs:
+        if "published_seeds" not in content:
+            _refuse_uncounted(recipe, where)
         _refuse_without_method(recipe, where)
         _refuse_foreign_numbers(recipe, where)
+        _refuse_published_settings(recipe, where)
         _refuse_foreign_readings(recipe, where)
     return recipe
 
 
-def _read_whole(file: Path, entries: Entries) -> tuple[dict[str, Any], str]:
-    """Read a part; one that is ``like`` another begins with that one's rows, columns, cells and number."""
+def _read_whole(file: Path, entries: Entries, begun: Sequence[Path] = ()) -> tuple[dict[str, Any], str]:
+    """Read a part; one that is ``like`` another begins with that one's rows, columns, cells and number.
+
+    ``begun`` are the parts that are being read, because they are like this one.
+    """
     content, where = _read_toml(file)
     _refuse_unknown(content, _PART_KEYS, where)
+    _refuse_odd_values(content, where)
     first: dict[str, Any] = {}
     if "like" in content:
         other = file.with_name(f"{content['like']}.toml")
+        if other in begun:
+            raise FedStrataError(f"{where} is like '{content['like']}', which is like it; one of them has to begin.")
         if not other.is_file() or other == file:
             raise FedStrataError(f"{where} is like '{content['like']}', but its paper has no other part of that name.")
-        first = {key: value for key, value in _read_whole(other, entries)[0].items() if key in _INHERITED}
+        first = {
+            key: value for key, value in _read_whole(other, entries, (*begun, file))[0].items() if key in _INHERITED
+        }
     experiment = {**first.get("experiment", {}), **flat(content.get("experiment", {}), "[experiment]", where)}
     named = entries_of_part(content, first, entries, where)
-    cells = laid_over_cells(content.get("cells", {}), first.get("cells", {}))
+    cells = laid_over_cells(_tables_of_cells(content, where), first.get("cells", {}))
     content = {**first, **content, **named, "experiment": experiment, "cells": cells}
     for row, of_row in content.get("cells", {}).items():
         if "like" not in content and row not in content["rows"]:
@@ -394,11 +474,11 @@ def _without_own(given: object, own: dict[tuple[str, str], Changes], of: tuple[s
     if not isinstance(given, Mapping):
         return given
     said = {key: value for key, value in given.items() if key in _OWN_KEYS}
-    for key, known in (
-        ("at", WHEN), ("unit", UNITS), ("derived", DERIVED), ("spread", SPREADS), ("middle", MIDDLES),
-    ):  # fmt: skip
-        if key in said:
-            _one_of(said[key], known, key, where)
+    row, column = of
+    name = f"cell '{row}', '{column}'" if row and column else f"row '{row}'" if row else f"column '{column}'"
+    _refuse_odd_values(said, f"the {name} of {where}", _LISTS_OF_ENTRIES)
+    if _OWN_SETTING in said and row:
+        raise FedStrataError(f"Only whole columns are settings of one's own, but {where} says so of the {name}.")
     if said:
         own[of] = said
     return {key: value for key, value in given.items() if key not in said}
@@ -411,6 +491,8 @@ def _changes(given: object, where: str, of: str = "[experiment]") -> dict[str, A
     """
     known = {one.name: one.default for one in dataclasses.fields(Experiment)}
     changes = flat(given, of, where)
+    if "imports" in changes and of != "[experiment]":
+        raise FedStrataError(f"The {of} of {where} names files to import; these stand in [experiment].")
     for key in changes:
         if key.split(".")[0] not in known:
             raise unknown_name(f"key of an experiment, as the {of} of {where} has it, called", key, known)
@@ -429,21 +511,22 @@ def _claims(given: Mapping[str, Any], rows: Changes, columns: Changes, where: st
 
 def _claim(given: Mapping[str, Any], rows: Changes, columns: Changes, where: str) -> StatedClaim:
     _refuse_unknown(given, _CLAIM_KEYS, where)
+    _refuse_odd_values(given, f"a claim in {where}", _LISTS_OF_ENTRIES)
     for key in ("row", "over"):
-        if given.get(key) not in rows:
+        if str(given.get(key)) not in rows:
             raise unknown_name(f"row in {where}, which a claim names, called", str(given.get(key)), rows)
     named: Sequence[str] = given.get("columns", ())
     for column in named:
         if column not in columns:
             raise unknown_name(f"column in {where}, which a claim names, called", column, columns)
     by = given.get("by")
-    if by is not None and not (isinstance(by, int | float) and by > 0):
+    if by is not None and not (isinstance(by, int | float) and 0 < by < math.inf):
         raise FedStrataError(
             f"A claim in {where} says by how much '{given['row']}' is better than '{given['over']}', a number above 0, "
             f"not {by!r}. Where it is worse, turn the claim round."
         )
-    main = bool(given.get("main", False))
-    return StatedClaim(given["row"], given["over"], None if by is None else float(by), tuple(named), main)
+    size = None if by is None else float(by)
+    return StatedClaim(given["row"], given["over"], size, tuple(named), given.get("main", False))
 
 
 def _refuse_without_method(recipe: Recipe, where: str) -> None:
@@ -464,6 +547,16 @@ def _refuse_foreign_numbers(recipe: Recipe, where: str) -> None:
             raise FedStrataError(
                 f"'{PUBLISHED}' has a number of '{recipe.name}' in the row '{row}' and the column '{column}', "
                 f"which {where} does not have; rows and columns are named alike in both."
+            )
+
+
+def _refuse_published_settings(recipe: Recipe, where: str) -> None:
+    """Refuse published numbers in columns that the paper is said not to have."""
+    for row, column in recipe.published:
+        if column in recipe.own_settings:
+            raise FedStrataError(
+                f"'{PUBLISHED}' has a number of '{recipe.name}' in the row '{row}' and the column '{column}', which "
+                f"{where} says the paper does not have; leave out the number, or {_OWN_SETTING} = true."
             )
 
 
@@ -499,14 +592,52 @@ def _refuse_odd_clients(recipe: Recipe, where: str) -> None:
         raise FedStrataError(f"{where} has a number of all runs together, so that no claim can be tested by its runs.")
 
 
-def _refuse_unknown_metric(recipe: Recipe, where: str) -> None:
-    """Refuse a metric of models that nothing measures, before runs are made for it; files that are imported may."""
-    label, *rest = recipe.number.split(".")
-    if label not in LABELS or label == "train" or "imports" in recipe.shared:
-        return
-    name, known = rest[0].partition("(")[0] if rest else "", (*_ALWAYS_MEASURED, *scores.metrics.names())
-    if name not in known:
-        raise unknown_name(f"metric, as {where} has it in '{recipe.number}',", name, known)
+def _refuse_unknown_metrics(recipe: Recipe, where: str) -> None:
+    """Refuse numbers of models that nothing measures, before runs are made for them; files that are imported may."""
+    numbers = (recipe.number, *(one["number"] for one in recipe.own.values() if "number" in one))
+    for number in dict.fromkeys(numbers):
+        label, _, rest = number.partition(".")
+        found = _METRIC.fullmatch(rest)
+        if label not in LABELS or label == "train":
+            continue
+        name, known = found["name"] if found else rest, (*_ALWAYS_MEASURED, *scores.metrics.names())
+        if name not in known and "imports" not in recipe.shared:
+            raise unknown_name(f"metric, as {where} has it in '{number}',", name, known)
+        _refuse_odd_statistic(number, found["statistic"] if found else None, label, recipe, where)
+
+
+def _refuse_odd_statistic(number: str, statistic: str | None, label: str, recipe: Recipe, where: str) -> None:
+    """Refuse what is no statistic over clients, or one where there are no clients, or each has its own number."""
+    known = () if recipe.over_clients or label in _NOT_OF_CLIENTS else (*describe_clients(()), WEIGHTED)
+    if known and statistic is None:
+        raise FedStrataError(
+            f"{where} reports '{number}', of which each client has its own; write '{number}.{known[0]}', or another "
+            f"one of {', '.join(known)}."
+        )
+    if not known and statistic is not None:
+        whole = number.removesuffix(f".{statistic}")
+        raise FedStrataError(f"{where} reports '{number}', which is not summed up over clients; write '{whole}'.")
+    if statistic is not None and statistic not in known:
+        raise unknown_name(f"statistic over clients, as {where} has it in '{number}', called", statistic, known)
+
+
+def _refuse_unknown_columns(recipe: Recipe, where: str) -> None:
+    """Refuse rows that are run in columns which there are not, and so would not be run."""
+    for (row, _), said in recipe.own.items():
+        for column in said.get("columns", ()):
+            if column not in recipe.columns:
+                raise unknown_name(f"column in {where}, which the row '{row}' names, called", column, recipe.columns)
+
+
+def _refuse_uncounted(recipe: Recipe, where: str) -> None:
+    """Refuse a ± of which nobody says over how many runs it is: nothing can be made of it."""
+    for (row, column), number in recipe.published.items():
+        own = recipe.of_cell(row, column)
+        if number.std is not None and own.spread != "layers" and "published_seeds" not in recipe.told(row, column):
+            raise FedStrataError(
+                f"'{PUBLISHED}' has a std of '{recipe.name}' in the row '{row}' and the column '{column}', but {where} "
+                "does not say of how many runs; write it like published_seeds = 3, there or for all of the paper."
+            )
 
 
 def _unit_of(number: str, over_clients: str) -> str:
@@ -521,17 +652,61 @@ def unit_of(number: str) -> str:
 
 
 def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """Read a file of a recipe. Files to import are looked for from its folder on."""
     where = f"'{path.parent.name}/{path.name}'"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), where
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedStrataError(f"{where} is not a TOML file: {error}.") from None
+    experiment = content.get("experiment")
+    if isinstance(experiment, dict) and "imports" in experiment:
+        files = Experiment(imports=experiment["imports"]).imports
+        experiment["imports"] = [text if read_pinned(text) else str(path.parent / text) for text in files]
+    return content, where
 
 
 def _text(content: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(content.get(key), str):
         raise FedStrataError(f'{where} has no {key}; write it like {key} = "...".')
     return str(content[key])
+
+
+def _tables(content: Mapping[str, Any], key: str, where: str) -> Sequence[Mapping[str, Any]]:
+    given = content.get(key, ())
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Mapping) for one in given):
+        raise FedStrataError(f"The {key} of {where} are no tables: {given!r}; write each below a line [[{key}]].")
+    return given
+
+
+def _tables_of_cells(content: Mapping[str, Any], where: str) -> Mapping[str, Mapping[str, Any]]:
+    given = content.get("cells", {})
+    if not isinstance(given, Mapping):
+        raise FedStrataError(f"The cells of {where} are no table of rows and columns: {given!r}.")
+    for row, of_row in given.items():
+        if not isinstance(of_row, Mapping) or not all(isinstance(one, Mapping) for one in of_row.values()):
+            raise FedStrataError(
+                f"The [cells] of {where} have {of_row!r} in the row '{row}'; write its columns, and what each changes, "
+                f'like "{row}" = {{ "a column" = {{ rounds = 3 }} }}.'
+            )
+    return given
+
+
+def _refuse_odd_values(said: Mapping[str, Any], where: str, lists: Sequence[str] = ()) -> None:
+    """Refuse values that are not of their keys' kind, in a file or in a part of it; ``lists`` are so only there."""
+    for key, value in said.items():
+        possible = ""
+        if key in _TEXTS and not isinstance(value, str):
+            possible = f'a text, {key} = "..."'
+        elif key in _COUNTS and (type(value) is not int or value < 1):
+            possible = "a whole number of at least 1"
+        elif key in _FLAGS and not isinstance(value, bool):
+            possible = "true or false"
+        elif key in (*_LISTS, *lists) and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            possible = f'a list of names, {key} = ["..."]'
+        elif key in _NAMES:
+            _one_of(value, _NAMES[key], key, where)
+        if possible:
+            raise FedStrataError(f"The {key} of {where} is {value!r}; write {possible}.")
 
 
 def _one_of(given: object, known: Sequence[Name], key: str, where: str) -> Name:

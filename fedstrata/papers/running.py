@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstrata import comparing
@@ -18,8 +18,10 @@ from fedstrata.papers.keeping import Kept, asked, mean_of
 from fedstrata.papers.numbers import number_of, numbers_of_clients
 from fedstrata.progress import Progress
 from fedstrata.runs.folder import RunFolder
+from fedstrata.runs.local_files import changed_file
 from fedstrata.runs.preparing import Ingredients, NamedData
 from fedstrata.runs.signals import Interrupted, noted_stops
+from fedstrata.side_by_side.failures import as_error, describe
 from fedstrata.side_by_side.workers import perform_what_can_be
 
 
@@ -33,6 +35,8 @@ class Planned:
     runs: Mapping[str, PlannedRun]
     problems: Mapping[str, str]
     """Why runs cannot be done, by the hash of their settings."""
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """Of which runs a file is not what it was, so that their numbers are of something else."""
 
     @property
     def to_do(self) -> list[PlannedRun]:
@@ -61,22 +65,31 @@ def plan(cells: Sequence[Cell], folder: Path, kept: Iterable[Kept] = (), given: 
 
     Runs of the same data follow each other, so that it is loaded once.
     """
-    known = {one.what: one for one in kept}
+    changed = _changed(cells, folder)
+    known = {one.what: one for one in kept if one.settings not in changed}
     missing = [cell for cell in cells if asked(cell) not in known]
-    shared = given or Ingredients(named=NamedData())
+    shared = dataclasses.replace(given or Ingredients(named=NamedData()), plans={})
     runs, problems, here = {}, {}, Here(data=shared.dataset is None)
     wanted = sorted(by_settings(missing).items(), key=lambda pair: pair[1].experiment.data)
     called = Counter((cell.experiment.method, cell.column, cell.seed) for _, cell in wanted)
     for settings, cell in wanted:
         found = _find(cell.experiment, folder / settings)
         alone = called[cell.experiment.method, cell.column, cell.seed] == 1
-        problem = "" if found.state == "finished" else here.problem(cell)
+        problem = changed.get(settings) or ("" if found.state == "finished" else here.problem(cell))
         if problem:
             problems[settings] = problem
         else:
             words = cell.column if alone else f"{cell.row}, {cell.column}"
             runs[settings] = dataclasses.replace(found, given=shared, setting=words)
-    return Planned(cells, folder, known, runs, problems)
+    comparing.plan_like_those_there(runs.values())
+    return Planned(cells, folder, known, runs, problems, changed)
+
+
+def _changed(cells: Sequence[Cell], folder: Path) -> dict[str, str]:
+    """Say of which runs in a folder a file that they were made of has been changed."""
+    there = {name: cell for name, cell in by_settings(cells).items() if (folder / name / "experiment.toml").exists()}
+    told = {name: changed_file(RunFolder.open(folder / name), cell.experiment) for name, cell in there.items()}
+    return {name: why for name, why in told.items() if why is not None}
 
 
 def _find(experiment: Experiment, path: Path) -> PlannedRun:
@@ -100,7 +113,7 @@ def perform(planned: Planned, shown: Progress, at_a_time: int = 1) -> dict[str, 
             for error in errors.values():
                 if not isinstance(error, FedStrataError):  # nothing that a sentence explains
                     raise error
-            return {path.name: str(error) for path, error in errors.items()}
+            return {path.name: _without_name(str(error), planned.runs[path.name]) for path, error in errors.items()}
         for settings, run in planned.runs.items():
             if run.state == "finished":
                 continue
@@ -108,10 +121,19 @@ def perform(planned: Planned, shown: Progress, at_a_time: int = 1) -> dict[str, 
                 raise Interrupted(stop[0], 0, None)
             try:
                 comparing.perform([run], shown)
-            except FedStrataError as error:
-                failed[settings] = str(error)
+            except (Interrupted, BrokenPipeError):
+                raise
+            except Exception as error:
+                told = as_error(run.name, describe(error), beside_others=False)
+                if not isinstance(told, FedStrataError):
+                    raise
+                failed[settings] = _without_name(str(told), run)
                 shown.leave(run.rounds_left)
     return failed
+
+
+def _without_name(why: str, run: PlannedRun) -> str:
+    return why.removeprefix(f"{run.name}: ")
 
 
 def collect(planned: Planned, command: str) -> list[Kept]:

@@ -10,15 +10,17 @@ from fedstrata.papers.costs import Cost, cells_named
 from fedstrata.papers.deriving import friedman_of
 from fedstrata.papers.gathering import Gathered, all_kept
 from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
+from fedstrata.papers.keeping import asked
 from fedstrata.papers.reading import SECONDS, Recipe
 from fedstrata.papers.words import order_line, p_words, stated_claim
 from fedstrata.report.formats import ABSENT, plural
 
 COUNTED = """\
-Counted are the published numbers of all tables that runs can be held against; where a row has several readings, the
-first; seconds are left out. A run that several tables are made of counts once. What each was made with stands below its
+Counted are the published numbers of all tables that runs can be held against: those of several tables that are made of
+the same runs once, of the readings of a row the first; seconds are left out. Undecided are those that do not differ,
+but by runs that are too few, or differ too much, to say that they agree. What each was made with stands below its
 table."""
-PAPER_HEADS = ("paper", "numbers", "run", "agree", "above", "below", "runs", "computing", "on")
+PAPER_HEADS = ("paper", "numbers", "run", "agree", "undecided", "above", "below", "runs", "computing", "on")
 
 
 def papers_in_numbers(gathered: Mapping[str, Sequence[Gathered]]) -> list[tuple[str, ...]]:
@@ -36,27 +38,33 @@ def _counts_of(name: str, parts: Sequence[Gathered]) -> tuple[str, ...]:
         for part in parts
         if part.recipe.kind == "table" and part.recipe.runs and not part.recipe.number.endswith(SECONDS)
     ]
-    cells = [
-        one
-        for part in tables
-        for one in part.judged.cells
-        if one.published.mean is not None
-        and part.recipe.has_run(one.row, one.column)
-        and part.recipe.read_as(one.row) == one.row
-    ]
-    found = Counter(one.verdict for one in cells)
+    first_ones = {what: word for part in reversed(tables) for what, word in _verdicts(part).items()}
+    found = Counter(first_ones.values())
     cost = Cost.of(one for part in parts for one in all_kept(part))
-    verdicts = [f"{found[word]:,}" for word in ("agrees", "above", "below")]
-    run = len(cells) - found[NOT_RUN]
+    verdicts = [f"{found[word]:,}" for word in ("agrees", "undecided", "above", "below")]
+    run = found.total() - found[NOT_RUN]
     return (
         name,
-        f"{len(cells):,}",
+        f"{found.total():,}",
         f"{run:,}",
         *verdicts,
         f"{cost.runs:,}",
         cost.time,
         ", ".join(cost.devices) or ABSENT,
     )
+
+
+def _verdicts(part: Gathered) -> dict[tuple[str, ...], str]:
+    """The verdicts on the published numbers of a table, by what they are found of: the runs, and which number."""
+    recipe = part.recipe
+    found_of = {  # with the first seed
+        (cell.row, cell.column): (*asked(cell), cell.recipe.over_clients) for cell in reversed(part.cells)
+    }
+    return {
+        found_of.get((one.row, one.column), (recipe.paper, recipe.part, one.row, one.column)): one.verdict
+        for one in part.judged.cells
+        if one.published.mean is not None and recipe.has_run(one.row, one.column) and recipe.read_as(one.row) == one.row
+    }
 
 
 def has_results(part: Gathered) -> bool:
@@ -89,12 +97,22 @@ def outcome_lines(judged: Judged) -> list[str]:
         return []
     if not run:
         return [f"None of its {plural(len(judged.cells), 'cell')} has a number of ours yet."]
-    lines = [f"{len(run)} of {plural(len(judged.cells), 'cell')} have a number of ours: {_tally(run)}."]
-    tested = Counter(claim.word for claim in judged.claims if claim.found is not None)
-    if tested:
-        told = ", ".join(f"{count} {word}" for word, count in tested.items())
-        lines.append(f"Of {plural(len(judged.claims), 'claim')} of the paper's, {told}.")
+    of_all = f"{len(run)} of {plural(len(judged.cells), 'cell')}"
+    lines = [f"{of_all} have a number of ours{_readings(judged)}: {_tally(run)}."]
+    papers = [claim for claim in judged.claims if not claim.reading and not claim.own_setting]
+    readings = [claim for claim in judged.claims if claim.reading]
+    for claims, whose in ((papers, "of the paper's"), (readings, "of other readings")):
+        tested = Counter(claim.word for claim in claims if claim.found is not None)
+        if tested:
+            told = ", ".join(f"{count} {word}" for word, count in tested.items())
+            lines.append(f"Of {plural(len(claims), 'claim')} {whose}, {told}.")
     return lines
+
+
+def _readings(judged: Judged) -> str:
+    """How many of the cells that were run are further readings of rows, in words."""
+    further = sum(judged.recipe.read_as(one.row) != one.row for one in cells_run(judged))
+    return f", {plural(further, 'further reading')} of rows among them" if further else ""
 
 
 def _tally(cells: Iterable[JudgedCell]) -> str:
@@ -109,8 +127,7 @@ def run_line(part: Gathered) -> str:
     seeds = [one.ours.count for one in run if one.ours is not None and one.ours.count]
     of_seeds = f", {counted(seeds)} each" if seeds else ""
     own = [one for one in run if recipe.read_as(one.row) == one.row]
-    further = len(run) - len(own)
-    readings = f", {plural(further, 'further reading')} of rows among them" if further else ""
+    readings = _readings(part.judged)
     if recipe.is_derived:
         return f"Computed of the runs of {' and '.join(recipe.sources)}: {how_many(part)}; {_tally(run)}."
     papers = not recipe.published or any(one.published.mean is not None for one in own)
@@ -209,7 +226,12 @@ def command_of(part: Gathered) -> list[str]:
         ):
             if len(names) < len(all_of_them):
                 words += [option, shlex.quote(", ".join(names))]
-    return [*words, "--seeds", str(part.seeds)]
+    return [*words, "--seeds", str(part.seeds), *_recipes(recipe)]
+
+
+def _recipes(recipe: Recipe) -> list[str]:
+    """Where somebody's own recipes lie, in the words of a command."""
+    return [] if recipe.place is None else ["--recipes", shlex.quote(str(recipe.place))]
 
 
 def _columns_with_runs(recipe: Recipe) -> list[str]:

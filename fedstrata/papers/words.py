@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
+from fedstrata.papers.costs import cells_named
 from fedstrata.papers.judging import Judged, JudgedCell, JudgedClaim, Order
 from fedstrata.papers.numbers import LAYERS
 from fedstrata.papers.of_clients import WEIGHTED
 from fedstrata.papers.reading import SECONDS, Recipe
-from fedstrata.report.formats import ABSENT, number, p_value
+from fedstrata.report.formats import ABSENT, number, p_value, plural
 from fedstrata.significance import Estimate
 
 CELL_HEADS = ("row", "column", "published", "ours", "seeds", "difference", "verdict")
@@ -16,6 +18,15 @@ WITHIN = "agrees within"
 """A column of documents and pages, for which terminals have no room."""
 LONG_CELL_HEADS = (*CELL_HEADS[:-1], WITHIN, CELL_HEADS[-1])
 CLAIM_HEADS = ("claim", "where", "published", "ours (95 % interval)", "seeds")
+
+
+_ROUNDS = {
+    "last": "last round",
+    "last_ten": "mean of the last ten rounds",
+    "best": "best round",
+    "validated": "of models chosen on samples held out",
+    "validated_before": "of models chosen on samples held out, before aggregation",
+}
 
 
 def digits_of(judged: Judged) -> int:
@@ -46,21 +57,38 @@ def _enough(digits: int, one: JudgedCell) -> int:
     return max(digits, 1 - math.floor(math.log10(min(small)))) if small and min(small) < 0.1 else digits
 
 
-def reported_line(recipe: Recipe, name: str = "{}") -> str:
-    """Which number of a run is reported, of which rounds, and in which unit.
+def reported_line(judged: Judged, name: str = "{}") -> str:
+    """Which number of a run is reported, of which rounds, and in which unit; of cells with one of their own, each.
 
-    Seconds of a phase and numbers of layers are means over all rounds, whichever rounds others are of. ``name`` is how
-    the number's name is written.
+    Told is of cells that have a number of ours, or of all where none has. ``name`` is how a number's name is written.
+    """
+    recipe = judged.recipe
+    own = [one for one in judged.cells if "derived" not in recipe.told("", one.column)]
+    pairs = [(one.row, one.column) for one in own if one.ours is not None] or [(one.row, one.column) for one in own]
+    having: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for pair in pairs:
+        having[_reported(recipe.of_cell(*pair), name)].append(pair)
+    if len(having) < 2:
+        return next(iter(having), _reported(recipe, name))
+    most = max(having, key=lambda words: len(having[words]))
+    others = (f"of {cells_named(cells, pairs)} {words}" for words, cells in having.items() if words != most)
+    return "; ".join((most, *others))
+
+
+def _reported(recipe: Recipe, name: str) -> str:
+    """Which number is reported of a cell.
+
+    Seconds of a phase and numbers of layers are means over all rounds, whichever rounds others are of.
     """
     over_rounds = recipe.number.endswith(SECONDS) or recipe.number.startswith(LAYERS)
-    when = "mean over rounds" if over_rounds else recipe.at.replace("_", " ")
+    when = "mean over rounds" if over_rounds else _ROUNDS[recipe.at]
     weighted = " (clients count by their test samples)" if recipe.number.endswith(f".{WEIGHTED}") else ""
     words = f"{name.format(recipe.number)}{weighted}, {when}"
     words += "" if recipe.unit == "plain" else f", in {recipe.unit}"
     if not recipe.over_clients:
         return words
     against = f" against {' and '.join(recipe.against)}" if recipe.against else ""
-    return f"the {recipe.over_clients}{against} over clients, by the {recipe.middle} of each over runs: {words}"
+    return f"the {recipe.over_clients}{against} over clients, each with its {recipe.middle} over runs of {words}"
 
 
 def deviation_words(recipe: Recipe) -> str:
@@ -78,6 +106,20 @@ def ours_line(recipe: Recipe) -> str:
     if recipe.over_clients:
         return f"Behind our ± is the {deviation_words(recipe)}."
     return f"Ours are {recipe.middle}s too, ± the {deviation_words(recipe)}."
+
+
+def seeds_line(judged: Judged) -> str:
+    """Of how many seeds our numbers are, in a sentence; nothing where they are of none of their own."""
+    of_count: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+    for one in judged.cells:
+        if one.ours is not None and one.ours.count:
+            of_count[one.ours.count].append((one.row, one.column))
+    if not of_count:
+        return ""
+    everything = [pair for pairs in of_count.values() for pair in pairs]
+    most, *others = sorted(of_count, key=lambda count: -len(of_count[count]))
+    told = [f"of {plural(count, 'seed')} {cells_named(of_count[count], everything)}" for count in others]
+    return f"Ours are of {'; '.join((plural(most, 'seed'), *told))}."
 
 
 def statistics_line(recipe: Recipe) -> str:
@@ -114,7 +156,7 @@ def where_words(claim: JudgedClaim) -> str:
 
 def stated_claim(claim: JudgedClaim) -> str:
     """Who beats whom, in a few words."""
-    return f"{claim.stated.row} beats {claim.stated.over}"
+    return f"{claim.stated.row} beats {claim.stated.over}" + " (another reading)" * claim.reading
 
 
 def published_words(claim: JudgedClaim) -> str:

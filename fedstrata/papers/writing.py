@@ -12,7 +12,7 @@ from fedstrata.papers.gathering import Gathered, OtherSettings, claims_of, gathe
 from fedstrata.papers.judging import NOT_RUN, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.keeping import Kept, read_results
 from fedstrata.papers.markdown import commands, items, paragraph, table
-from fedstrata.papers.reading import Paper, Recipe
+from fedstrata.papers.reading import Paper
 from fedstrata.papers.told import (
     COUNTED,
     PAPER_HEADS,
@@ -60,9 +60,10 @@ WORDS = (
     "where it does neither, and always with one seed. The difference is the mean over seeds, also where a table has "
     "medians, and by how much the one is better: of losses, seconds and bytes, by how much it has less.",
     "**A number** *agrees* where it differs from the published one by no more than two groups of such runs do in 95 % "
-    "of cases, or by no more than a point of a percentage, so *within* what the table says; else it is *above* or "
-    "*below*. Where that reach is long, runs differ much or are few, and to agree says little. Mean ranks agree within "
-    "less than a place.",
+    "of cases, or by no more than a point of a percentage (a hundredth of another number), so *within* what the table "
+    "says; else it is *above* or *below*. Where that reach is longer than five points (five hundredths), runs differ "
+    "too much or are too few, and it is *undecided*. Mean ranks agree within less than a place. *Diverged* is what has "
+    "a run whose training did.",
     "**Published differences** have half of the 95 % interval that the paper's own deviations and numbers of runs "
     "give, taken as independent runs; *single* ones are differences of single numbers, which come without any.",
     "**A setting of ours** is one that the paper does not have: who beats whom in it is told, and is not the paper's "
@@ -151,7 +152,7 @@ def _part(part: Gathered, seen: set[str]) -> list[str]:
     run = cells_run(judged)
     if run:
         pieces += [
-            paragraph(f"{run_line(part)} {_reported(recipe)}"),
+            paragraph(f"{run_line(part)} {_reported(judged)}"),
             _cells(run, judged),
             _claims(judged.claims, any(claim.found is not None for claim in judged.claims)),
             items([*order_lines(judged), *note_lines(run), *repeated_lines(part)]),
@@ -167,8 +168,9 @@ def _part(part: Gathered, seen: set[str]) -> list[str]:
     return pieces
 
 
-def _reported(recipe: Recipe) -> str:
-    return "" if recipe.is_derived else f"Reported is {reported_line(recipe, '`{}`')}. {ours_line(recipe)}".rstrip()
+def _reported(judged: Judged) -> str:
+    recipe = judged.recipe
+    return "" if recipe.is_derived else f"Reported is {reported_line(judged, '`{}`')}. {ours_line(recipe)}".rstrip()
 
 
 def _cells(run: Sequence[JudgedCell], judged: Judged) -> str:
@@ -196,8 +198,6 @@ def _other(part: Gathered, other: OtherSettings, seen: set[str]) -> list[str]:
     full = {cell.experiment.rounds for cell in part.cells if any(
         (cell.row, cell.column) == (one.row, one.column) for one in judged.cells)}  # fmt: skip
     rounds = f"At {other.rounds} of {counted(full, '')} rounds" if full != {other.rounds} else "With other settings"
-    numbers = sorted({(one.number, one.at) for one in other.kept})
-    reported = " and ".join(f"`{name}`, {at.replace('_', ' ')}" for name, at in numbers)
     changed = f"Changed: `{other.changes}`." if other.changes else "Its settings are not those of the recipe."
     lines = [
         (one.column, one.row, number_published(one, judged), cell_line(one, digits_of(judged))[3],
@@ -212,7 +212,7 @@ def _other(part: Gathered, other: OtherSettings, seen: set[str]) -> list[str]:
     ]
     pieces = [
         f"#### {rounds}: not comparable with the published numbers\n",
-        paragraph(f"Who beats whom in these runs is told, but decides no claim. {changed} Reported is {reported}."),
+        paragraph(f"Who beats whom in these runs is told, but decides no claim. {changed} {_reported(judged)}"),
         table(("column", "row", "published", "ours", "seeds"), lines, ("published", "ours", "seeds")),
         items(told),
         paragraph(f"Cost: {cost_line(other.kept, seen)}"),

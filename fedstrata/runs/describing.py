@@ -18,6 +18,7 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.split import Parts, Split
 from fedstrata.experiment import Experiment
 from fedstrata.plugins import IMPORTS_FOLDER, loaded_packages, require_imports
+from fedstrata.runs.local_files import FILES, local_files
 from fedstrata.runs.naming import CLIENT_NAMES
 from fedstrata.runs.provenance import commit
 
@@ -67,6 +68,7 @@ def describe(
         **({CLIENT_NAMES: names} if (names := split.client_names(dataset)) else {}),
         **({"whole_numbers": True} if dataset.whole_numbers else {}),
         **({} if (contents := fingerprint(dataset)) is None else {CONTENTS: contents}),
+        **({FILES: found} if (found := local_files(experiment)) else {}),
     }
     imported = require_imports(experiment.imports)
     return {

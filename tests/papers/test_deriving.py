@@ -152,10 +152,10 @@ def test_mean_ranks_are_computed_from_other_parts(place: Path) -> None:
 def test_the_document_has_them_too(place: Path) -> None:
     papers = read_papers(place)
     text = reproduction(papers, kept(papers["two"], {**FAIRNESS, **INCENTIVES}))
-    assert "| Fairness | FedProx | 1.000 | 1.000 | – | +0.000 | – | agrees |" in text
+    assert "| Fairness | FedProx | – | 1.000 | – | – | – | not published |" in text
     assert "| Incentive | Ditto | 1.250 | 1.250 | – | +0.000 | – | agrees |" in text
     text = text.replace("\n  ", " ")
-    assert "- all rows (Fairness): Mean rank over a alone, in our numbers and in the published ones." in text
+    assert "- all rows (Fairness): The rank in a alone, which is no mean rank." in text
     assert "fedstrata paper two table3 --seeds 1" in text
 
 
@@ -169,12 +169,39 @@ def test_of_mean_ranks_no_deviation_is_told(place: Path) -> None:
 
 
 def test_over_fewer_columns_the_published_numbers_of_these_count(place: Path) -> None:
-    found = judged(place, "table3", FAIRNESS)
-    told = "Mean rank over a alone, in our numbers and in the published ones."
+    with_a_third_column(place)
+    two = {**FAIRNESS, ("table1", "Ditto", "b"): 0.02}
+    found = judged(place, "table3", two)
+    told = "Mean rank over a, b alone, in our numbers and in the published ones."
     assert found["FedProx", "Fairness"] == (1.0, "agrees", told)
     assert found["FedProx", "Incentive"] == (None, "not run", "")
-    turned = judged(place, "table1", {("table1", "FedProx", "a"): 0.04, ("table1", "Ditto", "a"): 0.03})
+    turned = judged(place, "table1", {one: 0.05 - value for one, value in two.items()})
     assert turned["FedProx", "Mean rank"] == (2.0, "above", told), "they have changed places"
+
+
+def with_a_third_column(place: Path) -> None:
+    table, published = place / "recipes/two/table1.toml", place / "published.csv"
+    table.write_text(table.read_text().replace("b = { epochs = 2 }", "b = { epochs = 2 }\nc = { epochs = 3 }"))
+    published.write_text(published.read_text() + "two,table1,FedProx,c,0.02,,\ntwo,table1,Ditto,c,0.03,,\n")
+
+
+def test_a_rank_in_one_column_is_no_mean_rank(place: Path) -> None:
+    """The paper has none of it, so it neither agrees nor does it not."""
+    told = "The rank in a alone, which is no mean rank."
+    assert judged(place, "table3", FAIRNESS)["FedProx", "Fairness"] == (1.0, "not published", told)
+
+
+@pytest.mark.parametrize(("printed", "verdict"), [(1.05, "agrees"), (1.9, "agrees")])
+def test_what_the_paper_s_own_numbers_make_counts_where_something_else_is_printed(
+    place: Path, printed: float, verdict: str
+) -> None:
+    """Ranks of 2 each, as printed, would be above those of 1 and 2 that its columns have; so its own numbers do."""
+    published = place / "published.csv"
+    published.write_text(published.read_text().replace("Ditto,Mean rank,2.0,,", f"Ditto,Mean rank,{printed},,"))
+    found = judged(place, "table1", {**FAIRNESS, ("table1", "Ditto", "b"): 0.02})
+    told = f"Printed is {printed:g}; the paper's own numbers make 2.00."
+    assert found["Ditto", "Mean rank"] == (2.0, verdict, told)
+    assert found["FedProx", "Mean rank"] == (1.0, "agrees", "")
 
 
 def test_among_fewer_rows_the_published_numbers_of_these_count(tmp_path: Path) -> None:

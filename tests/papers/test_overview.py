@@ -38,7 +38,7 @@ def places_in(text: str) -> list[str]:
 
 def test_claims_and_tables_are_pictures_with_the_same_numbers_as_text() -> None:
     text = page_of(FULL)
-    assert places_in(text) == ["papers-claims-tiny", "tiny-table1-glance-1", "tiny-table1-claims-who-beats-whom"]
+    assert places_in(text) == ["papers-claims-tiny", "tiny-table1-glance-0-1", "tiny-table1-claims-who-beats-whom"]
     assert list(charts_in(text)) == places_in(text)
     assert charts_in(text)["papers-claims-tiny"]["datasets"]["rows"]["ours"] == [5.5]
     assert "Run with the paper&#x27;s settings: 2 of 4 cells, 3 seeds each; 1 agrees, 1 above." in text
@@ -90,7 +90,7 @@ def test_the_kept_results_are_drawn_once_each(of_the_repository: str) -> None:
     places = places_in(of_the_repository)
     assert len(places) == len(set(places))
     assert set(charts_in(of_the_repository)) == set(places)
-    assert "lips-figure1-cosine-c100-1" in places, "redrawn from the tables in results/lips-cifar100"
+    assert "lips-figure1-cosine-c100-0-1" in places, "redrawn from the tables in results/lips-cifar100"
     anchors = re.findall(r'<a href="#([^"]+)"', of_the_repository)
     assert anchors
     assert all(f'id="{anchor}"' in of_the_repository for anchor in anchors)

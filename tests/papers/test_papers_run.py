@@ -98,7 +98,7 @@ def test_a_short_run_is_never_called_agreement(call: Call, monkeypatch: pytest.M
     assert commands == {"fedstrata paper tiny table1 --seeds 1 --columns .1 --rounds 1"}, "no word of where files lay"
     assert {one["verdict"] for one in told["cells"]} == {"not comparable"}
     assert told["claims"][0]["verdict"] == "not comparable"
-    assert told["remark"] == "Smaller than in the paper: 1 rounds."
+    assert told["remark"] == "Smaller than in the paper: 1 round."
 
 
 def test_what_is_finished_is_told_without_running_the_rest(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

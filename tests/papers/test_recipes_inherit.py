@@ -146,7 +146,7 @@ def test_what_is_not_there_to_be_taken_over_is_refused(own: Path, text: str, wor
     ("old", "new", "words"),
     [
         ("epochs = 2", "epoch = 2", "as the row 'Local' of 'tiny/paper.toml' has it, called 'epoch'"),
-        ("rounds = 9", "at = 'lats'", "at, which 'tiny/paper.toml' asks for, called 'lats'"),
+        ("rounds = 9", "at = 'lats'", "at, which the column '.1' of 'tiny/paper.toml' asks for, called 'lats'"),
         ('like = ".1"', 'like = ".7"', "no column that 'tiny/paper.toml' could take over called '.7'"),
         ("lips.tau0", "lisp.tau0", "'method.lisp.tau0' in the columns of 'tiny/paper.toml' is a parameter of no row's"),
     ],

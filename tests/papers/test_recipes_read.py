@@ -126,12 +126,14 @@ def test_tables_share_runs() -> None:
 
 
 def test_smaller_runs_are_another_experiment_and_not_comparable() -> None:
-    [cell, *_] = cells_of(recipe(), 1, Smaller(scale=0.5))
+    cells = cells_of(recipe(), 1, Smaller(scale=0.5))
+    [cell, *_] = cells
     assert (cell.experiment.rounds, cell.experiment.data) == (1, "fraction(of=digits, keep=0.5)")
     assert not cell.comparable
     assert not cells_of(recipe(), 1, Smaller(rounds=1))[0].comparable
     assert cells_of(recipe(), 1, Smaller(rounds=2))[0].comparable
-    assert "50 % of the samples and of the rounds" in Smaller(scale=0.5).words()
+    words = "Smaller than in the paper: 50 % of the samples and of the rounds."
+    assert Smaller(scale=0.5).words(cells) == words
     with pytest.raises(FedStrataError, match="scale of 2"):
         Smaller(scale=2)
 
@@ -245,9 +247,11 @@ def test_a_further_reading_has_no_published_number_of_its_own(own: Path) -> None
 def test_what_published_numbers_are_is_said_by_paper_part_or_column(own: Path) -> None:
     table = recipe()
     assert (table.spread, table.middle, table.published_seeds) == ("deviation", "mean", 2)
+    assert recipe("figure1").published_seeds == 2
     folder = own / "recipes" / "tiny"
     paper, part = folder / "paper.toml", folder / "table1.toml"
-    paper.write_text('spread = "interval95"\nmiddle = "median"\npublished_seeds = 10\n' + paper.read_text())
+    text = paper.read_text().replace("published_seeds = 2", "published_seeds = 10")
+    paper.write_text('spread = "interval95"\nmiddle = "median"\n' + text)
     part.write_text(part.read_text().replace('".5" = { }', '".5" = { published_seeds = 50 }'))
     table = read_papers(own)["tiny"].part("table1")
     assert [(one.spread, one.middle, one.published_seeds) for one in (table, table.of_cell("FedBN", ".5"))] == [

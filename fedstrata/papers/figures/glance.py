@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedstrata.papers.figures.marks import NUMBERS, Ruler
+from fedstrata.papers.figures.marks import Ruler
 from fedstrata.papers.figures.panels import Figure, Panel, axis_title, named
 from fedstrata.papers.judging import NOT_COMPARABLE, NOT_PUBLISHED, Judged, JudgedCell, JudgedClaim
 from fedstrata.papers.reading import Recipe
 from fedstrata.papers.words import deviation_words, statistics_line
-from fedstrata.report.charts import TICKS, Drawing, sized
+from fedstrata.report.charts import NUMBERS, TICKS, Drawing, sized
 from fedstrata.report.series import Rows, short
 
 if TYPE_CHECKING:
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 SHAPES: Mapping[str, tuple[str, str]] = {
     "agrees": ("circle", "accent"),
+    "undecided": ("cross", "faint"),
     "above": ("triangle-up", "apart"),
     "below": ("triangle-down", "apart"),
     NOT_COMPARABLE: ("square", "faint"),
     NOT_PUBLISHED: ("diamond", "faint"),
 }
 """The shape and the colour of each verdict. Above is no better than below: of losses and ranks it is worse."""
-SIGNS = "● agrees, ▲ above, ▼ below, ■ not comparable, ◆ not published"
+SIGNS = "● agrees, ✚ undecided, ▲ above, ▼ below, ■ not comparable, ◆ not published"
 _WORDS: Mapping[str, tuple[str, str]] = {
     "shown": ("circle", "accent"),
     "not shown": ("triangle-down", "apart"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedstrata.report.charts import COLOURS, LABEL_LIMIT, TICKS, Drawing, dash_of, sized
+from fedstrata.report.charts import COLOURS, LABEL_LIMIT, NUMBERS, TICKS, Drawing, dash_of, sized
 from fedstrata.report.layer_scales import Scale, round_step
 from fedstrata.report.series import Rows
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import altair as alt
 
 HEIGHT = 230
-NUMBERS = ".6~g"
-"""How axes write numbers; without digits of its own, d3 would write 20 as 2e+1 where there is room for few."""
 _DECADE = 10
 _TURNING: Literal["ramp"] = "ramp"
 _ONE_WAY: Literal["heatmap"] = "heatmap"

@@ -94,7 +94,8 @@ class Charts:
 
     def add(self, words: Sequence[str], drawing: Drawing) -> str:
         """Name a chart by words."""
-        plain = (re.sub(r"[^a-z0-9]+", "-", one.lower()).strip("-") for one in words)
+        whole = (re.sub(r"(?<!\d)\.(?=\d)", "0.", one) for one in words)  # .1 is not 1
+        plain = (re.sub(r"[^a-z0-9]+", "-", one.lower()).strip("-") for one in whole)
         first = "-".join([self.part, *filter(None, plain)])
         further = (f"{first}-{place}" for place in count(2))
         name = next(one for one in chain([first], further) if one not in self.drawn)
