@@ -15,7 +15,7 @@ from fedstrata.data.channels import channel_statistics
 from fedstrata.data.columns import Texts, is_table, read_column, read_table
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.held_out import checked_fraction, groups_of, hold_out_for_testing
-from fedstrata.data.labels import Marks, number_labels, read_labels, refuse_untrained, tell_alike
+from fedstrata.data.labels import Marks, number_labels, read_labels, refuse_untrained, tell_alike, tell_sites_alike
 from fedstrata.data.objects import as_sample, by_text, is_sample_dataset, read_items, train_and_test
 from fedstrata.data.split import Split
 from fedstrata.data.tables import SiteTables, from_table
@@ -75,6 +75,8 @@ def from_arrays(
     numbers, names = _number(parts, class_names)
     marks = torch.cat(numbers)
     owners = None if sites is None else _owners(sites, len(pool), f"the dataset '{name}'")
+    if owners is not None:
+        tell_sites_alike([str(owner) for owner in np.unique(owners)], f"the dataset '{name}'")
     if test_inputs is None:
         train, test = hold_out_for_testing(groups_of(marks, owners), checked_fraction(test_fraction))
     else:

@@ -79,18 +79,33 @@ def refuse_untrained(labels: Tensor, train: np.ndarray, class_names: Sequence[st
 
 def tell_alike(class_names: Sequence[str], source: str) -> None:
     """Tell of classes that nobody named and that differ only in capitals or in blanks: most likely, they are one."""
-    alike: dict[str, list[str]] = {}
-    for name in class_names:
-        alike.setdefault(" ".join(name.split()).casefold(), []).append(name)
-    several = [names for names in alike.values() if len(names) > 1]
-    if several:
+    if several := _names_alike(class_names):
         warnings.warn(
-            f"The labels {' and '.join(_some(names) for names in several[:4])} of {source} differ only in capitals or "
-            "blanks, but are classes of their own; write alike what is of one class, or name all classes with "
-            "class_names=... if they are right.",
+            f"The labels {several} of {source} differ only in capitals or blanks, but are classes of their own; write "
+            "alike what is of one class, or name all classes with class_names=... if they are right.",
             FedStrataWarning,
             stacklevel=3,
         )
+
+
+def tell_sites_alike(sites: Sequence[str], source: str) -> None:
+    """Tell of sites that differ only in capitals or in blanks: most likely, they are one, too."""
+    if several := _names_alike(sites):
+        warnings.warn(
+            f"The sites {several} of {source} differ only in capitals or blanks, but are clients of their own; write "
+            "alike what is one site.",
+            FedStrataWarning,
+            stacklevel=3,
+        )
+
+
+def _names_alike(names: Sequence[str]) -> str:
+    """Write, in groups, the names that differ only in capitals or in blanks; nothing where none do."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(" ".join(name.split()).casefold(), []).append(name)
+    several = [group for group in alike.values() if len(group) > 1]
+    return " and ".join(_some(group) for group in several[:4])
 
 
 def label_texts(marks: Marks) -> tuple[str, ...]:

@@ -26,7 +26,15 @@ from fedstrata.data.columns import (
 )
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.held_out import checked_fraction, groups_of, hold_out_for_testing
-from fedstrata.data.labels import Marks, label_texts, number_labels, read_labels, refuse_untrained, tell_alike
+from fedstrata.data.labels import (
+    Marks,
+    label_texts,
+    number_labels,
+    read_labels,
+    refuse_untrained,
+    tell_alike,
+    tell_sites_alike,
+)
 from fedstrata.data.objects import (
     are_parts,
     by_text,
@@ -282,6 +290,8 @@ def from_table(
     marks = [_labels(part.table, label, part.source) for part in parts]
     owners = _owners(parts, site)
     wanted = None if features is None else _texts(features)
+    if owners is not None:
+        tell_sites_alike(np.unique(owners).tolist(), parts[0].source)
     names = _feature_names(parts, (label, site, tested), wanted, _texts(drop), tell=encoding is None)
     if encoding is not None:
         agreed = encoding if isinstance(encoding, Table) else Table.read(encoding)

@@ -159,6 +159,8 @@ class Recipe:
     """What is computed over clients, of their own numbers over all runs; nothing where each run has a number."""
     against: tuple[str, ...] = ()
     """The rows than which clients fare better that have a reason to take part."""
+    counted: bool = True
+    """Whether it is said how many runs are behind its published numbers."""
     place: Path | None = None
     """The folder of somebody's own recipes that it is from; none of those that come along."""
 
@@ -424,6 +426,7 @@ def _read_part(
         _one_of(content.get("middle", "mean"), MIDDLES, "middle", where),
         over_clients,
         tuple(content.get("against", ())),
+        "published_seeds" in content or any("published_seeds" in told for told in own.values()),
     )
     _refuse_odd_clients(recipe, where)
     _refuse_unknown_metrics(recipe, where)

@@ -132,6 +132,8 @@ def statistics_line(recipe: Recipe) -> str:
     }[recipe.spread]
     some = any(number.std is not None for number in recipe.published.values())
     counts = {column: recipe.of_cell("", column).published_seeds for column in recipe.columns}
+    if not recipe.counted:
+        return "single numbers, of how many runs is not said"
     if recipe.published_seeds == 1 and set(counts.values()) == {1}:
         return "single runs" + (spread if some else ", without a deviation")
     odd = ", ".join(f"{column}: {count}" for column, count in counts.items() if count != recipe.published_seeds)

@@ -16,7 +16,7 @@ import torch
 
 import fedstrata
 from fedstrata.cli import main
-from fedstrata.data import Table, datasets, from_clients, from_table
+from fedstrata.data import Table, datasets, from_arrays, from_clients, from_table
 from fedstrata.errors import FedStrataError, FedStrataWarning
 
 ROWS: dict[str, list[Any]] = {
@@ -516,3 +516,13 @@ def test_labels_that_differ_in_capitals_or_blanks_are_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         from_table(rows, label="ill", test_fraction=0, class_names=["yes", "Yes", "no", "no ", "other"])
+
+
+def test_sites_that_differ_only_in_capitals_are_told() -> None:
+    """One hospital that is written in three ways is three clients."""
+    sites = ["north", "NORTH", "north ", "south"] * 10
+    frame = pd.DataFrame({"score": np.arange(40.0) % 7, "ill": [0, 1] * 20, "site": sites})
+    with pytest.warns(FedStrataWarning, match="The sites 'NORTH', 'north', 'north ' of the table differ only in cap"):
+        from_table(frame, label="ill", site="site")
+    with pytest.warns(FedStrataWarning, match="The sites .* of the dataset 'arrays' differ only in capitals"):
+        from_arrays(np.ones((40, 2)), [0, 1] * 20, sites=sites)

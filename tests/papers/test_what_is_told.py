@@ -20,7 +20,7 @@ from fedstrata.papers.judging import judge
 from fedstrata.papers.numbers import number_of
 from fedstrata.papers.reading import Recipe, StatedClaim, read_papers
 from fedstrata.papers.told import command_of, outcome_lines, papers_in_numbers
-from fedstrata.papers.words import claim_line, reported_line, seeds_line
+from fedstrata.papers.words import claim_line, reported_line, seeds_line, statistics_line
 from fedstrata.runs.folder import RunFolder
 
 __all__ = ["call"]
@@ -134,6 +134,17 @@ def test_which_number_is_reported_is_told_of_each_that_is_shown() -> None:
     assert reported_line(judged) == f"{most}; of Local (.1, .5) global.accuracy, best round, in percent"
     own = judge(recipe, cells_of(recipe, 1), kept(recipe, {("Local", ".1", 0): 50.0}))
     assert reported_line(own, "`{}`") == "`global.accuracy`, best round, in percent", "of what has a number of ours"
+
+
+def test_nobody_s_numbers_are_said_to_be_of_runs_that_nobody_counted(tmp_path: Path) -> None:
+    assert statistics_line(TABLE) == "means of 2 runs, ± their standard deviation"
+    shutil.copytree(SMALL, tmp_path / "own")
+    for path in (tmp_path / "own/recipes/tiny/paper.toml", tmp_path / "own/published.csv"):
+        path.write_text(
+            path.read_text().replace("published_seeds = 2", "").replace(",0.5,", ",,").replace(",0.1,", ",,")
+        )
+    own = read_papers(tmp_path / "own")["tiny"].part("table1")
+    assert statistics_line(own) == "single numbers, of how many runs is not said"
 
 
 def test_cells_are_named_by_their_numbers_of_seeds() -> None:
