@@ -208,9 +208,9 @@ def test_a_number_that_two_tables_have_of_the_same_runs_counts_once() -> None:
     results = kept(TABLE, {("FedBN", ".1", seed): 90.0 + seed for seed in range(3)})
     once, both = (papers_in_numbers({"tiny": gather(one, results)})[0] for one in (paper, twice))
     assert once[:5] == both[:5] == ("tiny", "3", "1", "1", "0")
-    variance = dataclasses.replace(TABLE, part="table3", over_clients="variance")
-    other = dataclasses.replace(paper, parts={"table1": TABLE, "table3": variance})
-    assert papers_in_numbers({"tiny": gather(other, results)})[0][1] == "6", "another number of the same runs"
+    of_clients = {name: dataclasses.replace(TABLE, part=name, over_clients=name) for name in ("variance", "incentive")}
+    other = dataclasses.replace(paper, parts=of_clients)
+    assert papers_in_numbers({"tiny": gather(other, results)})[0][1] == "6", "other numbers of the same runs"
 
 
 def test_seeds_that_were_made_with_another_commit_are_named() -> None:
