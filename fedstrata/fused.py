@@ -7,7 +7,7 @@ it (:func:`take_tail`) and return the final outputs. Whatever is not taken is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,19 @@ class Windows:
     kernel: Pair
     stride: Pair
     padding: Pair
+
+    def count(self, images: Sequence[int]) -> Pair:
+        """Tell how many there are in images ``[..., height, width]``, down and across."""
+        down, across = (
+            (length + 2 * padding - size) // stride + 1
+            for length, padding, size, stride in zip(images[-2:], self.padding, self.kernel, self.stride, strict=True)
+        )
+        return down, across
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a place may lie in several."""
+        return any(stride < size for stride, size in zip(self.stride, self.kernel, strict=True))
 
 
 @dataclass

@@ -9,8 +9,9 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fedstrata.engines import cpu_pooling
-from fedstrata.engines.cpu_pooling import MaxPooling, Windows, largest, max_pool2d
+from fedstrata.engines.cpu_pooling import MaxPooling, largest, max_pool2d
 from fedstrata.engines.forward import LoopForward
+from fedstrata.fused import Windows
 
 
 def images(*shape, kind="ties", dtype=torch.float32):
