@@ -17,7 +17,8 @@ from fedstrata.papers.judging import (
     verdict_on,
 )
 from fedstrata.papers.keeping import Kept
-from fedstrata.papers.reading import Paper, Published, Recipe
+from fedstrata.papers.published import Published
+from fedstrata.papers.reading import Paper, Recipe
 from fedstrata.papers.words import seeds_in_words
 from fedstrata.ranks import Friedman, friedman, mean_ranks
 from fedstrata.significance import Estimate

@@ -11,7 +11,8 @@ from typing import Any
 from fedstrata.papers.cells import Cell
 from fedstrata.papers.keeping import Kept
 from fedstrata.papers.over_clients import number_over_clients
-from fedstrata.papers.reading import INCENTIVE, SECONDS, Published, Recipe, StatedClaim
+from fedstrata.papers.published import Published
+from fedstrata.papers.reading import INCENTIVE, SECONDS, Recipe, StatedClaim
 from fedstrata.ranks import RankCorrelation, rank_correlation
 from fedstrata.report.formats import numbered
 from fedstrata.runs.metrics import higher_is_better

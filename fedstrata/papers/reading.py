@@ -10,12 +10,11 @@ What is misspelt is refused with the name of the file.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -34,13 +33,13 @@ from fedstrata.papers.inheriting import (
     laid_over_cells,
 )
 from fedstrata.papers.of_clients import BEFORE, WEIGHTED
+from fedstrata.papers.published import PUBLISHED, Published, read_published
 from fedstrata.report.labels import LABELS
 from fedstrata.runs.metrics import describe_clients
 from fedstrata.verdicts import Middle, Spread
 
 PAPERS = Path(__file__).parent
 RECIPES = "recipes"
-PUBLISHED = "published.csv"
 PAPER_FILE = "paper.toml"
 KINDS = ("table", "figure")
 VALIDATED = "validated"
@@ -86,7 +85,6 @@ _FLAGS = ("runs", "main", _OWN_SETTING)
 _LISTS = ("against",)
 _LISTS_OF_ENTRIES = ("columns",)
 """Keys by the kind of their values: texts, whole numbers, true or false, and lists, some of which are so in entries."""
-_COLUMNS_OF_CSV = ("paper", "part", "row", "column", "mean", "std", "note")
 SECONDS = ".seconds"
 """With what the name of a number ends that is the mean time of a phase of rounds."""
 _NOT_OF_CLIENTS = ("train", "global", "validation")
@@ -101,15 +99,6 @@ _NAMES: Mapping[str, Sequence[str]] = {
 """Keys whose values are names, and which these are."""
 Changes = Mapping[str, Any]
 """Keys of an experiment, or parameters inside one of its texts (``partition.alpha``), and their values."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """A number of a paper, in its unit, with what stands behind ±; the note tells what is known to be wrong with it."""
-
-    mean: float | None
-    std: float | None
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -270,66 +259,6 @@ def find_paper(papers: Mapping[str, Paper], name: str) -> Paper:
     if name not in papers:
         raise unknown_name("paper called", name, papers)
     return papers[name]
-
-
-def read_published(path: Path) -> dict[tuple[str, str, str, str], Published]:
-    """Read the published numbers, by paper, part, row and column."""
-    numbers: dict[tuple[str, str, str, str], Published] = {}
-    for where, line in _lines(path):
-        key = (line["paper"], line["part"], line["row"], line["column"])
-        if key in numbers:
-            raise FedStrataError(f"{where} repeats {' / '.join(key)}; a cell has one number.")
-        mean, std = (_number(line[name], name, where) for name in ("mean", "std"))
-        if std is not None and std < 0:
-            raise FedStrataError(f"The std '{line['std']}' in {where} is below 0; write what stands behind the ±.")
-        numbers[key] = Published(mean, std, line["note"])
-    return numbers
-
-
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Read the lines of a CSV, each with where it stands; a byte-order mark, as Excel writes it, is passed over."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file)
-            head = next(lines, [])
-            if tuple(head) != _COLUMNS_OF_CSV:
-                raise FedStrataError(
-                    f"'{path.name}' does not begin with the columns {','.join(_COLUMNS_OF_CSV)}, but with "
-                    f"'{','.join(head)[:100]}'; commas stand between them."
-                )
-            for values in filter(None, lines):
-                where = f"line {lines.line_num} of '{path.name}'"
-                if len(values) != len(_COLUMNS_OF_CSV):
-                    raise FedStrataError(
-                        f"There are {len(values)} values in {where}, not {len(_COLUMNS_OF_CSV)}; {_HOW_TO_WRITE}."
-                    )
-                line = dict(zip(_COLUMNS_OF_CSV, values, strict=True))
-                if _is_number(line["note"]):
-                    raise FedStrataError(
-                        f"The note '{line['note']}' in {where} is a number, and so none; {_HOW_TO_WRITE}."
-                    )
-                yield where, line
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedStrataError(f"'{path}' cannot be read as a CSV in UTF-8: {error}.") from None
-
-
-_HOW_TO_WRITE = "numbers have a decimal point, as in 95.0, and a text with a comma stands in double quotes"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _number(text: str, name: str, where: str) -> float | None:
-    if not text:
-        return None
-    if not _is_number(text) or not math.isfinite(float(text)):
-        raise FedStrataError(f"The {name} '{text}' in {where} is no number; leave it empty where none is given.")
-    return float(text)
 
 
 def _read_paper(folder: Path, numbers: Mapping[tuple[str, str, str, str], Published]) -> Paper:

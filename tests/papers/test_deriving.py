@@ -13,7 +13,8 @@ from fedstrata.papers.cells import Choice, cells_of
 from fedstrata.papers.deriving import friedman_of, judge_part
 from fedstrata.papers.judging import Judged, JudgedCell, judge
 from fedstrata.papers.keeping import Kept, asked, read_results
-from fedstrata.papers.reading import PAPERS, Paper, Published, read_papers
+from fedstrata.papers.published import Published
+from fedstrata.papers.reading import PAPERS, Paper, read_papers
 from fedstrata.papers.words import order_line, ours_line
 from fedstrata.papers.writing import reproduction
 from fedstrata.runs.folder import RunFolder

@@ -28,7 +28,8 @@ from fedstrata.papers.figures.section import missing_words, redrawn_section
 from fedstrata.papers.judging import Judged, JudgedCell, judge
 from fedstrata.papers.keeping import Kept, asked
 from fedstrata.papers.page import sections_of, write_page, write_part_figures
-from fedstrata.papers.reading import Paper, Published, Recipe, read_papers
+from fedstrata.papers.published import Published
+from fedstrata.papers.reading import Paper, Recipe, read_papers
 from fedstrata.papers.running import collect, perform, plan
 from fedstrata.progress import Silence
 from fedstrata.significance import Estimate
